@@ -1,0 +1,67 @@
+"""SFRIK: the truncated rotation-invariant kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.kernel import KernelRegularizer, legendre
+
+
+@register(
+    "sfrik",
+    sfrik_l1={"weights": (1.0,), "alignment_weight": 10000.0},
+    sfrik_l2={"weights": (1.0, 20.0), "alignment_weight": 2000.0},
+    sfrik_l3={"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
+)
+@dataclass(frozen=True, kw_only=True)
+class SFRIK(KernelRegularizer):
+    """Truncated kernel φ(t) = Σ_{ℓ=1}^{L} b_ℓ P_ℓ(q; t), Eq. (8) of Zheng et al. (ICLR 2023).
+
+    P_1 = t, P_2 = (q t² − 1)/(q − 1), P_3 = ((q + 2) t³ − 3t)/(q − 1), and so on for any order. The defaults and
+    the presets `sfrik_l1`, `sfrik_l2`, `sfrik_l3` are the paper's choices at q = 8192 on IN20 % (its appendix).
+
+    Attributes:
+        weights: (b_1, …, b_L), each >= 0 and not all zero.
+        alignment_weight: λ as in the paper's tables, see `KernelRegularizer`. It grows with q in the paper.
+    """
+
+    weights: tuple[float, ...] = (1.0, 40.0, 40.0)
+    alignment_weight: float = 4000.0
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="SFRIK",
+        reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023",
+        url="https://openreview.net/forum?id=8uu6JStuYm",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ Σ_ℓ b_ℓ P_ℓ(q; zᵢ·zⱼ)",
+        time="O(n² q)",
+        memory="O(n²)",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses negative or all-zero weights."""
+        super().__post_init__()
+        self.require(
+            any(self.weights) and min(self.weights) >= 0, "weights must be >= 0 and not all zero, such as [1,40,40]"
+        )
+
+    @property
+    def order(self) -> int:
+        """L, the highest order with a weight."""
+        return max(order for order, weight in enumerate(self.weights, 1) if weight)
+
+    @property
+    def label(self) -> str:
+        """SFRIK with its order: another order is another kernel."""
+        return f"SFRIK (L={self.order})"
+
+    def kernel(self, t: Tensor, q: int) -> Tensor:
+        """Σ_ℓ b_ℓ P_ℓ(q; t), same shape as t."""
+        total = torch.zeros_like(t)
+        for weight, polynomial in zip(self.weights, legendre(self.order, t, q)[1:], strict=False):
+            total = total + weight * polynomial
+        return total

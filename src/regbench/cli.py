@@ -1,0 +1,324 @@
+"""The command line. The only module that knows all parts; each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from regbench import RegbenchError, __version__
+
+log = logging.getLogger("regbench")
+
+OVERRIDES_HELP = """
+Settings are given as key=value in Hydra's grammar:
+
+\b
+  method=vicreg                    another regularizer (names: regbench methods)
+  method.weights=[1,40,40]         one of its hyperparameters
+  embedding_dim=1024 batch_size=512 epochs=20 seed=1
+  dataset=cifar10 augmentation=small_color network=resnet18_small
+  optimizer.base_lr=0.5 optimizer.warmup_epochs=2
+  runtime.device=cuda runtime.data_dir=/scratch/data
+"""
+
+
+class _Cli(click.Group):
+    """Turns refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RegbenchError as error:
+            _fail(ctx, error, str(error), 2)
+        except OSError as error:
+            _fail(ctx, error, str(error), 1)
+        except KeyboardInterrupt as error:
+            _fail(ctx, error, "interrupted; the same command goes on from here", 130)
+
+
+def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
+    if ctx.params["debug"]:
+        raise error
+    click.echo(f"regbench: {' '.join(line.split())}", err=True)
+    ctx.exit(code)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """The neutral benchmark of regularizers for self-supervised learning.
+
+    \b
+    First steps:
+      regbench methods                     what can be compared
+      regbench sweep quickstart --report   train all of them on Fashion-MNIST, print the leaderboard
+      regbench train method=vicreg         one run
+      regbench status quickstart           how a sweep stands
+      regbench report quickstart           tables and page from what is finished
+
+    \b
+    Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
+      eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _names(folder: str) -> list[str]:
+    files = (resources.files("regbench") / "benchmark" / "conf" / folder).iterdir()
+    return sorted(path.name.removesuffix(".yaml") for path in files if path.name.endswith(".yaml"))
+
+
+def _complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in _names("sweep") if name.startswith(incomplete)]
+
+
+def _complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in _names("dataset") if name.startswith(incomplete)]
+
+
+def _complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from regbench import methods
+
+    return [CompletionItem(name) for name in methods.names() if name.startswith(incomplete)]
+
+
+def _complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        keys = ["method=", "dataset=", "augmentation=", "network=", "embedding_dim=", "batch_size=", "epochs=", "seed="]
+        keys += ["optimizer.base_lr=", "optimizer.warmup_epochs=", "runtime.device=", "runtime.loader="]
+        return [CompletionItem(k) for k in keys if k.startswith(key)]
+    if key == "method":
+        items = _complete_method(ctx, param, value)
+        return [CompletionItem(f"method={item.value}") for item in items]
+    if key in ("dataset", "augmentation", "network"):
+        return [CompletionItem(f"{key}={name}") for name in _names(key) if name.startswith(value)]
+    return []
+
+
+_overrides = click.argument("overrides", nargs=-1, shell_complete=_complete_override)
+
+
+@main.command()
+@click.argument("name", required=False, shell_complete=_complete_method)
+def methods(name: str | None) -> None:
+    """List the registered regularizers, or show one: formula, reference, hyperparameters."""
+    import inspect
+
+    from tabulate import tabulate
+
+    from regbench import methods as registry
+
+    if name is None:
+        rows = []
+        for method in registry.names():
+            regularizer = registry.build(method)
+            data = regularizer.metadata
+            rows.append([method, regularizer.label, data.reference, data.time, data.memory])
+        click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
+        click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
+        return
+    regularizer = registry.build(name)
+    data = regularizer.metadata
+    click.echo(f"{regularizer.label}   ({data.reference}; {data.url})\n\n  {data.formula}\n")
+    click.echo(inspect.getdoc(regularizer))
+    click.echo("\nHyperparameters (override with method.NAME=VALUE):")
+    for key, value in registry.defaults(name).items():
+        click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
+    click.echo(f"\nTime {data.time}, memory {data.memory} beyond the embeddings.")
+
+
+@main.command()
+@click.argument("dataset", shell_complete=_complete_dataset)
+@click.option("--source-dir", type=click.Path(path_type=Path), help="Folder of the original images (ImageFolder sets).")
+@click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
+@_overrides
+def prepare(dataset: str, source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
+    """Write a data set's .beton files and its manifest.
+
+    DATASET is a configuration name such as fashion_mnist, cifar10, stl10, imagefolder or in20. What can be downloaded
+    is; ImageNet and other folders of images are given by --source-dir (with train/ and val/ inside).
+    """
+    from regbench import datasets
+    from regbench.benchmark.config import load_run
+
+    cell, runtime = load_run([f"dataset={dataset}", *overrides])
+    manifest = datasets.prepare(cell.dataset, Path(runtime.data_dir), source_dir=source_dir, force=force)
+    for split, entry in manifest.splits.items():
+        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / dataset / entry['file']}")
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@_overrides
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Repeat the run of this config.yaml (from a run directory) instead of the defaults.",
+)
+@click.option("--name", default="manual", show_default=True, help="Folder of the run under the runs folder.")
+def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
+    """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
+
+    Prints the scores and the run directory, which holds config.yaml, checkpoint.pt, metrics.jsonl and record.json. A
+    cell that is finished is not trained again.
+    """
+    from regbench.benchmark.config import load_config, load_run
+    from regbench.benchmark.run import run_cell, run_directory
+
+    cell, runtime = load_config(config, overrides) if config else load_run(overrides)
+    _prepare(cell.dataset, runtime.data_dir)
+    record = run_cell(cell, runtime, name)
+    _print_scores(record["scores"])
+    click.echo(f"run directory: {run_directory(runtime, name, cell)}")
+
+
+@main.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_overrides
+def evaluate(run: Path, overrides: Sequence[str]) -> None:
+    """Evaluate the checkpoint in the run directory RUN anew.
+
+    \b
+    Settings of the evaluation can be changed; the run's own record stays as it is:
+      regbench evaluate runs/quickstart/0123456789ab evaluation.knn.k=200
+      regbench evaluate runs/quickstart/0123456789ab evaluation.probe.features=augmented
+    """
+    from regbench.benchmark.run import evaluate_directory
+
+    _print_scores(evaluate_directory(run, overrides))
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@click.argument("name", required=False, shell_complete=_complete_sweep)
+@_overrides
+@click.option("--plan", is_flag=True, help="Show the cells and what is done; run nothing.")
+@click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
+def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool) -> None:
+    """Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
+
+    Finished cells are skipped, interrupted ones go on from their checkpoints, and a cell that fails does not stop the
+    others. Values separated by commas multiply the cells: regbench sweep quickstart seed=0,1,2
+    """
+    from regbench.benchmark.config import load_sweep, sweep_names
+
+    if name is None:
+        for preset, description in sweep_names().items():
+            click.echo(f"{preset:<14} {description}")
+        return
+    grid = load_sweep(name, overrides)
+    folder = Path(grid.runtime.runs_dir) / grid.name
+    if plan:
+        from regbench.benchmark.run import read_record
+
+        for cell in grid.cells:
+            done = "done" if read_record(folder / cell.id) else "to run"
+            click.echo(
+                f"{cell.id}  {done:<6}  {cell.label:<22} q={cell.embedding_dim} n={cell.batch_size} "
+                f"epochs={cell.epochs} seed={cell.seed} {cell.dataset.name} {cell.network.backbone}"
+            )
+        return
+    for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
+        _prepare(dataset, grid.runtime.data_dir)
+    from regbench.slurm.sweep import run_sweep
+
+    statuses = run_sweep(grid)
+    unfinished = [status for status in statuses if status.state not in ("done", "collapsed")]
+    if report and len(unfinished) < len(statuses):
+        _report([folder], folder / "report")
+    if unfinished:
+        raise click.ClickException(
+            f"{len(unfinished)} of {len(statuses)} cells are not finished: "
+            + "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in unfinished)
+            + f". Details: regbench status {grid.name}; the same command tries them again"
+        )
+
+
+_runs_dir = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default="runs",
+    envvar="REGBENCH_RUNS_DIR",
+    show_default=True,
+    help="Folder of run directories.",
+)
+
+
+def _complete_started(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    folders = sorted(Path(ctx.params.get("runs_dir") or "runs").glob(f"{incomplete}*/sweep.json"))
+    return [CompletionItem(path.parent.name) for path in folders]
+
+
+@main.command()
+@click.argument("name", required=False, shell_complete=_complete_started)
+@_runs_dir
+def status(name: str | None, runs_dir: Path) -> None:
+    """Show how the cells of a sweep stand; without NAME, a line for each sweep."""
+    from collections import Counter
+
+    from tabulate import tabulate
+
+    from regbench.slurm.sweep import sweep_status
+
+    started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
+    if name is not None and name not in started:
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {', '.join(started) or 'none'}")
+    if not started:
+        raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
+    if name is None:
+        for sweep_name in started:
+            counts = Counter(cell.state for cell in sweep_status(runs_dir / sweep_name))
+            click.echo(f"{sweep_name}: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+        return
+    rows = [
+        [cell.cell_id, cell.label, cell.seed, cell.state, f"{cell.epochs_done}/{cell.epochs}", cell.detail]
+        for cell in sweep_status(runs_dir / name)
+    ]
+    click.echo(tabulate(rows, headers=["cell", "method", "seed", "state", "epochs", ""], disable_numparse=True))
+
+
+@main.command()
+@click.argument("names", nargs=-1, shell_complete=_complete_started)
+@_runs_dir
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to. [default: RUNS_DIR/NAME/report]")
+def report(names: Sequence[str], runs_dir: Path, out: Path | None) -> None:
+    """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
+
+    Safe at any time: unfinished cells are left out. Several sweeps are merged into one report.
+    """
+    names = names or ["quickstart"]
+    _report([runs_dir / name for name in names], out or runs_dir / names[0] / "report")
+
+
+def _report(folders: list[Path], out: Path) -> None:
+    from regbench.reports import write_report
+
+    result = write_report(folders, out)
+    click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
+
+
+def _prepare(dataset: Any, data_dir: str) -> None:
+    from regbench import datasets
+
+    datasets.prepare(dataset, Path(data_dir))
+
+
+def _print_scores(scores: list[dict[str, Any]]) -> None:
+    from tabulate import tabulate
+
+    rows = [[s["name"], s["split"], f"{s['value']:.2f} {s['unit']}", s["protocol"]] for s in scores]
+    click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))
