@@ -1,0 +1,1 @@
+"""One run: network, optimizer, trainer, checkpoint, evaluation, measurement, record."""

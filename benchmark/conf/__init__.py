@@ -1,0 +1,1 @@
+"""Hydra configurations: one run (run.yaml), its groups, and the sweeps."""

@@ -1,0 +1,415 @@
+"""Configuration: Hydra overrides in, one frozen `Cell` out.
+
+The cell holds everything that decides the outcome of a run and nothing else; where the data lies, how many workers
+read it and which device computes is `Runtime`. Default values live in `conf/`, the meaning of each here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dacite
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from regbench import RegbenchError, methods
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.methods import Regularizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Backbone and projector.
+
+    Attributes:
+        backbone: "resnet18", "resnet50" (torchvision's) or "resnet_tiny" (three basic blocks, for CPUs).
+        stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for the torchvision backbones.
+        hidden_dim: Width of the projector's two hidden layers; None: the embedding dimension.
+    """
+
+    backbone: str
+    stem: str = "imagenet"
+    hidden_dim: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """LARS with linear warm-up and cosine decay.
+
+    Attributes:
+        base_lr: Learning rate for a batch of 256; the peak is base_lr · batch_size / 256.
+        warmup_epochs: Epochs of linear increase from 0; fractions allowed.
+        final_lr_fraction: Last learning rate over the peak.
+        weight_decay: Added to the gradient of tensors with two or more dimensions, before the trust ratio.
+        momentum: Of the LARS update.
+        trust_coefficient: η of LARS.
+    """
+
+    base_lr: float
+    warmup_epochs: float = 10.0
+    final_lr_fraction: float = 0.001
+    weight_decay: float = 1e-6
+    momentum: float = 0.9
+    trust_coefficient: float = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class KNNConfig:
+    """Weighted kNN: votes exp(cosine similarity / temperature) of the k nearest training images.
+
+    Attributes:
+        k: Neighbours that vote.
+        temperature: Of the votes.
+        interpolation: Filter of the resize before the centre crop.
+    """
+
+    k: int = 20
+    temperature: float = 0.07
+    interpolation: str = "bicubic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Linear probing: SGD on a linear layer over the frozen backbone.
+
+    Attributes:
+        features: "augmented" (random crops and flips, the paper's protocol) or "cached" (centre crops, once).
+        learning_rates: Candidates, trained side by side; the tuning split chooses.
+        crop_scale: Area range of the random crops for "augmented".
+        interpolation: Filter of the resizes.
+        epochs: Passes over the training images, cosine decay per epoch.
+        batch_size: Images a step.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
+    """
+
+    features: str = "augmented"
+    learning_rates: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 10.0)
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    interpolation: str = "bilinear"
+    epochs: int = 100
+    batch_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is measured on the frozen representation.
+
+    Attributes:
+        batch_size: Images a step of feature extraction.
+        knn: Weighted kNN.
+        probe: Linear probing.
+    """
+
+    knn: KNNConfig
+    probe: ProbeConfig
+    batch_size: int = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of a grid: everything that decides the outcome of a run, and nothing else.
+
+    Attributes:
+        method: The regularizer with its hyperparameters.
+        embedding_dim: q, the projector's output.
+        batch_size: n, images a step; the last short batch of an epoch is dropped.
+        epochs: Passes over the training images; 0 evaluates the untrained network.
+        seed: Of the initial weights, the order of images, the augmentation and the probe.
+        precision: "bf16" (autocast; the loss stays in float32) or "fp32".
+        dataset: Images and splits.
+        augmentation: The two views.
+        network: Backbone and projector.
+        optimizer: LARS and its schedule.
+        evaluation: Weighted kNN and linear probing.
+    """
+
+    method: Regularizer
+    embedding_dim: int
+    batch_size: int
+    epochs: int
+    seed: int
+    precision: str
+    dataset: DatasetConfig
+    augmentation: AugmentationConfig
+    network: NetworkConfig
+    optimizer: OptimizerConfig
+    evaluation: EvaluationConfig
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that cannot be run.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        for name, minimum in {"embedding_dim": 2, "batch_size": 2, "epochs": 0, "seed": 0}.items():
+            if (value := getattr(self, name)) < minimum:
+                raise RegbenchError(f"{name}={value} must be at least {minimum}")
+        if self.precision not in ("bf16", "fp32"):
+            raise RegbenchError(f"precision={self.precision} must be bf16 or fp32")
+        if self.epochs and self.optimizer.warmup_epochs >= self.epochs:
+            raise RegbenchError(
+                f"optimizer.warmup_epochs={self.optimizer.warmup_epochs:g} must be less than epochs={self.epochs}, "
+                "or the learning rate never reaches its peak"
+            )
+        if self.evaluation.probe.features not in ("augmented", "cached"):
+            raise RegbenchError(
+                f"evaluation.probe.features={self.evaluation.probe.features} must be augmented or cached"
+            )
+        if not self.evaluation.probe.learning_rates:
+            raise RegbenchError("evaluation.probe.learning_rates is empty; give at least one, such as [0.2]")
+
+    @property
+    def label(self) -> str:
+        """Name of the row in tables: the method's, or "untrained"."""
+        return self.method.label if self.epochs else "untrained"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cell as plain data; `from_dict` reads it back."""
+        method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
+        return {**asdict(self), "method": method}
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that depend on the cell's content alone, on any machine."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cell:
+        """The cell of plain data.
+
+        Raises:
+            RegbenchError: If a setting is unknown, missing, of the wrong type or out of range.
+        """
+        hyperparameters = dict(data["method"])
+        name = hyperparameters.pop("name")
+        method = _structure(type(methods.build(name)), {**methods.defaults(name), **hyperparameters}, "method.")
+        return _structure(cls, {**data, "method": method})
+
+
+def _structure(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
+    """An instance of the dataclass `cls` from nested plain data, types checked."""
+
+    def as_float(value: object) -> object:
+        return float(value) if type(value) is int else value
+
+    try:
+        return dacite.from_dict(cls, data, dacite.Config(strict=True, cast=[tuple], type_hooks={float: as_float}))  # type: ignore[type-var]
+    except dacite.WrongTypeError as error:
+        raise RegbenchError(
+            f"{prefix}{error.field_path}={error.value!r} is of the wrong type; it must be {error.field_type}"
+        ) from error
+    except dacite.DaciteError as error:
+        raise RegbenchError(f"configuration of {prefix.rstrip('.') or 'the cell'}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Where and with what a run is computed; none of it decides the outcome.
+
+    Attributes:
+        data_dir: Folder of prepared data sets.
+        runs_dir: Folder of run directories.
+        device: "auto", "cpu" or "cuda".
+        loader: "auto", "ffcv" or "torchvision".
+        workers: Threads (ffcv) or processes (torchvision) that load images for one run.
+        threads: CPU threads that compute for one run; 0: all cores.
+        parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
+    """
+
+    data_dir: str
+    runs_dir: str
+    device: str
+    loader: str
+    workers: int
+    threads: int
+    parallel: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named grid.
+
+    Attributes:
+        name: Folder under `runs_dir`.
+        description: One line for people.
+        cells: Distinct cells in the order of the file.
+        runtime: For each of them.
+    """
+
+    name: str
+    description: str
+    cells: tuple[Cell, ...]
+    runtime: Runtime
+
+
+def _register_methods() -> None:
+    """Makes each registered method (presets included) an option of the config group `method`."""
+    store = ConfigStore.instance()
+    for name in methods.names():
+        store.store(group="method", name=name, node={"name": name, **methods.defaults(name)}, provider="regbench")
+
+
+def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
+    try:
+        data = OmegaConf.to_container(compose("run", list(overrides)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RegbenchError(_one_line(error, overrides)) from error
+    assert isinstance(data, dict)
+    runtime = _structure(Runtime, data.pop("runtime"), "runtime.")
+    return Cell.from_dict({str(key): value for key, value in data.items()}), runtime
+
+
+def _one_line(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's error in one line, with the nearest names where a name is unknown."""
+    values = dict(override.partition("=")[::2] for override in overrides)
+    if "method" in values:
+        methods.build(values["method"])  # refuses with the nearest names
+    for group in ("dataset", "augmentation", "network"):
+        known = sorted(path.stem for path in _conf_files(group))
+        if values.get(group, known[0]) not in known:
+            return f"unknown {group} {values[group]!r}; known: {', '.join(known)}"
+    settings = _settings([f"method={values['method']}"] if "method" in values else [])
+    for key in values:
+        if key not in settings:
+            near = difflib.get_close_matches(key, settings, n=3, cutoff=0.5)
+            return f"unknown setting {key!r}; did you mean {', '.join(near) or 'one of ' + ', '.join(settings)}?"
+    return " ".join(str(error).split())
+
+
+def _settings(overrides: Sequence[str]) -> list[str]:
+    """All keys that can be overridden, groups included."""
+
+    def keys(node: object, path: str) -> Iterator[str]:
+        if path:
+            yield path
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from keys(value, f"{path}.{key}" if path else str(key))
+
+    return list(keys(OmegaConf.to_container(compose("run", list(overrides))), ""))
+
+
+def _conf_files(group: str) -> list[Path]:
+    return sorted((Path(__file__).parent / "conf" / group).glob("*.yaml"))
+
+
+def sweep_names() -> dict[str, str]:
+    """The sweeps that come with the package: name -> description."""
+    return {path.stem: yaml.safe_load(path.read_text())["description"] for path in _conf_files("sweep")}
+
+
+def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
+    """One cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`.
+
+    Raises:
+        RegbenchError: If an override is unknown, malformed, a sweep, or gives a cell that cannot be run.
+    """
+    sweep = _expand("manual", "one run", [list(overrides)])
+    if len(sweep.cells) != 1:
+        raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
+    return sweep.cells[0], sweep.runtime
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtime]:
+    """The cell of a run directory's `config.yaml`, changed by dotted overrides, and the runtime.
+
+    Args:
+        path: The file.
+        overrides: `runtime.…=value` for the runtime, `key=value` for the cell (no groups, no sweeps).
+
+    Raises:
+        RegbenchError: If an override names an unknown setting, or the cell is refused.
+    """
+    own = [override for override in overrides if override.startswith("runtime.")]
+    config = OmegaConf.create(yaml.safe_load(path.read_text()))
+    OmegaConf.set_struct(config, True)
+    try:
+        merged = OmegaConf.merge(config, OmegaConf.from_dotlist([o for o in overrides if o not in own]))
+    except OmegaConfBaseException as error:
+        raise RegbenchError(f"{path}: {str(error).splitlines()[0]}") from error
+    data = OmegaConf.to_container(merged)
+    assert isinstance(data, dict)
+    return Cell.from_dict({str(key): value for key, value in data.items()}), load_run(own)[1]
+
+
+def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
+    """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
+
+    A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
+    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells.
+
+    Raises:
+        RegbenchError: If there is no such sweep, or the file or an override is refused.
+    """
+    presets = sweep_names()
+    if name in presets:
+        text = (Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml").read_text()
+    elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
+        text = Path(name).read_text()
+    else:
+        raise RegbenchError(
+            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"
+        )
+    try:
+        file = yaml.safe_load(text)
+        common, rows = file["common"], file["cells"]
+        lines = [shlex.split(" ".join([*common, row])) for row in rows]
+        description = str(file["description"])
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise RegbenchError(
+            f"sweep file {name}: needs `description`, `common` (a list of overrides) and `cells` (lines of overrides): "
+            f"{type(error).__name__} {' '.join(str(error).split())}"
+        ) from error
+    return _expand(Path(name).stem, description, [[*line, *overrides] for line in lines])
+
+
+def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
+    _register_methods()
+    cells: dict[str, Cell] = {}
+    with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+        for row in rows:
+            for point in _points(row):
+                cell, runtime = _compose(point)
+                cells.setdefault(cell.id, cell)
+    if not cells:
+        raise RegbenchError(f"sweep {name} has no cells")
+    return Sweep(name, description, tuple(cells.values()), runtime)
+
+
+def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """The product of the overrides' values; a later override of a key replaces an earlier one."""
+    try:
+        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise RegbenchError(f"cannot read the overrides: {str(error).splitlines()[0]}; write key=value") from error
+    last = {override.key_or_group: override for override in parsed}
+    choices = [
+        [f"{key}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [override.input_line or ""]
+        for key, override in last.items()
+    ]
+    for point in product(*choices):
+        yield list(point)
+
+

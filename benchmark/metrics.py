@@ -1,0 +1,47 @@
+"""What tells how the embeddings of a batch are spread, whichever loss trained them.
+
+Shapes: N = batch (n), Q = embedding dimension (q).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COLLAPSED_SPREAD = 0.05
+"""Below this feature spread a run counts as collapsed: the embeddings are nearly one point."""
+
+
+@torch.no_grad()
+def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
+    """Alignment, uniformity, effective rank and feature spread of two views' embeddings.
+
+    Args:
+        z1_NQ: Embeddings of the first views, (n, q), not normalised.
+        z2_NQ: Embeddings of the second views, (n, q).
+
+    Returns:
+        `alignment`: mean ‖u − v‖² of the unit embeddings of both views, 0 (same) to 4 (Wang & Isola, 2020).
+        `uniformity`: log mean_{i≠j} exp(−2‖uᵢ − uⱼ‖²) of the first view, 0 (collapsed) down to about −4 (ibid.).
+        `effective_rank`: exp of the entropy of the singular values of the first view's embeddings, 1 to min(n, q)
+            (RankMe, Garrido et al., 2023).
+        `feature_spread`: root of the total variance of the first view's unit embeddings, 0 (collapsed) to 1.
+    """
+    u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
+    n, q = u1.shape
+    gram = u1 @ u1.T
+    gram.fill_diagonal_(-torch.inf)
+    # The squared singular values are the eigenvalues of whichever Gram matrix is smaller.
+    z = z1_NQ.double()
+    eigenvalues = torch.linalg.eigvalsh(z @ z.T if n <= q else z.T @ z).clamp_min(0)
+    singular = eigenvalues.sqrt()
+    p = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny)
+    return {
+        "alignment": (u1 - u2).square().sum(dim=1).mean().item(),
+        "uniformity": (4 * gram - 4).flatten().logsumexp(dim=0).item() - math.log(n * (n - 1)),
+        "effective_rank": torch.special.entr(p).sum().exp().item(),
+        "feature_spread": u1.var(dim=0, correction=0).sum().sqrt().item(),
+    }

@@ -1,0 +1,1 @@
+"""A grid of runs: submission, status, resumption."""
