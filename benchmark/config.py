@@ -213,7 +213,7 @@ def _structure(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         return float(value) if type(value) is int else value
 
     try:
-        return dacite.from_dict(cls, data, dacite.Config(strict=True, cast=[tuple], type_hooks={float: as_float}))  # type: ignore[type-var]
+        return dacite.from_dict(cls, data, dacite.Config(strict=True, cast=[tuple], type_hooks={float: as_float}))
     except dacite.WrongTypeError as error:
         raise RegbenchError(
             f"{prefix}{error.field_path}={error.value!r} is of the wrong type; it must be {error.field_type}"
@@ -411,5 +411,3 @@ def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
     ]
     for point in product(*choices):
         yield list(point)
-
-

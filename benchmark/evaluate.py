@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, KNNConfig, ProbeConfig
 from regbench.benchmark.train import Compute
-from regbench.datasets import eval_loader
+from regbench.datasets.loader import eval_loader
+from regbench.datasets.manifest import Manifest
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -52,6 +54,7 @@ class Evaluator:
             compute: On what.
         """
         self._cell, self._compute = cell, compute
+        self._scored = scored_splits(cell, compute.data_dir)
         self._backbone = backbone.eval().requires_grad_(False)
         self._features = functools.cache(self._extract)
         self.backend = compute.loader
@@ -62,7 +65,7 @@ class Evaluator:
         bank = self._features("train", config.interpolation)
         protocol = f"weighted kNN, k={config.k}, temperature={config.temperature:g}"
         scores = []
-        for split in ("tuning", "test"):
+        for split in self._scored:
             queries = self._features(split, config.interpolation)
             top1, top5 = weighted_knn(bank, queries, config, self._cell.dataset.num_classes)
             scores += [_score("knn_top1", top1, split, protocol), _score("knn_top5", top5, split, protocol)]
@@ -71,25 +74,34 @@ class Evaluator:
     def linear(self) -> list[dict[str, Any]]:
         """Scores of linear probing at the learning rate that is best on the tuning split."""
         cell, config = self._cell, self._cell.evaluation.probe
-        tuning, test = (self._features(split, config.interpolation) for split in ("tuning", "test"))
+        scored = {split: self._features(split, config.interpolation) for split in self._scored}
+        chooser = scored[self._scored[0]]
         with contextlib.ExitStack() as stack:
-            if config.features == "cached":
-                train = self._features("train", config.interpolation)
-                epochs = functools.partial(_shuffled, train, config.batch_size, cell.seed)
-            else:
-                epochs = self._augmented_epochs(stack)
-            head = LinearHeads(tuning.x_ND.shape[1], cell.dataset.num_classes, config, cell.seed, tuning.x_ND.device)
-            head.fit(epochs)
-        on_tuning = head.accuracies(tuning)
-        best = max(range(len(on_tuning)), key=lambda head_index: on_tuning[head_index][0])
+            epochs: Callable[[int], Batches] = (
+                functools.partial(
+                    _shuffled, self._features("train", config.interpolation), config.batch_size, cell.seed
+                )
+                if config.features == "cached"
+                else self._augmented_epochs(stack)
+            )
+            heads = LinearHeads(chooser.x_ND.shape[1], cell.dataset.num_classes, config, cell.seed, chooser.x_ND.device)
+            heads.fit(epochs)
+        # With one rate there is nothing to choose; with several, the first split is the tuning split.
+        top1_by_head = [top1 for top1, _ in heads.accuracies(chooser)]
+        best = top1_by_head.index(max(top1_by_head))
         rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
+        choice = f" chosen on tuning from {rates}" if len(config.learning_rates) > 1 else ""
         protocol = (
             f"linear probing, {config.features} features, {config.epochs} epochs, "
-            f"learning rate {config.learning_rates[best]:g} chosen on tuning from {rates}"
+            f"learning rate {config.learning_rates[best]:g}{choice}"
         )
         scores = []
-        for split, (top1, top5) in (("tuning", on_tuning[best]), ("test", head.accuracies(test)[best])):
-            scores += [_score("linear_top1", top1, split, protocol), _score("linear_top5", top5, split, protocol)]
+        for split, features in scored.items():
+            top1, top5 = heads.accuracies(features)[best]
+            scores += [
+                _score("linear_top1", top1, split, protocol),
+                _score("linear_top5", top5, split, protocol),
+            ]
         return scores
 
     def _loader(self, split: str, **options: Any) -> Any:
@@ -106,10 +118,17 @@ class Evaluator:
 
     def _extract(self, split: str, interpolation: str) -> Features:
         batch_size = self._cell.evaluation.batch_size
-        with self._loader(split, batch_size=batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
+        with (
+            self._loader(split, batch_size=batch_size, interpolation=interpolation) as loader,
+            loader.epoch() as epoch,
+        ):
             self.backend = loader.backend
             bar = tqdm(
-                epoch, desc=f"features of {split}", total=len(loader), disable=not sys.stderr.isatty(), leave=False
+                epoch,
+                desc=f"features of {split}",
+                total=len(loader),
+                disable=not sys.stderr.isatty(),
+                leave=False,
             )
             pairs = [(self._represent(x), y) for x, y in bar]
         return Features(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
@@ -138,6 +157,21 @@ class Evaluator:
                     yield self._represent(x), y
 
         return epoch
+
+
+def scored_splits(cell: Cell, data_dir: Path) -> list[str]:
+    """The splits to score, "tuning" (where the data set has one) before "test".
+
+    Raises:
+        RegbenchError: If there is a choice to make and no tuning split to make it on.
+    """
+    splits = [split for split in ("tuning", "test") if split in Manifest.load(data_dir, cell.dataset.name).splits]
+    if "tuning" not in splits and len(cell.evaluation.probe.learning_rates) > 1:
+        raise RegbenchError(
+            f"data set {cell.dataset.name!r} has no tuning split to choose the probe's learning rate on; "
+            "give one rate: evaluation.probe.learning_rates=[0.2]"
+        )
+    return splits
 
 
 def _score(name: str, value: float, split: str, protocol: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -51,10 +52,9 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM to the present size
-        except OSError:
-            pass  # the peak of the whole process so far is then what there is
+        # Linux: resets VmHWM to the present size. Elsewhere the peak of the process so far is what there is.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def kind(self) -> str:
@@ -95,11 +95,9 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
-    try:
+    with contextlib.suppress(OSError, IndexError):
         info = Path("/proc/cpuinfo").read_text()
         name = info.split("model name", 1)[1].split(":", 1)[1].splitlines()[0].strip()
-    except (OSError, IndexError):
-        pass
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
 
 

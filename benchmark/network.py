@@ -57,10 +57,10 @@ def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:
     build = {"resnet18": resnet18, "resnet50": resnet50}[config.backbone]
     backbone = build(weights=None, zero_init_residual=True)
     dim = backbone.fc.in_features
-    backbone.fc = nn.Identity()  # type: ignore[assignment]
+    backbone.fc = nn.Identity()
     if config.stem == "small":
         backbone.conv1 = _convolution(channels, 64, stride=1)
-        backbone.maxpool = nn.Identity()  # type: ignore[assignment]
+        backbone.maxpool = nn.Identity()
     elif config.stem != "imagenet":
         raise RegbenchError(f"unknown network.stem {config.stem!r}; known: imagenet, small")
     elif channels != 3:

@@ -20,13 +20,13 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.config import Cell, Runtime, load_config
-from regbench.benchmark.evaluate import Evaluator
-from regbench.benchmark.files import write_text
+from regbench.benchmark.evaluate import Evaluator, scored_splits
 from regbench.benchmark.measure import environment
 from regbench.benchmark.metrics import COLLAPSED_SPREAD
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.train import Compute, Trained, train
-from regbench.datasets import Manifest
+from regbench.datasets.manifest import Manifest
+from regbench.files import write_text
 
 SCHEMA_VERSION = 1
 
@@ -129,6 +129,7 @@ def _now() -> str:
 def _run(cell: Cell, runtime: Runtime, sweep: str, directory: Path) -> dict[str, Any]:
     manifest = Manifest.load(Path(runtime.data_dir), cell.dataset.name)
     compute = resolve(runtime)
+    scored_splits(cell, compute.data_dir)  # refuses before the training rather than after it
     surroundings = environment(compute.device)
     write_text(directory / "config.yaml", yaml.safe_dump(json.loads(json.dumps(cell.to_dict())), sort_keys=False))
     write_text(directory / "environment.json", json.dumps(surroundings, indent=2))
@@ -173,7 +174,7 @@ def _begin_attempt(directory: Path) -> list[dict[str, Any]]:
 def _evaluate(
     cell: Cell, trained: Trained, compute: Compute, directory: Path
 ) -> tuple[list[dict[str, Any]], float, str]:
-    """All scores, the seconds they took and the loader's backend; an evaluation that an earlier attempt ended is kept."""
+    """All scores, the seconds they took and the loader's backend; what an earlier attempt finished is kept."""
     path = directory / "scores.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     evaluator = Evaluator(cell, trained.network.backbone, compute)
@@ -181,9 +182,17 @@ def _evaluate(
         if name not in done:
             began_s = time.perf_counter()
             scores = evaluation()
-            done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
+            done[name] = {
+                "scores": scores,
+                "seconds": time.perf_counter() - began_s,
+                "loader": evaluator.backend,
+            }
             write_text(path, json.dumps(done, indent=1))
-            log.info("%s: %s", cell.label, ", ".join(f"{s['name']} {s['value']:.2f} % ({s['split']})" for s in scores))
+            log.info(
+                "%s: %s",
+                cell.label,
+                ", ".join(f"{s['name']} {s['value']:.2f} % ({s['split']})" for s in scores),
+            )
     return (
         [score for evaluation in done.values() for score in evaluation["scores"]],
         sum(evaluation["seconds"] for evaluation in done.values()),

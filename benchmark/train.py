@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell
-from regbench.benchmark.files import write_atomically, write_text
 from regbench.benchmark.measure import PeakMemory, Stopwatch
 from regbench.benchmark.metrics import COLLAPSED_SPREAD, spread_metrics
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
-from regbench.datasets import TwoViewLoader, two_view_loader
+from regbench.datasets.loader import TwoViewLoader, two_view_loader
+from regbench.files import write_atomically, write_text
 
 log = logging.getLogger("regbench")
 
@@ -122,14 +122,10 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
             write_atomically(checkpoint, functools.partial(torch.save, state))
             write_text(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
             _report(cell, history[-1])
-    return Trained(
-        network=network, history=history, peak_memory_bytes=peak_memory_bytes, peak_memory_kind=memory.kind
-    )
+    return Trained(network=network, history=history, peak_memory_bytes=peak_memory_bytes, peak_memory_kind=memory.kind)
 
 
-def _epoch(
-    cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, epoch: int
-) -> dict[str, Any]:
+def _epoch(cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, epoch: int) -> dict[str, Any]:
     """Trains one epoch (counted from 0) and returns its row of the history."""
     began_s = time.perf_counter()
     device = next(network.parameters()).device

@@ -43,6 +43,6 @@ def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def off_diagonal_logsumexp(z_NQ: Tensor, scale: float) -> Tensor:
-    """log Σ_{j≠i} exp(scale · zᵢ·zⱼ) for each row i, shape (n,); z_NQ has shape (n, q)."""
+    """Row-wise log Σ_{j≠i} exp(scale · zᵢ·zⱼ), shape (n,); z_NQ has shape (n, q)."""
     gram_NN = scale * (z_NQ @ z_NQ.T)
     return gram_NN.where(_off_diagonal_mask(len(z_NQ), z_NQ), -torch.inf).logsumexp(dim=1)

@@ -46,7 +46,8 @@ class SFRIK(KernelRegularizer):
         """Refuses negative or all-zero weights."""
         super().__post_init__()
         self.require(
-            any(self.weights) and min(self.weights) >= 0, "weights must be >= 0 and not all zero, such as [1,40,40]"
+            any(self.weights) and min(self.weights) >= 0,
+            "weights must be >= 0 and not all zero, such as [1,40,40]",
         )
 
     @property

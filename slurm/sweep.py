@@ -18,8 +18,8 @@ from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
 from regbench.benchmark.config import Cell, Runtime, Sweep
-from regbench.benchmark.files import write_text
 from regbench.benchmark.run import is_running, read_record, run_cell, run_directory
+from regbench.files import write_text
 
 log = logging.getLogger("regbench")
 
@@ -78,9 +78,7 @@ def _cell_status(directory: Path, plan: dict[str, Any]) -> CellStatus:
         state, detail = "failed", f"{error.read_text().strip()} (logs: {directory / 'logs'})"
     else:
         state = "interrupted" if epochs_done else "pending"
-    return CellStatus(
-        plan["id"], plan["label"], plan["seed"], state, epochs_done, plan["epochs"], detail, directory
-    )
+    return CellStatus(plan["id"], plan["label"], plan["seed"], state, epochs_done, plan["epochs"], detail, directory)
 
 
 def _epochs_done(directory: Path) -> int:

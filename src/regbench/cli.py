@@ -60,7 +60,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """The neutral benchmark of regularizers for self-supervised learning.
+    r"""The neutral benchmark of regularizers for self-supervised learning.
 
     \b
     First steps:
@@ -100,7 +100,16 @@ def _complete_method(ctx: click.Context, param: click.Parameter, incomplete: str
 def _complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     key, equals, value = incomplete.partition("=")
     if not equals:
-        keys = ["method=", "dataset=", "augmentation=", "network=", "embedding_dim=", "batch_size=", "epochs=", "seed="]
+        keys = [
+            "method=",
+            "dataset=",
+            "augmentation=",
+            "network=",
+            "embedding_dim=",
+            "batch_size=",
+            "epochs=",
+            "seed=",
+        ]
         keys += ["optimizer.base_lr=", "optimizer.warmup_epochs=", "runtime.device=", "runtime.loader="]
         return [CompletionItem(k) for k in keys if k.startswith(key)]
     if key == "method":
@@ -154,13 +163,15 @@ def prepare(dataset: str, source_dir: Path | None, force: bool, overrides: Seque
     DATASET is a configuration name such as fashion_mnist, cifar10, stl10, imagefolder or in20. What can be downloaded
     is; ImageNet and other folders of images are given by --source-dir (with train/ and val/ inside).
     """
-    from regbench import datasets
     from regbench.benchmark.config import load_run
+    from regbench.datasets import prepare as preparation
 
     cell, runtime = load_run([f"dataset={dataset}", *overrides])
-    manifest = datasets.prepare(cell.dataset, Path(runtime.data_dir), source_dir=source_dir, force=force)
+    manifest = preparation.prepare(cell.dataset, Path(runtime.data_dir), source_dir=source_dir, force=force)
     for split, entry in manifest.splits.items():
-        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / dataset / entry['file']}")
+        click.echo(
+            f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / dataset / entry['file']}"
+        )
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -191,7 +202,7 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_overrides
 def evaluate(run: Path, overrides: Sequence[str]) -> None:
-    """Evaluate the checkpoint in the run directory RUN anew.
+    r"""Evaluate the checkpoint in the run directory RUN anew.
 
     \b
     Settings of the evaluation can be changed; the run's own record stays as it is:
@@ -312,9 +323,9 @@ def _report(folders: list[Path], out: Path) -> None:
 
 
 def _prepare(dataset: Any, data_dir: str) -> None:
-    from regbench import datasets
+    from regbench.datasets.prepare import prepare
 
-    datasets.prepare(dataset, Path(data_dir))
+    prepare(dataset, Path(data_dir))
 
 
 def _print_scores(scores: list[dict[str, Any]]) -> None:

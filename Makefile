@@ -1,0 +1,62 @@
+# `make` alone lists the targets. Everything is installed into .venv, whatever environment is active.
+
+PYTHON ?= python3
+FFCV ?= 1
+
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Written last, so that an interrupted installation is taken up by the next run.
+RUNTIME := .venv/runtime.stamp
+TOOLS := .venv/tools.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: benchmark clean format help install lint test test-all
+
+benchmark: $(RUNTIME) ## Train all methods on Fashion-MNIST, print the leaderboard, write the report
+	@$(BIN)/regbench sweep quickstart --report
+
+test: $(TOOLS) ## Run the tests and print their coverage
+	@$(BIN)/python -m pytest -m "not slow" --cov
+
+test-all: $(TOOLS) ## Run the tests, the slow ones too
+	@$(BIN)/python -m pytest --cov
+
+lint: $(TOOLS) ## Check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(TOOLS) ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV)
+
+clean: ## Remove .venv and caches; data and runs stay
+	@rm -rf .venv build .coverage* .mypy_cache .pytest_cache .ruff_cache src/regbench.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# FFCV is compiled: where that fails regbench works with its torchvision loader, except in CI, which has to test both.
+$(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/opencv4.pc
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@.ci/system-packages '$(PYTHON)' '$(FFCV)'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear .venv
+	@echo "Installing PyTorch (a download of several GB where pip has not cached it)"
+	@$(INSTALL) torch torchvision
+	@echo "Installing regbench and its other dependencies"
+	@$(INSTALL) -q -e .
+	@[ '$(FFCV)' = 0 ] || { \
+		echo "Installing FFCV"; \
+		pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"; \
+		$(INSTALL) -q -e '.[ffcv]' >.venv/ffcv.log 2>&1 && $(BIN)/python -c 'import ffcv' 2>>.venv/ffcv.log; } || { \
+		echo "make: FFCV cannot be built here (why: .venv/ffcv.log); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
+	@touch $@
+
+$(TOOLS): $(RUNTIME)
+	@echo "Installing what tests and checks need"
+	@$(INSTALL) -q -e '.[test,dev]'
+	@touch $@

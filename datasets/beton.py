@@ -1,0 +1,236 @@
+"""Reading and writing FFCV's `.beton` files with NumPy alone, version 2 of the format, one image and one label each.
+
+Layout, little-endian: a header, one descriptor per field, one row of metadata per sample, the images' bytes in
+pages (no image crosses from one page to the next), and last the allocation table, which says where each image
+lies. The header's `alloc_table_ptr` stays 0 until all else is written. FFCV reads what is written here, and its
+files are read here; the writer is our own because FFCV's writes from several processes and waits for ever when
+one of them fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from regbench import RegbenchError
+from regbench.files import write_atomically
+
+JPEG, RAW = 0, 1
+MIN_PAGE_BYTES = 1 << 21
+_VERSION = 2
+_INT_FIELD, _IMAGE_FIELD = 1, 2
+
+_HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("alloc_table_ptr", "<u8"),
+    ],
+    align=True,
+)
+_FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))], align=True)
+_IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
+_SAMPLE = np.dtype([("f0", _IMAGE), ("f1", "<i8")], align=True)
+_ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+_METADATA_START = _HEADER.itemsize + 2 * _FIELD.itemsize
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image as it is stored.
+
+    Attributes:
+        mode: `JPEG` or `RAW` (height x width x 3 bytes, RGB).
+        height: px.
+        width: px.
+        label: the class, or -1 for none.
+        data: the stored bytes.
+        origin: where the image came from, for messages.
+    """
+
+    mode: int
+    height: int
+    width: int
+    label: int
+    data: bytes
+    origin: str
+
+
+def write_beton(path: Path, samples: Iterable[Sample], num_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
+    """Write `num_samples` samples, in order, to a file that appears at `path` only when it is complete.
+
+    Args:
+        path: the file; replaced if it exists.
+        samples: exactly `num_samples` of them.
+        num_samples: how many.
+        page_bytes: a power of two, at least the size of the largest image.
+
+    Returns:
+        The content's SHA-256: over each sample's label (8 bytes, little-endian) and stored bytes, in order.
+
+    Raises:
+        RegbenchError: an image larger than a page, or no space left.
+    """
+    digests: list[str] = []
+    try:
+        write_atomically(path, lambda file: digests.append(_write(file, samples, num_samples, page_bytes)))
+    except OSError as error:
+        raise RegbenchError(f"cannot write {path}: {error.strerror or error}") from error
+    return digests[0]
+
+
+def _write(file: IO[bytes], samples: Iterable[Sample], num_samples: int, page_bytes: int) -> str:
+    metadata = np.zeros(num_samples, _SAMPLE)
+    allocations = np.zeros(num_samples, _ALLOCATION)
+    position = -(-(_METADATA_START + metadata.nbytes) // page_bytes) * page_bytes
+    file.seek(position)
+    digest = hashlib.sha256()
+    written = 0
+    for written, sample in enumerate(samples, start=1):
+        size = len(sample.data)
+        if size > page_bytes:
+            raise RegbenchError(
+                f"{sample.origin} takes {size} bytes, more than a page ({page_bytes}); shrink the image"
+            )
+        if position // page_bytes != (position + size - 1) // page_bytes:
+            position = -(-position // page_bytes) * page_bytes
+            file.seek(position)
+        file.write(sample.data)
+        metadata[written - 1] = ((sample.mode, sample.width, sample.height, position), sample.label)
+        allocations[written - 1] = (written - 1, position, size)
+        digest.update(sample.label.to_bytes(8, "little", signed=True))
+        digest.update(sample.data)
+        position += size
+    if written != num_samples:
+        raise AssertionError(f"{written} samples came where {num_samples} were announced")
+    file.write(allocations.tobytes())
+    file.seek(_METADATA_START - 2 * _FIELD.itemsize)
+    file.write(_fields().tobytes())
+    file.write(metadata.tobytes())
+    header = np.zeros(1, _HEADER)
+    header[0] = (_VERSION, 2, page_bytes, num_samples, position)
+    file.seek(0)
+    file.write(header.tobytes())
+    return digest.hexdigest()
+
+
+def _fields() -> npt.NDArray[Any]:
+    fields = np.zeros(2, _FIELD)
+    for row, (name, type_id) in zip(fields, (("image", _IMAGE_FIELD), ("label", _INT_FIELD)), strict=True):
+        row["type_id"] = type_id
+        row["name"][: len(name)] = np.frombuffer(name.encode(), np.uint8)
+    return fields
+
+
+class Beton:
+    """A `.beton` file with an image field and an integer field, in this order, checked when it is opened.
+
+    The checks cover the header, the field types, every size and every pointer, so that a file that is half
+    written or cut short is refused here and not read as black images.
+
+    Attributes:
+        path: the file.
+        labels: (N,) int64.
+        modes: (N,), `JPEG` or `RAW`.
+        start: (N,) int64, where each image's bytes begin in the file.
+        size: (N,) int64, how many they are.
+        heights: (N,) int64, px.
+        widths: (N,) int64, px.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open and check.
+
+        Raises:
+            RegbenchError: no such file, or not a complete one; the message gives the reason.
+        """
+        self.path = path
+        try:
+            file_bytes = path.stat().st_size
+            header = np.fromfile(path, _HEADER, 1)
+            self._require(len(header) == 1 and header[0]["version"] == _VERSION, "it has no .beton header of version 2")
+            num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
+            self._require(table_start != 0, "its writing was never finished")
+            data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
+            self._require(data_start <= table_start < file_bytes, "it is cut short")
+            fields = np.fromfile(path, _FIELD, 2, offset=_HEADER.itemsize)
+            self._require(
+                header[0]["num_fields"] == 2 and fields["type_id"].tolist() == [_IMAGE_FIELD, _INT_FIELD],
+                "its fields are not an image and an integer",
+            )
+            metadata = np.fromfile(path, _SAMPLE, num_samples, offset=_METADATA_START)
+            table = np.fromfile(path, np.uint8, offset=table_start)
+        except OSError as error:
+            raise RegbenchError(f"cannot read {path}: {error.strerror or error}") from error
+        self._require(
+            num_samples > 0 and table.nbytes == num_samples * _ALLOCATION.itemsize, "its allocation table is cut short"
+        )
+        allocations = np.sort(table.view(_ALLOCATION), order="ptr")
+        image = metadata["f0"]
+        order = np.searchsorted(allocations["ptr"], image["data_ptr"])
+        self._require(bool((order < num_samples).all()), "an image's bytes lie outside")
+        self.start: npt.NDArray[np.int64] = image["data_ptr"].astype(np.int64)
+        self.size: npt.NDArray[np.int64] = allocations["size"][order].astype(np.int64)
+        self.labels: npt.NDArray[np.int64] = metadata["f1"].astype(np.int64)
+        self.modes: npt.NDArray[np.uint8] = image["mode"].copy()
+        self.heights: npt.NDArray[np.int64] = image["height"].astype(np.int64)
+        self.widths: npt.NDArray[np.int64] = image["width"].astype(np.int64)
+        inside = (allocations["ptr"][order] == image["data_ptr"]) & (self.start >= data_start)
+        inside &= (self.start + self.size <= table_start) & (self.size > 0)
+        self._require(bool(inside.all()), "an image's bytes lie outside")
+        pixels = self.heights * self.widths
+        whole = (pixels > 0) & ((self.modes == JPEG) | ((self.modes == RAW) & (self.size == 3 * pixels)))
+        self._require(bool(whole.all()), "an image has no sensible size")
+
+    def _require(self, condition: bool, reason: str) -> None:
+        if not condition:
+            raise RegbenchError(
+                f"{self.path} cannot be used: {reason}; write it again: "
+                f"regbench prepare {self.path.parent.name} --force"
+            )
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle all but the memory map, which would be copied in full."""
+        return {key: value for key, value in self.__dict__.items() if key != "_map"}
+
+    @cached_property
+    def _map(self) -> npt.NDArray[np.uint8]:
+        return np.memmap(self.path, np.uint8, "r")
+
+    def stored_bytes(self, index: int) -> npt.NDArray[np.uint8]:
+        """The bytes of image `index` as they are stored."""
+        start = self.start[index]
+        return self._map[start : start + self.size[index]]
+
+    def image(self, index: int) -> npt.NDArray[np.uint8]:
+        """Image `index`, (height, width, 3), RGB.
+
+        Raises:
+            RegbenchError: the stored JPEG cannot be decoded.
+        """
+        data = self.stored_bytes(index)
+        if self.modes[index] == RAW:
+            return data.reshape(self.heights[index], self.widths[index], 3)
+        try:
+            with Image.open(BytesIO(data.tobytes())) as picture:
+                return np.asarray(picture.convert("RGB"))
+        except (OSError, SyntaxError) as error:
+            raise RegbenchError(
+                f"image {index} of {self.path} cannot be decoded; write the file again: "
+                f"regbench prepare {self.path.parent.name} --force"
+            ) from error

@@ -1,0 +1,169 @@
+"""What a data set and its augmentation are: plain frozen dataclasses, checked when they are made.
+
+The defaults of `ViewConfig` and `AugmentationConfig` are those of the SFRIK paper (appendix, "Image
+augmentations"), which follows BYOL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regbench import RegbenchError
+
+SOURCES = ("fashion_mnist", "cifar10", "stl10", "imagefolder")
+INTERPOLATIONS = ("bicubic", "bilinear", "area")
+SPLITS = ("train", "tuning", "test")
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise RegbenchError(f"augmentation: {name} is {value}; a probability lies in [0, 1]")
+
+
+def _check_range(name: str, value: tuple[float, float], low: float, high: float) -> None:
+    if len(value) != 2 or not low < value[0] <= value[1] <= high:
+        raise RegbenchError(f"augmentation: {name} is {tuple(value)}; give two numbers {low} < a <= b <= {high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig:
+    """The augmentation of one view; the defaults are the paper's first view.
+
+    Attributes:
+        crop_scale: range of the crop's area, as a fraction of the image's.
+        crop_ratio: range of the crop's width / height.
+        flip_p: probability of a horizontal flip.
+        jitter_p: probability of the colour jitter.
+        brightness: the brightness factor is uniform in [1 - brightness, 1 + brightness]; likewise `contrast`
+            and `saturation`.
+        contrast: see `brightness`.
+        saturation: see `brightness`.
+        hue: the hue shift is uniform in [-hue, hue], in turns of the colour circle.
+        grayscale_p: probability of dropping the colour.
+        blur_p: probability of the Gaussian blur.
+        blur_sigma: range of the blur's standard deviation, in px of the crop.
+        solarize_p: probability of inverting the values at or above `solarize_threshold`.
+        solarize_threshold: a grey level, 0 to 255.
+
+    Raises:
+        RegbenchError: a value outside its range.
+    """
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip_p: float = 0.5
+    jitter_p: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    grayscale_p: float = 0.2
+    blur_p: float = 0.1
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarize_p: float = 0.2
+    solarize_threshold: int = 130
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        for name in ("flip_p", "jitter_p", "grayscale_p", "blur_p", "solarize_p"):
+            _check_probability(name, getattr(self, name))
+        for name in ("brightness", "contrast", "saturation"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise RegbenchError(f"augmentation: {name} is {getattr(self, name)}; it lies in [0, 1]")
+        if not 0.0 <= self.hue <= 0.5:
+            raise RegbenchError(f"augmentation: hue is {self.hue}; it lies in [0, 0.5]")
+        _check_range("crop_scale", self.crop_scale, 0.0, 1.0)
+        _check_range("crop_ratio", self.crop_ratio, 0.0, 100.0)
+        _check_range("blur_sigma", self.blur_sigma, 0.0, 100.0)
+        if not 0 <= self.solarize_threshold <= 255:
+            raise RegbenchError(f"augmentation: solarize_threshold is {self.solarize_threshold}; it lies in [0, 255]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig:
+    """The augmentation of both views and the filter that resizes the crops.
+
+    Attributes:
+        name: for the record.
+        view1: the first view.
+        view2: the second view; by default blurred always and never solarized, as in the paper.
+        interpolation: "bicubic" (a = -0.5), "bilinear" or "area" (mean of the covered pixels), all antialiased.
+
+    Raises:
+        RegbenchError: an unknown interpolation.
+    """
+
+    name: str = "imagenet"
+    view1: ViewConfig = field(default_factory=ViewConfig)
+    view2: ViewConfig = field(default_factory=lambda: ViewConfig(blur_p=1.0, solarize_p=0.0))
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        """Check the interpolation."""
+        check_interpolation(self.interpolation)
+
+
+def check_interpolation(interpolation: str) -> None:
+    """Refuse an interpolation that we do not have.
+
+    Raises:
+        RegbenchError: an unknown interpolation.
+    """
+    if interpolation not in INTERPOLATIONS:
+        raise RegbenchError(f"unknown interpolation '{interpolation}'; choose one of {', '.join(INTERPOLATIONS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """A data set: where its images come from, how they are split and how they are shown.
+
+    Attributes:
+        name: the folder under the data folder.
+        source: one of `SOURCES`.
+        image_size: side of a training crop and of an evaluation image, px.
+        channels: 3, or 1 for grey images (stored as RGB; the first channel is taken).
+        mean: per channel, of values in [0, 1]; subtracted.
+        std: per channel; divided by.
+        num_classes: number of classes.
+        eval_resize: for evaluation the shorter side is resized to so many px, then `image_size` px are cut from the
+            centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
+        train_per_class: the train split holds the first so many images of each class (None: all of them).
+        tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
+            training folder after those for training and one skipped (None: no such split).
+
+    Raises:
+        RegbenchError: an unknown source or a number that cannot be.
+    """
+
+    name: str
+    source: str
+    image_size: int
+    channels: int = 3
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    eval_resize: int
+    train_per_class: int | None = None
+    tuning_per_class: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers against each other."""
+        where = f"data set '{self.name}'"
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")
+        if self.source not in SOURCES:
+            raise RegbenchError(f"{where}: unknown source '{self.source}'; choose one of {', '.join(SOURCES)}")
+        if self.channels not in (1, 3):
+            raise RegbenchError(f"{where}: channels is {self.channels}; it is 1 or 3")
+        if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
+            raise RegbenchError(f"{where}: mean and std need {self.channels} numbers each, std above 0")
+        if self.num_classes < 1 or self.image_size < 1:
+            raise RegbenchError(f"{where}: num_classes and image_size are at least 1")
+        if self.eval_resize < self.image_size:
+            raise RegbenchError(
+                f"{where}: eval_resize ({self.eval_resize} px) is smaller than image_size ({self.image_size} px)"
+            )
+        for name in ("train_per_class", "tuning_per_class"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RegbenchError(f"{where}: {name} is {value}; give at least 1, or leave it out for all")

@@ -1,0 +1,150 @@
+"""Randomness as a pure function: every number is a hash of (seed, epoch, image, purpose).
+
+So a picture does not depend on the number of workers, on the batch that it is in or on what ran before, and both
+loaders draw the same. The hash is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): its 64-bit finalizer absorbs the
+coordinates one after the other into a key, and number d of a key is output d of the generator seeded with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from regbench.datasets.config import ViewConfig
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_CROP_ATTEMPTS = 10
+# What a key is for. Two views and the evaluation's augmentation never share a number.
+ORDER, CROP, PHOTOMETRIC = 0, 1, 2
+EVALUATION_VIEW = 2
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of SplitMix64: a bijection of 64-bit integers."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> npt.NDArray[np.uint64]:
+    """One 64-bit key per image.
+
+    Args:
+        seed: of the run.
+        epoch: its number.
+        indices: (N,) the images' places in their split's file.
+        purpose: `ORDER`, `CROP` or `PHOTOMETRIC`.
+        view: 0, 1, or `EVALUATION_VIEW`.
+
+    Returns:
+        (N,) keys.
+    """
+    key = np.zeros(1, np.uint64)
+    for coordinate in (seed, epoch, purpose, view):
+        key = _mix(key + _GAMMA + np.uint64(coordinate & 0xFFFFFFFFFFFFFFFF))
+    return _mix(key + _GAMMA + indices.astype(np.uint64))
+
+
+def uniforms(key: npt.NDArray[np.uint64], first: int, count: int) -> Floats:
+    """Numbers `first` to `first + count - 1` of each key, (N, count), uniform in [0, 1) with 53 bits."""
+    steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
+    return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
+    """The images `indices` in the random order of this epoch."""
+    return indices[np.argsort(keys(seed, epoch, indices, ORDER), kind="stable")]
+
+
+def crop_boxes(
+    key: npt.NDArray[np.uint64],
+    heights: Ints,
+    widths: Ints,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    flip_p: float,
+) -> Ints:
+    """Boxes of a random resized crop and whether to flip, with the distribution of torchvision's `RandomResizedCrop`.
+
+    The area is uniform in `scale` times the image's, the ratio log-uniform in `ratio`; of ten attempts the first that
+    fits is taken, else the largest centred box with a ratio in range.
+
+    Args:
+        key: (N,) from `keys`.
+        heights: (N,) of the images, px.
+        widths: (N,) of the images, px.
+        scale: range of the area.
+        ratio: range of width / height.
+        flip_p: probability of a flip.
+
+    Returns:
+        (N, 5): top, left, height, width (px) and flip (0 or 1).
+    """
+    boxes = np.empty((len(key), 5), np.int64)
+    boxes[:, 4] = uniforms(key, 0, 1)[:, 0] < flip_p
+    log_low, log_high = np.log(ratio[0]), np.log(ratio[1])
+    todo = np.arange(len(key))
+    for attempt in range(_CROP_ATTEMPTS):
+        u = uniforms(key[todo], 1 + 4 * attempt, 4)
+        image_h, image_w = heights[todo], widths[todo]
+        area = image_h * image_w * (scale[0] + (scale[1] - scale[0]) * u[:, 0])
+        shape = np.exp(log_low + (log_high - log_low) * u[:, 1])
+        h = np.rint(np.sqrt(area / shape)).astype(np.int64)
+        w = np.rint(np.sqrt(area * shape)).astype(np.int64)
+        fits = (h > 0) & (w > 0) & (h <= image_h) & (w <= image_w)
+        top = (u[:, 2] * (image_h - h + 1)).astype(np.int64)
+        left = (u[:, 3] * (image_w - w + 1)).astype(np.int64)
+        boxes[todo[fits], :4] = np.stack([top, left, h, w], axis=1)[fits]
+        todo = todo[~fits]
+        if len(todo) == 0:
+            return boxes
+    image_h, image_w = heights[todo], widths[todo]
+    h = np.minimum(image_h, np.rint(image_w / ratio[0])).astype(np.int64)
+    w = np.minimum(image_w, np.rint(image_h * ratio[1])).astype(np.int64)
+    boxes[todo, :4] = np.stack([(image_h - h) // 2, (image_w - w) // 2, h, w], axis=1)
+    return boxes
+
+
+@dataclass(frozen=True)
+class PhotometricDraws:
+    """The photometric parameters of N images.
+
+    Attributes:
+        jitter: (N,) whether the colours are jittered.
+        factors: (N, 4) brightness, contrast and saturation factors, and the hue shift in turns.
+        order: (N, 4) a sorting key for each of the four: they are applied from the smallest to the largest.
+        grayscale: (N,) whether the colour is dropped.
+        blur: (N,) whether the image is blurred.
+        sigma: (N,) the blur's standard deviation, px.
+        solarize: (N,) whether the image is solarized.
+    """
+
+    jitter: Bools
+    factors: Floats
+    order: Floats
+    grayscale: Bools
+    blur: Bools
+    sigma: Floats
+    solarize: Bools
+
+
+def photometric_draws(key: npt.NDArray[np.uint64], config: ViewConfig) -> PhotometricDraws:
+    """Draw the parameters of `config` for every key, with the distributions of torchvision's transforms."""
+    u = uniforms(key, 0, 13)
+    strength = np.array([config.brightness, config.contrast, config.saturation, config.hue])
+    low, high = config.blur_sigma
+    return PhotometricDraws(
+        jitter=u[:, 0] < config.jitter_p,
+        factors=np.array([1.0, 1.0, 1.0, 0.0]) + strength * (2 * u[:, 1:5] - 1),
+        order=u[:, 5:9],
+        grayscale=u[:, 9] < config.grayscale_p,
+        blur=u[:, 10] < config.blur_p,
+        sigma=low + (high - low) * u[:, 11],
+        solarize=u[:, 12] < config.solarize_p,
+    )

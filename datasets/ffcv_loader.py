@@ -1,0 +1,303 @@
+"""The crops with FFCV: a decoder that decodes each image once and cuts every view out of it.
+
+FFCV 1.0.2 is used as published. What to know, and what is different here from its own loader:
+
+- The boxes come from outside (`draws`), because FFCV's augmentation cannot be seeded.
+- An epoch may be left early, and an error in the thread behind it reaches the caller; FFCV's own iterator keeps its
+  thread and buffers in the one case and waits for ever in the other.
+- What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image cannot be decoded.
+- PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
+- JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
+  1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
+- Nothing is compiled per loader: the kernels are compiled once and kept on disk by numba, beside this file or, where
+  that cannot be written, in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from queue import Empty, Full
+from typing import Any
+
+import llvmlite.binding  # type: ignore[import-untyped]
+import numba
+import numba.typed
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import types
+
+from regbench.datasets.beton import JPEG, Beton
+from regbench.datasets.crops import BOX, Boxes, CropShape, CropStream, Ints
+from regbench.datasets.resize import FILTERS, cut
+
+Array = npt.NDArray[Any]
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Keep FFCV's warnings and its setting of PyTorch's threads to itself."""
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _plain_dictionaries() -> Iterator[None]:
+    """Let FFCV's import make plain dictionaries where it asks for numba's.
+
+    It makes one, with two entries that only Python reads; compiling that one takes 2.9 of the import's 3.3 seconds.
+    """
+    typed = numba.typed.Dict
+    numba.typed.Dict = dict
+    try:
+        yield
+    finally:
+        numba.typed.Dict = typed
+
+
+# numba's own threading layer. With TBB, which it prefers where the system has it (Debian's OpenCV brings it), a process
+# can wait for ever at its exit, in unload_tbb.
+numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
+
+with _contained(), _plain_dictionaries():
+    import ffcv._libffcv
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.loader import Loader
+    from ffcv.loader.epoch_iterator import EpochIterator
+    from ffcv.pipeline.allocation_query import AllocationQuery
+    from ffcv.pipeline.compiler import Compiler
+
+
+@contextmanager
+def _not_compiled() -> Iterator[None]:
+    """Have FFCV leave functions as they are: ours are compiled already, and it would compile anew for each loader."""
+    enabled = Compiler.is_enabled
+    Compiler.set_enabled(False)
+    try:
+        yield
+    finally:
+        Compiler.set_enabled(enabled)
+
+
+_BATCHES_AHEAD = 2
+_SLOTS = _BATCHES_AHEAD + 2
+# That threading layer does not bear two parallel regions at once, and two loaders may run at once.
+_parallel_region = threading.Lock()
+
+
+# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers to it so, but not
+# code with a ctypes pointer in it: int imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
+# offset_x, offset_y, scale_numerator, scale_denominator, crop, flip).
+llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
+_imdecode: Any = types.ExternalFunction(
+    "imdecode", types.int32(types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8)
+)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_one(data: Array, jpeg: bool, height: int, width: int, boxes: Array, kind: int, crops: Array) -> int:
+    """Decode one image once, cut every view out of it, and return 0 if all went well."""
+    if jpeg:
+        pixels = np.empty((height, width, 3), np.uint8)
+        source, target = data.ctypes.data, pixels.ctypes.data
+        status = _imdecode(source, data.size, height, width, target, height, width, 0, 0, 1, 1, 0, 0)
+        if status != 0:
+            return 1
+        for view in range(len(boxes)):
+            cut(pixels, boxes[view], kind, crops[view])
+    else:
+        stored = data.reshape(height, width, 3)
+        for view in range(len(boxes)):
+            cut(stored, boxes[view], kind, crops[view])
+    return 0
+
+
+# Two functions, since what numba keeps of one does not tell apart whether it was compiled to run in parallel.
+@numba.njit(cache=True, nogil=True)
+def _decode_serial(
+    rows: Array,
+    file: Array,
+    start: Array,
+    size: Array,
+    shape: Array,
+    boxes: Array,
+    kind: int,
+    status: Array,
+    crops: Array,
+) -> None:
+    for n in range(len(rows)):
+        i = rows[n]
+        data = file[start[i] : start[i] + size[i]]
+        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)
+def _decode_parallel(
+    rows: Array,
+    file: Array,
+    start: Array,
+    size: Array,
+    shape: Array,
+    boxes: Array,
+    kind: int,
+    status: Array,
+    crops: Array,
+) -> None:
+    for n in numba.prange(len(rows)):
+        i = rows[n]
+        data = file[start[i] : start[i] + size[i]]
+        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])
+
+
+class _CropDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
+    """Decodes an image once and cuts the given boxes out of it.
+
+    Memory per sample: boxes (views, 9), set before; status (1,), 0 when decoded; crops (views, size, size, channels).
+    """
+
+    def __init__(self, beton: Beton, shape: CropShape, parallel: bool) -> None:
+        super().__init__()
+        self._beton = beton
+        self._shape = shape
+        self._decode = _decode_parallel if parallel else _decode_serial
+
+    def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, tuple[Any, ...]]:
+        shape = self._shape
+        crops = (shape.views, shape.size, shape.size, shape.channels)
+        queries = (
+            AllocationQuery((shape.views, len(BOX)), np.dtype(np.int64)),
+            AllocationQuery((1,), np.dtype(np.int64)),
+            AllocationQuery(crops, np.dtype(np.uint8)),
+        )
+        return replace(previous_state, jit_mode=True, shape=crops, dtype=np.dtype(np.uint8)), queries
+
+    def generate_code(self) -> Callable[..., Any]:
+        beton, kind, decode_batch = self._beton, FILTERS[self._shape.interpolation], self._decode
+        image_shape = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
+
+        def decode(batch_indices: Any, storage: Any, metadata: Any, storage_state: Any) -> Any:
+            boxes, status, crops = storage
+            file = storage_state[0]
+            decode_batch(batch_indices, file, beton.start, beton.size, image_shape, boxes, kind, status, crops)
+            return storage
+
+        return decode
+
+
+class _Stream(EpochIterator):  # type: ignore[misc]
+    """One epoch: a thread that fills a ring of buffers, with an end that always comes."""
+
+    def __init__(self, loader: Any, order: Ints, boxes: Boxes, beton: Beton, kind: int) -> None:
+        self._boxes = boxes
+        self._beton = beton
+        self._kind = kind
+        self._done = False
+        super().__init__(loader, order.astype(np.uint64))
+
+    def run(self) -> None:
+        try:
+            parallel = self.loader.num_workers > 1
+            if parallel:
+                numba.set_num_threads(self.loader.num_workers)
+            (node,) = self.memory_allocations["operation"]
+            box_slots = self.memory_allocations["operation"][node][0]
+            region = _parallel_region if parallel else nullcontext()
+            for number, indices in enumerate(self.iter_ixes):
+                slot = number % _SLOTS
+                plain = indices.astype(np.int64)
+                box_slots[slot][: len(indices)] = self._boxes(plain)
+                with region:
+                    ((drawn, status, crops),) = self.run_pipeline(number, indices, slot, None)
+                for n in np.flatnonzero(status[:, 0]):
+                    # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files
+                    # have; what Pillow cannot read is refused.
+                    image = self._beton.image(int(plain[n]))
+                    for view, box in enumerate(drawn[n]):
+                        cut(image, box, self._kind, crops[n, view])
+                if not self._put((plain, torch.from_numpy(crops))):
+                    return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Any) -> bool:
+        """Hand over to the consumer; False if it has gone."""
+        while not self.terminate_event.is_set():
+            try:
+                self.output_queue.put(item, timeout=0.1)
+                return True
+            except Full:
+                pass
+        return False
+
+    def __next__(self) -> tuple[Ints, torch.Tensor]:
+        if self._done:
+            raise StopIteration
+        item = self.output_queue.get()
+        if isinstance(item, tuple):
+            return item
+        self.close()
+        if item is None:
+            raise StopIteration
+        raise item
+
+    def close(self) -> None:
+        if self._done:
+            return
+        self._done = True
+        self.terminate_event.set()
+        while self.is_alive():
+            try:
+                self.output_queue.get_nowait()
+            except Empty:
+                self.join(0.005)
+        self.memory_allocations: dict[str, Any] = {}
+        super().close()
+        self.closed = True
+
+
+class FfcvCrops:
+    """Makes the crops of one `.beton` file in FFCV's loader."""
+
+    def __init__(self, beton: Beton, shape: CropShape, batch_size: int, workers: int) -> None:
+        """Make the loader.
+
+        Args:
+            beton: the file.
+            shape: what to deliver.
+            batch_size: the largest that will be asked for.
+            workers: threads; no more than there are cores are used.
+        """
+        self._beton = beton
+        self._kind = FILTERS[shape.interpolation]
+        threads = min(workers, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+        with _contained(), _not_compiled():
+            self._loader = Loader(
+                str(beton.path),
+                batch_size,
+                num_workers=threads,
+                os_cache=True,
+                seed=0,  # not used, but without one FFCV takes a number from NumPy's global generator
+                pipelines={"image": [_CropDecoder(beton, shape, threads > 1)], "label": None},
+                batches_ahead=_BATCHES_AHEAD,
+            )
+
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes) -> CropStream:
+        """Start an epoch."""
+        with _contained():
+            self._loader.batch_size = batch_size
+            stream: CropStream = _Stream(self._loader, order, boxes, self._beton, self._kind)
+            return stream
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._loader = None

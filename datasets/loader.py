@@ -1,0 +1,416 @@
+"""The loaders that training and evaluation use: two augmented views, or one plain image with its label.
+
+Both stand on one of two backends that deliver the same crops: FFCV (`ffcv_loader`) or a PyTorch `DataLoader`
+(`torchvision_loader`). The photometric augmentation is the same code for both (`photometric`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.datasets import draws
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, check_interpolation
+from regbench.datasets.crops import Boxes, CropLoader, CropShape, CropStream, Ints, center_boxes, random_boxes
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.photometric import normalize, photometric
+from regbench.datasets.prepare import check_matches
+from regbench.datasets.torchvision_loader import TorchvisionCrops
+
+BACKENDS = ("auto", "ffcv", "torchvision")
+TRANSFORMS = ("center", "crop_flip")
+Batch = TypeVar("Batch")
+
+
+class Epoch(Generic[Batch]):
+    """One epoch's batches. Leaving it, in whatever way, stops the work behind it.
+
+    It is an iterator and a context manager. When it is dropped half-way without either, it is closed when Python
+    collects it.
+    """
+
+    def __init__(self, stream: CropStream, finish: Callable[[Ints, Tensor], Batch]) -> None:
+        """Make an epoch of `stream`, each of whose batches goes through `finish`."""
+        self._stream = stream
+        self._finish = finish
+        self._close = weakref.finalize(self, stream.close)
+
+    def __iter__(self) -> Epoch[Batch]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            RegbenchError: an image cannot be decoded.
+        """
+        try:
+            return self._finish(*next(self._stream))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop; harmless when repeated."""
+        self._close()
+
+    def __enter__(self) -> Epoch[Batch]:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.close()
+
+
+class _Transfer:
+    """Brings crops to the device as tensors that are safe to keep, though the crops' memory is used again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, crops: Tensor) -> Tensor:
+        if self._side is None:
+            # Whatever follows makes a new float tensor out of it.
+            return crops if self._device.type == "cpu" else crops.to(self._device)
+        # On a stream of its own, so that only the copy is waited for and not the training step before it.
+        with torch.cuda.stream(self._side):
+            copied = crops.to(self._device, non_blocking=True)
+        self._side.synchronize()
+        copied.record_stream(torch.cuda.current_stream(self._device))
+        return copied
+
+
+class _Loader:
+    """What both loaders share: an open split, its backend and the way to the device."""
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        path: Path,
+        shape: CropShape,
+        batch_size: int,
+        device: torch.device,
+        backend: str,
+        workers: int,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
+        if workers < 1 or batch_size < 1:
+            raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
+        if backend == "auto":
+            backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
+        self.backend = backend
+        self.batch_size = batch_size
+        self._dataset = dataset
+        self._beton = Beton(path)
+        self._transfer = _Transfer(device)
+        self._crops: CropLoader
+        if backend == "ffcv":
+            try:
+                from regbench.datasets.ffcv_loader import FfcvCrops
+            except ImportError as error:
+                raise RegbenchError(
+                    f"FFCV cannot be imported ({error}); install it with pip install 'regbench[ffcv]', or choose the "
+                    "loader 'torchvision'"
+                ) from error
+            self._crops = FfcvCrops(self._beton, shape, batch_size, workers)
+        else:
+            self._crops = TorchvisionCrops(self._beton, shape, workers, pin_memory=device.type == "cuda")
+        self._open: weakref.WeakSet[Epoch[tuple[Tensor, Tensor]]] = weakref.WeakSet()
+
+    def _epoch(
+        self, order: Ints, boxes: Boxes, finish: Callable[[Ints, Tensor], tuple[Tensor, Tensor]]
+    ) -> Epoch[tuple[Tensor, Tensor]]:
+        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes), finish)
+        self._open.add(epoch)
+        return epoch
+
+    def _boxes(self, seed: int, epoch: int, views: dict[int, ViewConfig]) -> Boxes:
+        def draw(indices: Ints) -> Ints:
+            heights, widths = self._beton.heights[indices], self._beton.widths[indices]
+            per_view = []
+            for view, config in views.items():
+                key = draws.keys(seed, epoch, indices, draws.CROP, view)
+                args = (config.crop_scale, config.crop_ratio, config.flip_p)
+                boxes = draws.crop_boxes(key, heights, widths, *args)
+                per_view.append(random_boxes(boxes, self._dataset.image_size))
+            return np.stack(per_view, axis=1)
+
+        return draw
+
+    def close(self) -> None:
+        """Stop every epoch that is still open and free what is held."""
+        for epoch in list(self._open):
+            epoch.close()
+        self._crops.close()
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+class TwoViewLoader(_Loader):
+    """Two augmented views of every training image, in an order drawn anew for each epoch; see `two_view_loader`.
+
+    Attributes:
+        backend: "ffcv" or "torchvision", whichever runs.
+        num_samples: number of training images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        augmentation: AugmentationConfig,
+        *,
+        data_dir: Path,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str = "auto",
+        workers: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """See `two_view_loader`."""
+        manifest = Manifest.load(data_dir, dataset.name)
+        check_matches(manifest, dataset, data_dir)
+        split = manifest.pretraining_split
+        path = manifest.split_file(data_dir, split)
+        labels = Beton(path).labels
+        self._indices = _first_of_each_class(labels, dataset, split)
+        self.num_samples = len(self._indices)
+        if batch_size * world_size > self.num_samples:
+            whole = f"{batch_size}" if world_size == 1 else f"{batch_size} x {world_size} processes"
+            raise RegbenchError(
+                f"batch size {whole} is larger than the {self.num_samples:,} training images; "
+                f"choose at most {self.num_samples // world_size}"
+            )
+        shape = CropShape(
+            views=2,
+            size=dataset.image_size,
+            channels=dataset.channels,
+            interpolation=augmentation.interpolation,
+        )
+        super().__init__(dataset, path, shape, batch_size, device, backend, workers)
+        self._views = {0: augmentation.view1, 1: augmentation.view2}
+        self._seed = seed
+        self._rank, self._world_size = rank, world_size
+
+    def __len__(self) -> int:
+        """Batches per epoch; a last one that would be short is left out."""
+        return self.num_samples // (self.batch_size * self._world_size)
+
+    def __enter__(self) -> TwoViewLoader:
+        """Return itself."""
+        return self
+
+    def epoch(self, e: int) -> Epoch[tuple[Tensor, Tensor]]:
+        """The batches of epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device."""
+        order = draws.epoch_order(self._seed, e, self._indices)
+        order = order[: len(self) * self.batch_size * self._world_size]
+        order = order.reshape(len(self), self._world_size, self.batch_size)[:, self._rank].reshape(-1)
+
+        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
+            crops = self._transfer(crops)
+            views = []
+            for view, config in self._views.items():
+                key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view)
+                x = photometric(crops[:, view], draws.photometric_draws(key, config), config)
+                views.append(normalize(x, self._dataset.mean, self._dataset.std))
+            return views[0], views[1]
+
+        return self._epoch(order, self._boxes(self._seed, e, self._views), finish)
+
+
+class EvalLoader(_Loader):
+    """Images of a split with their labels, each once per epoch; see `eval_loader`.
+
+    Attributes:
+        backend: "ffcv" or "torchvision", whichever runs.
+        num_samples: number of images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        split: str,
+        *,
+        data_dir: Path,
+        batch_size: int,
+        device: torch.device,
+        transform: str = "center",
+        seed: int = 0,
+        backend: str = "auto",
+        workers: int = 1,
+        interpolation: str = "bicubic",
+        crop_scale: tuple[float, float] = (0.08, 1.0),
+    ) -> None:
+        """See `eval_loader`."""
+        check_interpolation(interpolation)
+        if transform not in TRANSFORMS:
+            raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
+        manifest = Manifest.load(data_dir, dataset.name)
+        check_matches(manifest, dataset, data_dir)
+        path = manifest.split_file(data_dir, split)
+        labels = Beton(path).labels
+        self._indices = _first_of_each_class(labels, dataset, split)
+        self._labels = torch.from_numpy(labels)
+        self.num_samples = len(self._indices)
+        self._random = transform == "crop_flip"
+        shape = CropShape(
+            views=1,
+            size=dataset.image_size,
+            channels=dataset.channels,
+            interpolation=interpolation,
+        )
+        super().__init__(dataset, path, shape, min(batch_size, self.num_samples), device, backend, workers)
+        self._seed = seed
+        self._device = device
+        self._view = ViewConfig(crop_scale=crop_scale)
+
+    def __len__(self) -> int:
+        """Batches per epoch; the last one may be short."""
+        return -(-self.num_samples // self.batch_size)
+
+    def __enter__(self) -> EvalLoader:
+        """Return itself."""
+        return self
+
+    def epoch(self, e: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
+        """The batches of epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on the device."""
+        order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
+
+        def center(indices: Ints) -> Ints:
+            heights, widths = self._beton.heights[indices], self._beton.widths[indices]
+            return center_boxes(heights, widths, self._dataset.eval_resize, self._dataset.image_size)[:, None]
+
+        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
+            x = self._transfer(crops)[:, 0].permute(0, 3, 1, 2).to(torch.float32).contiguous()
+            labels = self._labels[torch.from_numpy(indices)].to(self._device)
+            return normalize(x, self._dataset.mean, self._dataset.std), labels
+
+        boxes = self._boxes(self._seed, e, {draws.EVALUATION_VIEW: self._view}) if self._random else center
+        return self._epoch(order, boxes, finish)
+
+
+def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:
+    """Indices of the images to use, ascending: in "train" the first `train_per_class` of each class.
+
+    Raises:
+        RegbenchError: a class has fewer.
+    """
+    if split != "train" or dataset.train_per_class is None:
+        return np.arange(len(labels))
+    counts = np.bincount(labels, minlength=dataset.num_classes)
+    if counts.min() < dataset.train_per_class:
+        raise RegbenchError(
+            f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class {counts.argmin()} has "
+            f"{counts.min()} training images; choose at most {counts.min()}"
+        )
+    rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
+    return np.sort(np.concatenate(rows))
+
+
+def two_view_loader(
+    dataset: DatasetConfig,
+    augmentation: AugmentationConfig,
+    *,
+    data_dir: Path,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    backend: str = "auto",
+    workers: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+) -> TwoViewLoader:
+    """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
+
+    Args:
+        dataset: which; `train_per_class` is honoured.
+        augmentation: of the two views.
+        data_dir: the folder of all prepared data sets.
+        batch_size: images a batch, in this process.
+        seed: decides order and augmentation, together with the epoch.
+        device: where the views are augmented and delivered.
+        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
+        workers: threads (FFCV) or processes (torchvision) that decode and crop.
+        rank: this process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
+            `world_size` x B images, which is the batch that one process with that batch size would get.
+        world_size: number of processes.
+
+    Raises:
+        RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
+    """
+    return TwoViewLoader(
+        dataset,
+        augmentation,
+        data_dir=data_dir,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        backend=backend,
+        workers=workers,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def eval_loader(
+    dataset: DatasetConfig,
+    split: str,
+    *,
+    data_dir: Path,
+    batch_size: int,
+    device: torch.device,
+    transform: str = "center",
+    seed: int = 0,
+    backend: str = "auto",
+    workers: int = 1,
+    interpolation: str = "bicubic",
+    crop_scale: tuple[float, float] = (0.08, 1.0),
+) -> EvalLoader:
+    """Open a split for evaluation.
+
+    Args:
+        dataset: which; `train_per_class` is honoured for "train".
+        split: "train", "tuning" or "test".
+        data_dir: the folder of all prepared data sets.
+        batch_size: images a batch; more than there are means all of them.
+        device: where the images are delivered.
+        transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
+            file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
+        seed: for "crop_flip".
+        backend: as for `two_view_loader`.
+        workers: as for `two_view_loader`.
+        interpolation: "bicubic", "bilinear" or "area".
+        crop_scale: range of the crop's area, for "crop_flip".
+
+    Raises:
+        RegbenchError: the data set is not prepared or not usable, or an argument is unknown.
+    """
+    return EvalLoader(
+        dataset,
+        split,
+        data_dir=data_dir,
+        batch_size=batch_size,
+        device=device,
+        transform=transform,
+        seed=seed,
+        backend=backend,
+        workers=workers,
+        interpolation=interpolation,
+        crop_scale=crop_scale,
+    )

@@ -1,0 +1,100 @@
+"""The manifest of a prepared data set: what `prepare` wrote, and the proof that it finished."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from regbench import RegbenchError
+from regbench.files import write_text
+
+FILE_NAME = "manifest.json"
+
+
+class SplitEntry(TypedDict):
+    """One split's file.
+
+    Attributes:
+        file: its name, beside the manifest.
+        num_samples: number of images.
+        counts_per_class: number of images of each class; empty for a split without labels.
+        content_sha256: over every image's label and stored bytes, in order.
+        bytes: the file's size.
+    """
+
+    file: str
+    num_samples: int
+    counts_per_class: list[int]
+    content_sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a prepared data set holds; it is written last, so its presence means that all is there.
+
+    Attributes:
+        name: the data set's folder.
+        source: see `DatasetConfig.source`.
+        selection: what of `DatasetConfig` decided which images went where (imagefolder), else empty.
+        splits: by name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
+        class_names: in the order of the labels.
+        beton: options of the files: version, page_bytes.
+        regbench_version: the version that wrote them.
+        created: UTC time, ISO 8601.
+    """
+
+    name: str
+    source: str
+    selection: dict[str, int | None]
+    splits: dict[str, SplitEntry]
+    class_names: list[str]
+    beton: dict[str, int]
+    regbench_version: str
+    created: str
+
+    @property
+    def pretraining_split(self) -> str:
+        """The split to pretrain on: "unlabeled" where there is one (STL-10), else "train"."""
+        return "unlabeled" if "unlabeled" in self.splits else "train"
+
+    @classmethod
+    def load(cls, data_dir: Path, name: str) -> Manifest:
+        """Read the manifest of data set `name` in `data_dir`.
+
+        Raises:
+            RegbenchError: the data set is not prepared, or the manifest cannot be read.
+        """
+        path = data_dir / name / FILE_NAME
+        try:
+            content = json.loads(path.read_text())
+            return cls(**content)
+        except FileNotFoundError:
+            raise RegbenchError(
+                f"data set '{name}' is not prepared in {data_dir}; run: regbench prepare {name}"
+            ) from None
+        except (OSError, ValueError, TypeError) as error:
+            raise RegbenchError(
+                f"{path} cannot be read ({error}); write it again: regbench prepare {name} --force"
+            ) from error
+
+    def save(self, data_dir: Path) -> None:
+        """Write the manifest atomically to its place in `data_dir`."""
+        write_text(data_dir / self.name / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
+
+    def split_file(self, data_dir: Path, split: str) -> Path:
+        """The file of `split`, present and of the recorded size.
+
+        Raises:
+            RegbenchError: no such split, or its file is missing or has another size.
+        """
+        if split not in self.splits:
+            raise RegbenchError(f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}")
+        path = data_dir / self.name / self.splits[split]["file"]
+        found = path.stat().st_size if path.is_file() else -1
+        if found != self.splits[split]["bytes"]:
+            state = "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
+            raise RegbenchError(f"{path} is {state}; write it again: regbench prepare {self.name} --force")
+        return path

@@ -1,0 +1,190 @@
+"""The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
+
+Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
+same name, without the rounding to whole levels between operations. Images are touched only by what they drew.
+
+The Gaussian blur has a kernel of 23 taps at 224 px and in proportion at other sizes, odd and at least 3 (3 at 28 and
+32 px, 7 at 64, 9 at 96), and mirrors at the borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regbench.datasets.config import ViewConfig
+from regbench.datasets.draws import PhotometricDraws
+
+# Images that the blur handles at once; its matrices are what needs memory.
+_BLUR_CHUNK = 256
+
+
+def blur_taps(size: int) -> int:
+    """Length of the blur's kernel for images of `size` px: about a tenth, odd, at least 3."""
+    return max(3, 2 * round((size * 23 / 224 - 1) / 2) + 1)
+
+
+def grey(x: Tensor) -> Tensor:
+    """Luma of ITU-R BT.601, (N, 1, H, W); the channel itself if there is but one."""
+    if x.shape[1] == 1:
+        return x
+    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+
+
+def _per_image(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply by `factor` (N,). Works in place."""
+    return x.mul_(_per_image(factor)).clamp_(0, 255)
+
+
+def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the mean luma of the image: f x + (1 - f) mean. Works in place."""
+    mean = grey(x).mean((1, 2, 3))
+    return x.mul_(_per_image(factor)).add_(_per_image((1 - factor) * mean)).clamp_(0, 255)
+
+
+def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the luma: f x + (1 - f) luma. Works in place."""
+    luma = grey(x)
+    return x.mul_(_per_image(factor)).add_(luma.mul_(_per_image(1 - factor))).clamp_(0, 255)
+
+
+def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue of HSV by `shift` (N,) turns."""
+    value, low = x.amax(1), x.amin(1)
+    chroma = value - low
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    red, green, blue = x.unbind(1)
+    # Sixths of a turn from red; at grey (chroma 0) any hue will do.
+    hue = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = hue + 6 * shift.view(-1, 1, 1)
+    # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
+    n = torch.tensor([5.0, 3.0, 1.0], device=x.device).view(1, 3, 1, 1)
+    k = (hue.unsqueeze(1) + n).remainder_(6)
+    k = torch.minimum(k, 4 - k).clamp_(0, 1)
+    return value.unsqueeze(1) - chroma.unsqueeze(1) * k
+
+
+def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
+    """All channels become the luma."""
+    return grey(x).expand_as(x)
+
+
+def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
+    """Blur with standard deviation `sigma` (N,) px.
+
+    Each image is multiplied from both sides by its own banded matrix, which has the mirrored borders in it.
+    """
+    size = x.shape[-1]
+    taps = blur_taps(size)
+    offset = torch.arange(taps, device=x.device) - taps // 2
+    kernel = torch.softmax(-0.5 * (offset / sigma.view(-1, 1)) ** 2, dim=1)
+    source = (torch.arange(size, device=x.device).view(-1, 1) + offset).abs()
+    source = (size - 1) - (size - 1 - source).abs()
+    place = torch.zeros(taps, size, size, device=x.device)
+    place.scatter_(2, source.t().unsqueeze(2), 1.0)
+    out = torch.empty_like(x)
+    for start in range(0, len(x), _BLUR_CHUNK):
+        part = slice(start, start + _BLUR_CHUNK)
+        matrix = (kernel[part] @ place.view(taps, -1)).view(-1, 1, size, size)
+        torch.matmul(torch.matmul(matrix, x[part]), matrix.transpose(2, 3), out=out[part])
+    return out
+
+
+def solarize(x: Tensor, threshold: Tensor) -> Tensor:
+    """Invert the values at or above `threshold` (N,)."""
+    return torch.where(x >= _per_image(threshold), 255 - x, x)
+
+
+_JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_hue,
+)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operation, the rows of the batch that it is for, and its value for each of them."""
+
+    operation: Callable[[Tensor, Tensor], Tensor]
+    rows: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+def _steps(draws: PhotometricDraws, config: ViewConfig, channels: int) -> list[_Step]:
+    """The operations of one batch in the order in which they are applied."""
+    steps = []
+    strengths = (config.brightness, config.contrast, config.saturation, config.hue)
+    # On grey images saturation and hue have no effect. The order of the others is not changed by leaving these out.
+    active = [i for i, strength in enumerate(strengths) if strength > 0 and (channels == 3 or i < 2)]
+    order = np.argsort(draws.order[:, active], axis=1)
+    for place in range(len(active)):
+        for number, i in enumerate(active):
+            rows = np.flatnonzero(draws.jitter & (order[:, place] == number))
+            steps.append(_Step(_JITTER[i], rows, draws.factors[rows, i]))
+    if channels == 3:
+        rows = np.flatnonzero(draws.grayscale)
+        steps.append(_Step(to_grayscale, rows, np.zeros(len(rows))))
+    rows = np.flatnonzero(draws.blur)
+    steps.append(_Step(gaussian_blur, rows, draws.sigma[rows]))
+    rows = np.flatnonzero(draws.solarize)
+    steps.append(_Step(solarize, rows, np.full(len(rows), float(config.solarize_threshold))))
+    return [step for step in steps if len(step.rows)]
+
+
+def _on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Copy without waiting for what the device is doing."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def photometric(crops: Tensor, draws: PhotometricDraws, config: ViewConfig) -> Tensor:
+    """Apply one view's photometric augmentation.
+
+    Args:
+        crops: (N, H, W, C) uint8 on the device to work on.
+        draws: the N images' parameters.
+        config: what they were drawn from.
+
+    Returns:
+        (N, C, H, W) float32, values in [0, 255].
+    """
+    x = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    steps = _steps(draws, config, x.shape[1])
+    if not steps:
+        return x
+    # One transfer for the rows and one for the values of all steps.
+    lengths = [len(step.rows) for step in steps]
+    all_rows = _on_device(np.concatenate([step.rows for step in steps]), x.device).split(lengths)
+    values = np.concatenate([step.values for step in steps]).astype(np.float32)
+    all_values = _on_device(values, x.device).split(lengths)
+    for step, rows, value in zip(steps, all_rows, all_values, strict=True):
+        if len(step.rows) == len(x):
+            x = step.operation(x, value)
+        else:
+            x.index_copy_(0, rows, step.operation(x.index_select(0, rows), value))
+    return x
+
+
+def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """From [0, 255] to (x / 255 - mean) / std per channel, `channels_last` if there are three."""
+    scale = torch.tensor([1 / (255 * s) for s in std], device=x.device).view(1, -1, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=x.device).view(1, -1, 1, 1)
+    x = x * scale + shift
+    return x.contiguous(memory_format=torch.channels_last) if x.shape[1] == 3 else x

@@ -1,0 +1,139 @@
+"""The crops without FFCV: a PyTorch `DataLoader` over the same `.beton` file, with Pillow's resize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from regbench import RegbenchError
+from regbench.datasets.beton import Beton
+from regbench.datasets.crops import Boxes, CropShape, CropStream, Ints
+
+
+@lru_cache(maxsize=4096)
+def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
+    """The area filter as an (n_out, n_in) matrix; see `resize` for its definition."""
+    scale = n_in / n_out
+    center = (np.arange(n_out)[:, None] + 0.5) * scale
+    pixel = np.arange(n_in)[None, :]
+    if scale >= 1:
+        weights = np.minimum(center + scale / 2, pixel + 1) - np.maximum(center - scale / 2, pixel)
+    else:
+        weights = 1 - np.abs(pixel + 0.5 - center)
+    weights = np.maximum(weights, 0)
+    normalised: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return normalised
+
+
+def _resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation: str) -> npt.NDArray[np.uint8]:
+    """Resize (H, W, C) uint8; the horizontal pass first, each rounded to whole grey levels."""
+    if interpolation == "area":
+        pixels: npt.NDArray[Any] = image.astype(np.float32)
+        pixels = np.einsum("xw,hwc->hxc", _area_weights(image.shape[1], width), pixels, optimize=True)
+        pixels = np.floor(pixels + 0.5)
+        pixels = np.einsum("yh,hxc->yxc", _area_weights(image.shape[0], height), pixels, optimize=True)
+        return np.floor(pixels + 0.5).astype(np.uint8)
+    resample = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}[interpolation]
+    grey = image.shape[2] == 1
+    picture = Image.fromarray(image[:, :, 0] if grey else image)
+    # Two calls, because the order of the passes within one differs between Pillow's versions.
+    picture = picture.resize((width, picture.height), resample).resize((width, height), resample)
+    resized = np.asarray(picture)
+    return resized[:, :, None] if grey else resized
+
+
+class _Batches(Dataset[Any]):
+    """An item is a whole batch: given the images' indices and boxes, their crops, or the refusal of one of them.
+
+    The refusal is handed on and raised by the receiver, because a `DataLoader` would wrap it in a worker's traceback.
+    """
+
+    def __init__(self, beton: Beton, shape: CropShape) -> None:
+        self.beton = beton
+        self.shape = shape
+
+    def __getitem__(self, batch: tuple[Ints, Ints]) -> tuple[Ints, torch.Tensor] | RegbenchError:
+        try:
+            return self._crops(*batch)
+        except RegbenchError as error:
+            return error
+
+    def _crops(self, indices: Ints, boxes: Ints) -> tuple[Ints, torch.Tensor]:
+        shape = self.shape
+        crops = np.empty((len(indices), shape.views, shape.size, shape.size, shape.channels), np.uint8)
+        for n, index in enumerate(indices):
+            image = self.beton.image(int(index))[:, :, : shape.channels]
+            for v, (top, left, height, width, flip, to_height, to_width, row, column) in enumerate(boxes[n].tolist()):
+                box = np.ascontiguousarray(image[top : top + height, left : left + width])
+                resized = _resize(box, to_height, to_width, shape.interpolation)
+                crop = resized[row : row + shape.size, column : column + shape.size]
+                crops[n, v] = crop[:, ::-1] if flip else crop
+        return indices, torch.from_numpy(crops)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class _Stream:
+    """One epoch of a `DataLoader`; closing it ends its workers."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches: Iterator[tuple[Ints, torch.Tensor] | RegbenchError] | None = batches
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> tuple[Ints, torch.Tensor]:
+        if self._batches is None:
+            raise StopIteration
+        batch = next(self._batches)
+        if isinstance(batch, RegbenchError):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        # The iterator's finalizer tells its workers to stop and joins them.
+        self._batches = None
+
+
+class TorchvisionCrops:
+    """Makes the crops of one `.beton` file in worker processes."""
+
+    def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
+        """Make the loader.
+
+        Args:
+            beton: the file.
+            shape: what to deliver.
+            workers: number of processes.
+            pin_memory: put the crops into page-locked memory, for the way to a GPU.
+        """
+        self._dataset = _Batches(beton, shape)
+        self._workers = workers
+        self._pin_memory = pin_memory
+
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes) -> CropStream:
+        """Start an epoch."""
+        chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+        loader = DataLoader(
+            self._dataset,
+            batch_size=None,
+            sampler=((chunk, boxes(chunk)) for chunk in chunks),
+            collate_fn=_as_it_is,
+            num_workers=self._workers,
+            pin_memory=self._pin_memory,
+            # Its own generator: the global one must not depend on which loader runs.
+            generator=torch.Generator(),
+        )
+        return _Stream(iter(loader))
+
+    def close(self) -> None:
+        """Nothing is held between epochs."""

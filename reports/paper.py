@@ -1,0 +1,57 @@
+"""The reference numbers of Zheng et al., "Self-supervised learning with rotation-invariant kernels".
+
+The paper appeared at ICLR 2023. `paper.csv` holds the paper's result tables as printed: 2 (linear probing on
+IN20 % by embedding dimension), 3 (kernel ablation), 4 (ResNet-50 on IN100 %), 5 (peak memory per GPU, decimal
+GB), 13 (Table 2 again, but tuned on the test set) and 14 (Places205 and VOC07 after IN20 %). `metric` is the
+name that the score has in a record. A blank means that the paper does not state it: Table 5 does not say
+which order SFRIK had.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+
+@cache
+def load_paper() -> pd.DataFrame:
+    """All numbers: table, label, method, order, embedding_dim, batch_size, epochs, metric, value, unit."""
+    whole = dict.fromkeys(("order", "embedding_dim", "batch_size", "epochs"), "Int64")
+    return pd.read_csv(Path(__file__).with_name("paper.csv"), dtype=whole)
+
+
+def paper_table(table: int) -> pd.DataFrame:
+    """The rows of one of the paper's tables, in the paper's order; empty if it is not in the data."""
+    frame = load_paper()
+    return frame[frame["table"] == table]
+
+
+def paper_value(label: str, metric: str, table: int, **where: int) -> float | None:
+    """One printed number.
+
+    Args:
+        label: Display name of the method, such as "SFRIK (L=3)".
+        metric: Name of the score, such as "linear_top1".
+        table: Number of the table in the paper.
+        **where: Further columns to match, such as embedding_dim=8192 or epochs=200.
+
+    Returns:
+        The number, in the unit that the table states; None if the paper has none.
+    """
+    frame = paper_table(table)
+    match = (frame["label"] == label) & (frame["metric"] == metric)
+    for column, value in where.items():
+        match &= (frame[column] == value).fillna(False).astype(bool)
+    values = frame.loc[match, "value"]
+    return float(values.iloc[0]) if len(values) else None
+
+
+def in20_linear_top1(label: str) -> float | None:
+    """Linear probing on IN20 % at q = 8192, in percent: Table 2, or 3 for the kernels that only it has."""
+    for table in (2, 3):
+        value = paper_value(label, "linear_top1", table, embedding_dim=8192)
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import gc
+import importlib.util
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional as F
+
+from regbench import RegbenchError
+from regbench.datasets import draws
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
+from regbench.datasets.loader import EvalLoader, TwoViewLoader, eval_loader, two_view_loader
+from regbench.datasets.prepare import prepare
+
+Config = Callable[..., DatasetConfig]
+Open = Callable[..., TwoViewLoader]
+
+FFCV = importlib.util.find_spec("ffcv") is not None
+BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
+CPU = torch.device("cpu")
+# Crops alone: what remains is what the backends do themselves.
+PLAIN = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
+CROPS_ONLY = AugmentationConfig(name="crops", view1=PLAIN, view2=PLAIN)
+
+
+@pytest.fixture
+def two_views(data_dir: Path, folder_config: Config) -> Open:
+    def make(
+        config: DatasetConfig | None = None, augmentation: AugmentationConfig | None = None, **options: object
+    ) -> TwoViewLoader:
+        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3, "device": CPU}
+        arguments = (config or folder_config(), augmentation or AugmentationConfig())
+        return two_view_loader(*arguments, **(settings | options))  # type: ignore[arg-type]
+
+    return make
+
+
+def batches(loader: TwoViewLoader | EvalLoader, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
+    with loader, loader.epoch(epoch) as items:
+        return list(items)
+
+
+def decoded(beton: Beton, index: int, backend: str) -> npt.NDArray[np.uint8]:
+    """Image `index` as the backend's own JPEG decoder gives it: FFCV's uses a faster, less exact transform."""
+    if backend == "torchvision":
+        return beton.image(index)
+    from ffcv.libffcv import imdecode
+
+    height, width = int(beton.heights[index]), int(beton.widths[index])
+    image = np.empty((height, width, 3), np.uint8)
+    data = beton.stored_bytes(index)
+    assert imdecode(data, image, height, width, height, width, 0, 0, 1, 1, False, False) == 0
+    difference = image.astype(int) - beton.image(index)
+    assert np.abs(difference).max() <= 8
+    assert np.abs(difference).mean() < 1.3
+    return image
+
+
+def levels(x: Tensor, config: DatasetConfig) -> Tensor:
+    """Back from normalised values to grey levels."""
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (config.mean, config.std))
+    return (x * std + mean) * 255
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["fashion", "insects"])
+def test_two_views(backend: str, name: str, two_views: Open, fashion_config: Config, folder_config: Config) -> None:
+    config = fashion_config() if name == "fashion" else folder_config()
+    loader = two_views(config, backend=backend)
+    assert loader.backend == backend
+    assert loader.num_samples == (100 if name == "fashion" else 24)
+    assert len(loader) == loader.num_samples // 5
+    items = batches(loader)
+    assert len(items) == len(loader)
+    for x1, x2 in items:
+        for x in (x1, x2):
+            assert x.shape == (5, config.channels, config.image_size, config.image_size)
+            assert x.dtype == torch.float32
+            assert -0.01 <= levels(x, config).min() <= levels(x, config).max() <= 255.01
+            assert config.channels == 1 or x.is_contiguous(memory_format=torch.channels_last)
+        assert not torch.equal(x1, x2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_crops_are_pillows_of_the_drawn_boxes(
+    backend: str, data_dir: Path, two_views: Open, folder_config: Config
+) -> None:
+    config = folder_config()
+    items = batches(two_views(augmentation=CROPS_ONLY, backend=backend), 2)
+    beton = Beton(data_dir / "insects" / "train.beton")
+    order = draws.epoch_order(3, 2, np.arange(24))
+    kind = Image.Resampling.BICUBIC
+    for view in (0, 1):
+        got = levels(torch.cat([pair[view] for pair in items]), config)
+        key = draws.keys(3, 2, order, draws.CROP, view)
+        boxes = draws.crop_boxes(key, beton.heights[order], beton.widths[order], (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        for n, (top, left, height, width, flip) in enumerate(boxes[:20]):
+            image = Image.fromarray(decoded(beton, int(order[n]), backend)).crop(
+                (left, top, left + width, top + height)
+            )
+            expected = np.asarray(image.resize((32, height), kind).resize((32, 32), kind)).astype(np.float32)
+            expected = expected[:, ::-1] if flip else expected
+            difference = np.abs(got[n].permute(1, 2, 0).numpy() - expected).max()
+            assert difference <= (1.01 if backend == "ffcv" else 0.01)
+
+
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "area"])
+def test_both_backends_deliver_the_same(
+    interpolation: str, two_views: Open, fashion_config: Config, folder_config: Config
+) -> None:
+    augmentation = AugmentationConfig(view1=PLAIN, view2=PLAIN, interpolation=interpolation)
+    for config in (fashion_config(), folder_config()):
+        pairs = [batches(two_views(config, augmentation, backend=backend), 1) for backend in ("ffcv", "torchvision")]
+        for ours, theirs in zip(*pairs, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                difference = (levels(a, config) - levels(b, config)).abs()
+                # Beyond one level only by the JPEG decoder, see `decoded`.
+                assert difference.max() <= (1.01 if config.channels == 1 else 9.01)
+                assert difference.mean() < (0.1 if config.channels == 1 else 1.3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pictures_depend_on_seed_epoch_image_and_view_alone(
+    backend: str, two_views: Open, folder_config: Config
+) -> None:
+    def pictures(
+        epoch: int = 0, config: DatasetConfig | None = None, **options: object
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        loader = two_views(config, backend=backend, **options)
+        indices = draws.epoch_order(loader._seed, epoch, loader._indices)
+        items = batches(loader, epoch)
+        views = [torch.cat([pair[view] for pair in items]) for view in (0, 1)]
+        return {int(i): (a, b) for i, a, b in zip(indices, *views, strict=False)}
+
+    reference = pictures(batch_size=24)
+    again = [pictures(batch_size=5), pictures(batch_size=24, workers=2)]
+    subset = pictures(batch_size=3, config=folder_config(train_per_class=8))
+    for other in (*again, subset):
+        assert len(other) >= 20
+        for i, views in other.items():
+            # The blur's matrix product may sum in another order when a batch has another size.
+            for a, b in zip(views, reference[i], strict=True):
+                torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    for changed in (pictures(1, batch_size=24), pictures(batch_size=24, seed=4)):
+        assert sum(torch.equal(changed[i][0], reference[i][0]) for i in reference) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_subset_sees_the_draws_of_the_whole(
+    backend: str, two_views: Open, fashion_config: Config, data_dir: Path
+) -> None:
+    whole = two_views(fashion_config(), CROPS_ONLY, backend=backend, batch_size=100)
+    some = two_views(fashion_config(train_per_class=4), CROPS_ONLY, backend=backend, batch_size=40)
+    labels = Beton(data_dir / "fashion" / "train.beton").labels
+    first = np.sort(np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(10)]))
+    assert some.num_samples == 40
+    order, all_order = draws.epoch_order(3, 0, first), draws.epoch_order(3, 0, np.arange(100))
+    ((got, _),), ((expected, _),) = batches(some), batches(whole)
+    place = {int(i): n for n, i in enumerate(all_order)}
+    assert torch.equal(got, expected[[place[int(i)] for i in order]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_share_the_batch_of_one_process(backend: str, two_views: Open) -> None:
+    alone = batches(two_views(augmentation=CROPS_ONLY, backend=backend, batch_size=6))
+    ranks = [
+        batches(two_views(augmentation=CROPS_ONLY, backend=backend, batch_size=2, rank=rank, world_size=3))
+        for rank in range(3)
+    ]
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_may_be_kept(backend: str, two_views: Open, fashion_config: Config) -> None:
+    with two_views(fashion_config(), backend=backend) as loader:
+        with loader.epoch(0) as epoch:
+            kept = [(x1, x1.clone()) for x1, _ in epoch]
+        assert len(kept) == 20
+        assert all(torch.equal(x, copy) for x, copy in kept)
+        with loader.epoch(0) as epoch:
+            assert all(torch.equal(x, again) for (x, _), (again, _) in zip(kept, epoch, strict=True))
+
+
+def quiet() -> bool:
+    """Whether no thread and no process is left but ours."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return not [
+        thread for thread in others if "ffcv" in type(thread).__module__ or "regbench" in type(thread).__module__
+    ] and (not multiprocessing.active_children())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leaving_early_leaves_nothing(backend: str, two_views: Open, fashion_config: Config) -> None:
+    loader = two_views(fashion_config(), backend=backend, batch_size=2)
+    for _ in range(3):
+        with loader.epoch(0) as epoch:
+            next(epoch)
+        assert quiet()
+    with pytest.raises(ZeroDivisionError), loader.epoch(0) as epoch:
+        for _ in epoch:
+            raise ZeroDivisionError
+    assert quiet()
+    dropped = loader.epoch(0)
+    next(dropped)
+    assert not quiet()
+    del dropped
+    gc.collect()
+    assert quiet()
+    left_open = loader.epoch(1)
+    next(left_open)
+    loader.close()
+    assert quiet()
+    with pytest.raises(StopIteration):
+        next(left_open)
+    loader.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_loaders_at_once(backend: str, two_views: Open, fashion_config: Config) -> None:
+    a, b = (two_views(fashion_config(), backend=backend, workers=2, seed=seed) for seed in (0, 1))
+    with a, b, a.epoch(0) as first, b.epoch(0) as second:
+        assert len(list(zip(first, second, strict=True))) == 20
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_config: Config) -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert len(batches(two_views(fashion_config(), backend=backend, workers=2))) == 20
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("split", ["train", "tuning", "test"])
+def test_center(backend: str, split: str, data_dir: Path, folder_config: Config) -> None:
+    config = folder_config()
+    loader = eval_loader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend)
+    assert len(loader) == -(-loader.num_samples // 5)
+    items = batches(loader)
+    x, y = (torch.cat(parts) for parts in zip(*items, strict=True))
+    beton = Beton(data_dir / "insects" / f"{split}.beton")
+    assert y.tolist() == beton.labels.tolist()
+    assert y.dtype == torch.int64
+    for n in range(len(beton)):
+        resized = F.resize(Image.fromarray(decoded(beton, n, backend)), [40], interpolation=F.InterpolationMode.BICUBIC)
+        expected = np.asarray(F.center_crop(resized, [32, 32])).astype(np.float32)
+        assert np.abs(levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_of_the_right_size_are_shown_as_they_are(backend: str, data_dir: Path, fashion_config: Config) -> None:
+    config = fashion_config()
+    with eval_loader(config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend) as loader:
+        ((x, y),) = list(loader.epoch())
+    beton = Beton(data_dir / "fashion" / "test.beton")
+    assert y.tolist() == beton.labels.tolist()
+    expected = np.stack([beton.image(n)[:, :, 0] for n in range(30)])
+    np.testing.assert_allclose(levels(x, config)[:, 0], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_crop_flip(backend: str, data_dir: Path, folder_config: Config) -> None:
+    def loader(seed: int = 0, **options: object) -> EvalLoader:
+        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU, "backend": backend}
+        return eval_loader(folder_config(), "train", transform="crop_flip", seed=seed, **(settings | options))  # type: ignore[arg-type]
+
+    first, again, next_epoch = batches(loader()), batches(loader()), batches(loader(), 1)
+    assert len(first) == 5
+    for a, b, c in zip(first, again, next_epoch, strict=True):
+        assert torch.equal(a[0], b[0])
+        assert not torch.equal(a[0], c[0])
+    labels = torch.cat([y for _, y in first])
+    assert labels.bincount().tolist() == [8, 8, 8]
+    assert labels.tolist() != sorted(labels.tolist())
+    # A nearly whole crop has nearly the mean colour of its image, flipped or not.
+    ((x, y),) = batches(loader(crop_scale=(0.99, 1.0), batch_size=24))
+    order = draws.epoch_order(0, 0, np.arange(24))
+    beton = Beton(data_dir / "insects" / "train.beton")
+    assert y.tolist() == beton.labels[order].tolist()
+    colours = levels(x, folder_config()).mean((2, 3)).numpy()
+    expected = np.stack([beton.image(int(i)).mean((0, 1)) for i in order])
+    assert np.abs(colours - expected).max() < 6
+
+
+def test_crops_of_the_evaluation_are_not_those_of_pretraining(
+    data_dir: Path, two_views: Open, folder_config: Config
+) -> None:
+    ((x1, x2),) = batches(two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24))
+    loader = eval_loader(
+        folder_config(),
+        "train",
+        data_dir=data_dir,
+        batch_size=24,
+        device=CPU,
+        transform="crop_flip",
+        seed=3,
+        backend="torchvision",
+    )
+    ((x, _),) = batches(loader)
+    assert not torch.equal(x, x1)
+    assert not torch.equal(x, x2)
+
+
+def test_train_per_class_takes_the_first(data_dir: Path, fashion_config: Config) -> None:
+    loader = eval_loader(
+        fashion_config(train_per_class=3), "train", data_dir=data_dir, batch_size=100, device=CPU, backend="torchvision"
+    )
+    ((x, y),) = batches(loader)
+    beton = Beton(data_dir / "fashion" / "train.beton")
+    rows = np.sort(np.concatenate([np.flatnonzero(beton.labels == label)[:3] for label in range(10)]))
+    assert y.tolist() == beton.labels[rows].tolist()
+    np.testing.assert_allclose(levels(x, fashion_config())[4, 0], beton.image(int(rows[4]))[:, :, 0], atol=1e-3)
+    tuning = eval_loader(
+        fashion_config(train_per_class=3),
+        "tuning",
+        data_dir=data_dir,
+        batch_size=100,
+        device=CPU,
+        backend="torchvision",
+    )
+    assert tuning.num_samples == 20
+
+
+def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> None:
+    config = DatasetConfig(
+        name="stl",
+        source="stl10",
+        image_size=64,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        num_classes=10,
+        eval_resize=64,
+        train_per_class=2,
+    )
+    prepare(config, tmp_path, source_dir=stl_source, progress=False)
+    loader = two_view_loader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
+    assert loader.num_samples == 30
+    x1, _ = batches(loader)[0]
+    assert x1.shape == (4, 3, 64, 64)
+    bank = eval_loader(config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision")
+    assert bank.num_samples == 20
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_damaged_image_stops_the_epoch_by_name(
+    backend: str, tmp_path: Path, data_dir: Path, folder_config: Config
+) -> None:
+    shutil.copytree(data_dir / "insects", tmp_path / "insects")
+    path = tmp_path / "insects" / "train.beton"
+    beton = Beton(path)
+    content = bytearray(path.read_bytes())
+    content[beton.start[7] : beton.start[7] + 8] = b"garbage!"
+    path.write_bytes(content)
+    loader = eval_loader(folder_config(), "train", data_dir=tmp_path, batch_size=4, device=CPU, backend=backend)
+    with pytest.raises(
+        RegbenchError, match=r"image 7 of .*train\.beton cannot be decoded; write the file again"
+    ) as refusal:
+        batches(loader)
+    assert "\n" not in str(refusal.value)
+    assert quiet()
+
+
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_config: Config) -> None:
+    root = tmp_path / "source"
+    for part in ("train", "val"):
+        for number, name in enumerate("abc"):
+            (root / part / name).mkdir(parents=True)
+            noise = np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+            path = root / part / name / "x.jpg"
+            Image.fromarray(noise).save(path, quality=90)
+            content = path.read_bytes()
+            # Extra bytes before the end marker: the JPEG library warns, and FFCV's decoder reports a failure.
+            path.write_bytes(content[:-2] + b"\x12\x34" * 8 + content[-2:])
+    config = folder_config(train_per_class=None, tuning_per_class=None)
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    got = [
+        batches(eval_loader(config, "test", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
+        for backend in ("ffcv", "torchvision")
+    ]
+    assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
+
+
+def test_refusals(
+    data_dir: Path, two_views: Open, folder_config: Config, fashion_config: Config, tmp_path: Path
+) -> None:
+    def refused(reason: str, function: Callable[..., object], *args: object, **options: object) -> None:
+        with pytest.raises(RegbenchError, match=reason):
+            function(*args, **options)
+
+    refused("batch size 25 is larger than the 24 training images; choose at most 24", two_views, batch_size=25)
+    refused("batch size 9 x 3 processes is larger .* at most 8", two_views, batch_size=9, rank=0, world_size=3)
+    refused("data set 'insects' is not prepared in .*; run: regbench prepare insects", two_views, data_dir=tmp_path)
+    refused("unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali")
+    refused("at least 1", two_views, workers=0)
+    refused("train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5))
+    refused("train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11))
+    common: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
+    refused("has no split 'val'; it has train, ", eval_loader, folder_config(), "val", **common)
+    refused("unknown transform 'x'", eval_loader, folder_config(), "test", transform="x", **common)
+    refused("unknown interpolation 'x'", eval_loader, folder_config(), "test", interpolation="x", **common)
+    refused("unknown interpolation 'x'", AugmentationConfig, interpolation="x")
+    refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
+    refused("blur_p is 1.5", ViewConfig, blur_p=1.5)
+    refused("hue is 0.6", ViewConfig, hue=0.6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_file_cut_short_is_refused(backend: str, tmp_path: Path, data_dir: Path, two_views: Open) -> None:
+    shutil.copytree(data_dir / "insects", tmp_path / "insects")
+    path = tmp_path / "insects" / "train.beton"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RegbenchError, match=r"train\.beton is .* bytes long, not .*regbench prepare insects --force"):
+        two_views(data_dir=tmp_path, backend=backend)
+
+
+def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config: Config) -> None:
+    grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
+    inverted = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
+    augmentation = AugmentationConfig(view1=grey, view2=inverted)
+    ((x1, x2),) = batches(two_views(augmentation=augmentation, backend="torchvision", batch_size=24))
+    ((_, plain),) = batches(two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24))
+    config = folder_config()
+    x1, x2, plain = (levels(x, config) for x in (x1, x2, plain))
+    assert (x1[:, 0] - x1[:, 2]).abs().max() < 1e-3
+    torch.testing.assert_close(x2, 255 - plain, atol=1e-3, rtol=0)
+
+
+def test_the_first_crop_is_one_that_torchvision_could_draw() -> None:
+    # Guards the order of (top, left, height, width) against the one of torchvision.
+    box = draws.crop_boxes(
+        draws.keys(0, 0, np.arange(200), draws.CROP), np.full(200, 30), np.full(200, 3000), (0.001, 0.002), (1, 1), 0.0
+    )
+    assert box[:, 0].max() < 30 < box[:, 1].max()
+    assert RandomResizedCrop.get_params(torch.empty(3, 30, 3000), [0.001, 0.002], [1, 1])[0] < 30
+
+
+WITHOUT_FFCV = """
+import sys
+from pathlib import Path
+sys.modules["ffcv"] = None
+import importlib.util
+import torch
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "ffcv" else find(name, *rest)
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loader import two_view_loader
+from regbench import RegbenchError
+config = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.25,), std=(0.5,),
+                       num_classes=10, eval_resize=28)
+options = dict(data_dir=Path(sys.argv[1]), batch_size=50, seed=0, device=torch.device("cpu"))
+with two_view_loader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:
+    print(loader.backend, len(list(epoch)), "numba" in sys.modules)
+try:
+    two_view_loader(config, AugmentationConfig(), backend="ffcv", **options)
+except RegbenchError as refusal:
+    print(refusal)
+"""
+
+
+def test_without_ffcv_the_other_backend_runs(data_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FFCV, str(data_dir)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    first, refusal = done.stdout.splitlines()
+    assert first == "torchvision 2 False"
+    assert "FFCV cannot be imported" in refusal
+    assert "regbench[ffcv]" in refusal

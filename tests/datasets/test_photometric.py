@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from regbench.datasets import draws, photometric
+from regbench.datasets.config import ViewConfig
+
+N, SIZE = 12, 32
+# Grey levels. For bytes torchvision cuts off the fraction, of the luma and again of the result.
+BYTES_TOLERANCE = 1.5
+
+
+@pytest.fixture
+def images() -> Tensor:
+    """(N, 3, SIZE, SIZE) whole grey levels, with flat grey, black and white parts."""
+    x = torch.randint(0, 256, (N, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0))
+    x[0, :, :8], x[1, :, :8], x[2, :, :8] = 128, 0, 255
+    return x.to(torch.uint8)
+
+
+def per_image(images: Tensor, function: object, values: Tensor) -> Tensor:
+    return torch.stack([function(x, float(v)) for x, v in zip(images, values, strict=True)])  # type: ignore[operator]
+
+
+JITTER = [
+    (photometric.adjust_brightness, F.adjust_brightness, (0.6, 1.4)),
+    (photometric.adjust_contrast, F.adjust_contrast, (0.6, 1.4)),
+    (photometric.adjust_saturation, F.adjust_saturation, (0.8, 1.2)),
+    (photometric.adjust_hue, F.adjust_hue, (-0.5, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "span"), JITTER)
+def test_jitter_equals_torchvision(ours: object, theirs: object, span: tuple[float, float], images: Tensor) -> None:
+    values = torch.linspace(*span, N)
+    got = ours(images.float(), values)  # type: ignore[operator]
+    as_bytes = per_image(images, theirs, values).float()
+    as_floats = per_image(images.float() / 255, theirs, values) * 255
+    assert (got - as_bytes).abs().max() < BYTES_TOLERANCE
+    assert (got - as_floats).abs().max() < 0.1
+    assert got.min() >= 0
+    assert got.max() <= 255
+
+
+def test_grayscale_equals_torchvision(images: Tensor) -> None:
+    got = photometric.to_grayscale(images.float(), torch.zeros(N))
+    assert (got - F.rgb_to_grayscale(images, num_output_channels=3).float()).abs().max() < BYTES_TOLERANCE
+    assert (got - F.rgb_to_grayscale(images.float(), num_output_channels=3)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("size", [12, 28, 96, 224])
+def test_blur_equals_torchvision(size: int) -> None:
+    x = torch.rand(3, 2, size, size, generator=torch.Generator().manual_seed(1)) * 255
+    sigma = torch.tensor([0.1, 0.9, 2.0])
+    taps = photometric.blur_taps(size)
+    got = photometric.gaussian_blur(x, sigma)
+    expected = torch.stack([F.gaussian_blur(a, [taps, taps], [float(s)] * 2) for a, s in zip(x, sigma, strict=True)])
+    assert (got - expected).abs().max() < 0.01
+
+
+def test_blur_kernel_lengths() -> None:
+    assert {size: photometric.blur_taps(size) for size in (8, 28, 32, 64, 96, 224)} == {
+        8: 3,
+        28: 3,
+        32: 3,
+        64: 7,
+        96: 9,
+        224: 23,
+    }
+
+
+def test_blur_of_many_images_is_that_of_each() -> None:
+    x = torch.rand(300, 1, 8, 8)
+    sigma = torch.linspace(0.1, 2, 300)
+    got = photometric.gaussian_blur(x, sigma)
+    torch.testing.assert_close(got[299:], photometric.gaussian_blur(x[299:], sigma[299:]))
+
+
+def test_solarize_equals_torchvision(images: Tensor) -> None:
+    got = photometric.solarize(images.float(), torch.full((N,), 130.0))
+    torch.testing.assert_close(got, F.solarize(images, 130).float())
+    assert (got[images == 130] == 125).all()
+    assert (got[images == 129] == 129).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_chain_equals_torchvision_one_image_at_a_time(channels: int, images: Tensor) -> None:
+    config = ViewConfig(blur_p=0.5, solarize_p=0.4, grayscale_p=0.3, solarize_threshold=100)
+    images = images[:, :channels]
+    key = draws.keys(7, 3, np.arange(N), draws.PHOTOMETRIC)
+    drawn = draws.photometric_draws(key, config)
+    got = photometric.photometric(images.permute(0, 2, 3, 1), drawn, config)
+    taps = photometric.blur_taps(SIZE)
+    functions = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
+    solarized = 0
+    for n in range(N):
+        x = images[n].float() / 255
+        if drawn.jitter[n]:
+            for i in np.argsort(drawn.order[n]):
+                if channels == 3 or i < 2:
+                    x = functions[i](x, float(drawn.factors[n, i]))
+        if drawn.grayscale[n] and channels == 3:
+            x = F.rgb_to_grayscale(x, num_output_channels=3)
+        if drawn.blur[n]:
+            x = F.gaussian_blur(x, [taps, taps], [float(drawn.sigma[n])] * 2)
+        if drawn.solarize[n]:
+            # A value at the threshold may fall on either side of it.
+            near = (x - 100 / 255).abs() < 1e-3
+            expected, mine = F.solarize(x, 100 / 255)[~near], got[n][~near]
+            solarized += 1
+        else:
+            expected, mine = x, got[n]
+        assert (mine - expected * 255).abs().max() < 0.2, n
+    assert 0 < solarized < N
+
+
+def test_nothing_drawn_changes_nothing(images: Tensor) -> None:
+    config = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
+    drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
+    got = photometric.photometric(images.permute(0, 2, 3, 1), drawn, config)
+    torch.testing.assert_close(got, images.float())
+
+
+def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
+    config = ViewConfig(blur_p=1, solarize_p=1)
+    crops = images.permute(0, 2, 3, 1).contiguous()
+    before = crops.clone()
+    drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
+    photometric.photometric(crops, drawn, config)
+    assert torch.equal(crops, before)
+
+
+def test_normalize() -> None:
+    x = torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1).expand(2, 3, 4, 5)
+    got = photometric.normalize(x, (0.5, 0.1, 0.25), (0.5, 0.2, 0.25))
+    torch.testing.assert_close(got[1, :, 2, 3], torch.tensor([-1.0, 0.5, 3.0]))
+    assert got.is_contiguous(memory_format=torch.channels_last)

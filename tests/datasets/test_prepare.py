@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from regbench import RegbenchError
+from regbench.datasets import sources
+from regbench.datasets.beton import JPEG, RAW, Beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare
+
+Config = Callable[..., DatasetConfig]
+MakeFolder = Callable[[Path, int, int], Path]
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(gzip.decompress(path.read_bytes())[4 + 4 * len(shape) :], np.uint8).reshape(shape)
+
+
+def test_fashion_mnist(data_dir: Path, fashion_source: Path) -> None:
+    images = read_idx(fashion_source / "train-images-idx3-ubyte.gz", (120, 28, 28))
+    labels = read_idx(fashion_source / "train-labels-idx1-ubyte.gz", (120,))
+    manifest = Manifest.load(data_dir, "fashion")
+    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
+    assert counts == {"train": [10] * 10, "tuning": [2] * 10, "test": [3] * 10}
+    assert manifest.pretraining_split == "train"
+    train, tuning = (Beton(data_dir / "fashion" / f"{split}.beton") for split in ("train", "tuning"))
+    for label in range(10):
+        rows = np.flatnonzero(labels == label)
+        for beton, expected in ((train, rows[:10]), (tuning, rows[10:])):
+            found = [beton.image(int(i)) for i in np.flatnonzero(beton.labels == label)]
+            np.testing.assert_array_equal(found, np.repeat(images[expected, :, :, None], 3, axis=3))
+    # In the file's order, not class by class.
+    assert (np.diff(train.labels) < 0).any()
+
+
+def test_cifar10(tmp_path: Path, cifar_source: Path) -> None:
+    config = DatasetConfig(
+        name="cifar", source="cifar10", image_size=32, mean=(0.5,) * 3, std=(0.2,) * 3, num_classes=10, eval_resize=32
+    )
+    manifest = prepare(config, tmp_path, source_dir=cifar_source, progress=False)
+    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
+    assert counts == {"train": [18] * 10, "tuning": [2] * 10, "test": [2] * 10}
+    batch = pickle.loads((cifar_source / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")
+    beton = Beton(tmp_path / "cifar" / "test.beton")
+    assert beton.labels.tolist() == batch[b"labels"]
+    for i in range(20):
+        planes = batch[b"data"][i].reshape(3, 32, 32)
+        np.testing.assert_array_equal(beton.image(i), np.stack(list(planes), axis=2))
+
+
+def test_stl10(tmp_path: Path, stl_source: Path) -> None:
+    config = DatasetConfig(
+        name="stl", source="stl10", image_size=96, mean=(0.5,) * 3, std=(0.2,) * 3, num_classes=10, eval_resize=96
+    )
+    manifest = prepare(config, tmp_path, source_dir=stl_source, progress=False)
+    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
+    assert counts == {"train": [4] * 10, "tuning": [1] * 10, "test": [2] * 10, "unlabeled": []}
+    assert manifest.pretraining_split == "unlabeled"
+    unlabeled = Beton(tmp_path / "stl" / "unlabeled.beton")
+    assert unlabeled.labels.tolist() == [-1] * 30
+    content = (stl_source / "stl10_binary" / "unlabeled_X.bin").read_bytes()
+    third = content[2 * 27648 : 3 * 27648]
+    image = unlabeled.image(2)
+    # Plane by plane, column by column.
+    for channel, row, column in [(0, 0, 1), (1, 5, 90), (2, 95, 0)]:
+        assert image[row, column, channel] == third[channel * 9216 + column * 96 + row]
+    test_labels = np.frombuffer((stl_source / "stl10_binary" / "test_y.bin").read_bytes(), np.uint8)
+    np.testing.assert_array_equal(Beton(tmp_path / "stl" / "test.beton").labels, test_labels.astype(int) - 1)
+
+
+def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -> None:
+    manifest = Manifest.load(data_dir, "insects")
+    assert manifest.class_names == ["ant", "bee", "cat"]
+    expected = {"train": ("train", range(8)), "tuning": ("train", range(9, 13)), "test": ("val", range(3))}
+    assert set(manifest.splits) == set(expected)
+    for split, (part, numbers) in expected.items():
+        beton = Beton(data_dir / "insects" / f"{split}.beton")
+        files = [
+            insects_source / part / name / f"{name}_{i:03d}.jpg" for name in ("ant", "bee", "cat") for i in numbers
+        ]
+        assert [beton.stored_bytes(i).tobytes() for i in range(len(beton))] == [file.read_bytes() for file in files]
+        assert beton.labels.tolist() == [label for label in range(3) for _ in numbers]
+        assert (beton.modes == JPEG).all()
+
+
+def test_imagefolder_without_counts_takes_all(tmp_path: Path, insects_source: Path, folder_config: Config) -> None:
+    config = folder_config(train_per_class=None, tuning_per_class=None)
+    manifest = prepare(config, tmp_path, source_dir=insects_source, progress=False)
+    assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {"train": 42, "test": 9}
+
+
+def saved(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_other_image_kinds_become_rgb(tmp_path: Path) -> None:
+    rgb = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    kinds = {
+        "grey.jpg": saved(rgb.convert("L"), "JPEG"),
+        "cmyk.jpg": saved(rgb.convert("CMYK"), "JPEG"),
+        "rgba.png": saved(rgb.convert("RGBA"), "PNG"),
+        "palette.png": saved(rgb.convert("P"), "PNG"),
+        "png_by_another_name.JPEG": saved(rgb, "PNG"),
+    }
+    for name, content in kinds.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        sample = sources.encode(path, 4)
+        assert (sample.mode, sample.height, sample.width, sample.label) == (RAW, 20, 30, 4), name
+        expected = np.asarray(Image.open(path).convert("RGB"))
+        np.testing.assert_array_equal(np.frombuffer(sample.data, np.uint8).reshape(20, 30, 3), expected)
+
+
+def test_large_images_of_other_kinds_become_good_jpegs(tmp_path: Path) -> None:
+    x = np.linspace(0, 255, 200)
+    image = np.stack([np.add.outer(x, x) / 2] * 3, axis=2).astype(np.uint8)
+    path = tmp_path / "large.png"
+    path.write_bytes(saved(Image.fromarray(image), "PNG"))
+    sample = sources.encode(path, 0)
+    assert sample.mode == JPEG
+    decoded = np.asarray(Image.open(io.BytesIO(sample.data)))
+    assert np.abs(decoded.astype(int) - image).max() <= 4
+
+
+def test_preparing_again_does_nothing(tmp_path: Path, fashion_source: Path, fashion_config: Config) -> None:
+    first = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
+    files = sorted((tmp_path / "fashion").iterdir())
+    before = [file.stat().st_mtime_ns for file in files]
+    # Not even the source is needed.
+    assert prepare(fashion_config(), tmp_path, source_dir=tmp_path / "none", progress=False) == first
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_a_file_of_another_size_is_written_again(tmp_path: Path, fashion_source: Path, fashion_config: Config) -> None:
+    manifest = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
+    path = tmp_path / "fashion" / "tuning.beton"
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    with pytest.raises(
+        RegbenchError, match=r"tuning\.beton is \d+ bytes long, not \d+; write it again: regbench prepare"
+    ):
+        manifest.split_file(tmp_path, "tuning")
+    again = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
+    assert path.read_bytes() == content
+    assert again.splits == manifest.splits
+
+
+def test_force_writes_again(tmp_path: Path, fashion_source: Path, fashion_config: Config) -> None:
+    prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
+    path = tmp_path / "fashion" / "test.beton"
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 255
+    path.write_bytes(content)
+    manifest = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False, force=True)
+    content[-1000] ^= 255
+    assert path.read_bytes() == content
+    assert manifest == Manifest.load(tmp_path, "fashion")
+
+
+def test_other_settings_are_refused(data_dir: Path, folder_config: Config, fashion_config: Config) -> None:
+    with pytest.raises(RegbenchError, match=r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"):
+        prepare(folder_config(train_per_class=9), data_dir, progress=False)
+    with pytest.raises(RegbenchError, match=r"source fashion_mnist.*not source cifar10"):
+        prepare(fashion_config(source="cifar10"), data_dir, progress=False)
+    # For the fixed sets it only chooses what is shown of what is there.
+    assert prepare(fashion_config(train_per_class=3), data_dir, progress=False).splits["train"]["num_samples"] == 100
+
+
+def test_not_prepared_says_how(tmp_path: Path) -> None:
+    with pytest.raises(RegbenchError, match=r"data set 'x' is not prepared in .*; run: regbench prepare x"):
+        Manifest.load(tmp_path, "x")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"name": 1}', '{"splits": '])
+def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "manifest.json").write_text(content)
+    with pytest.raises(RegbenchError, match=r"manifest\.json cannot be read .*regbench prepare x --force"):
+        Manifest.load(tmp_path, "x")
+
+
+def refused(config: DatasetConfig, data: Path, source: Path | None, reason: str) -> None:
+    with pytest.raises(RegbenchError, match=reason) as refusal:
+        prepare(config, data, source_dir=source, progress=False)
+    assert "\n" not in str(refusal.value)
+    assert not list((data / config.name).glob("*.json"))
+
+
+def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
+    root = make_imagefolder(tmp_path / "source", 6, 2)
+    data = tmp_path / "data"
+    config = folder_config(train_per_class=3, tuning_per_class=2)
+    refused(config, data, None, "give the one that holds train/ and val/")
+    refused(config, data, tmp_path, "train is missing; give a folder with train/<class>/")
+    refused(folder_config(train_per_class=4, tuning_per_class=2), data, root, r"ant has 6 images; .* need 7")
+    refused(folder_config(train_per_class=None, tuning_per_class=2), data, root, "overlap")
+    refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), data, root, "3 classes, not 4")
+    (root / "val" / "dog").mkdir()
+    refused(config, data, root, "dog has no images")
+    (root / "val" / "dog" / "a.png").write_bytes(b"")
+    refused(config, data, root, r"train/ and val/ differ in their class folders \(dog\)")
+    (root / "train" / "dog").symlink_to(root / "train" / "cat")
+    refused(
+        folder_config(num_classes=4, train_per_class=3, tuning_per_class=2),
+        data,
+        root,
+        r"cannot read the image .*a\.png",
+    )
+
+
+def test_one_file_in_two_splits_is_refused(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
+    root = make_imagefolder(tmp_path / "source", 6, 2)
+    (root / "val" / "ant" / "copy.jpg").symlink_to(root / "train" / "ant" / "ant_001.jpg")
+    config = folder_config(train_per_class=3, tuning_per_class=2)
+    refused(config, tmp_path / "data", root, r"splits overlap: .*(ant_001|copy)\.jpg .* one file")
+
+
+def test_a_damaged_image_is_named(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
+    root = make_imagefolder(tmp_path / "source", 6, 2)
+    damaged = root / "train" / "bee" / "bee_002.jpg"
+    content = damaged.read_bytes()
+    for bad in (content[:-100], b"", b"not an image", content[:200]):
+        damaged.write_bytes(bad)
+        config = folder_config(train_per_class=3, tuning_per_class=2)
+        refused(config, tmp_path / "data", root, r"cannot read the image .*bee_002\.jpg .*; mend or remove it")
+    assert list((tmp_path / "data" / "insects").glob(".*.beton.*")) == []
+
+
+def test_refusals_of_small_sets(
+    tmp_path: Path, fashion_source: Path, cifar_source: Path, stl_source: Path, fashion_config: Config
+) -> None:
+    data = tmp_path / "data"
+    config = fashion_config()
+    refused(config, data, tmp_path, r"train-labels-idx1-ubyte\.gz is missing; give the folder")
+    folder = tmp_path / "fashion_copy"
+    folder.mkdir()
+    for file in fashion_source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    images = folder / "t10k-images-idx3-ubyte.gz"
+    good = images.read_bytes()
+    for bad, reason in [
+        (good[:-20], "is damaged"),
+        (b"plain", "is damaged"),
+        (gzip.compress(b"\0\0\x0d\3" + bytes(100)), "is not an IDX file"),
+        (gzip.compress(gzip.decompress(good)[:-5]), "is cut short"),
+    ]:
+        images.write_bytes(bad)
+        refused(config, data, folder, reason)
+    images.write_bytes(good)
+    labels = folder / "t10k-labels-idx1-ubyte.gz"
+    labels.write_bytes(gzip.compress(gzip.decompress(labels.read_bytes())[:-1] + b"\x0a"))
+    refused(config, data, folder, "labels from 0 to 10, not 0 to 9")
+
+    cifar = fashion_config(source="cifar10")
+    copy = tmp_path / "cifar_copy" / "cifar-10-batches-py"
+    copy.mkdir(parents=True)
+    for file in (cifar_source / "cifar-10-batches-py").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    refused(cifar, data, tmp_path, "data_batch_1 is missing")
+    for bad in (b"", pickle.dumps({b"data": 1}), pickle.dumps(print)):
+        (copy / "data_batch_3").write_bytes(bad)
+        refused(cifar, data, copy.parent, "data_batch_3 is not a CIFAR-10 batch")
+
+    stl = fashion_config(source="stl10")
+    refused(stl, data, tmp_path, "train_X.bin is missing or cut short|train_y.bin is missing")
+
+
+def test_a_download_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fashion_config: Config
+) -> None:
+    import torchvision.datasets
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    for name, source in (("FashionMNIST", "fashion_mnist"), ("CIFAR10", "cifar10"), ("STL10", "stl10")):
+        monkeypatch.setattr(torchvision.datasets, name, unreachable)
+        monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+        refused(
+            fashion_config(source=source), tmp_path, None, r"cannot download .* \(no network\); get it by other means"
+        )
+
+
+def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
+    if not sources.DEBIAN_FASHION_MNIST.is_dir():
+        pytest.skip("the Debian package dataset-fashion-mnist is not installed")
+    manifest = prepare(fashion_config(), tmp_path, progress=False)
+    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
+    assert counts == {"train": [5000] * 10, "tuning": [1000] * 10, "test": [1000] * 10}
+    assert manifest.class_names[:3] == ["t-shirt/top", "trouser", "pullover"]
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from regbench.datasets import prepare, sources
+from regbench.datasets.config import DatasetConfig
+if sys.argv[3] == "slow":
+    encode = sources.encode
+    def slowly(path, label):
+        import time
+        time.sleep(0.02)
+        return encode(path, label)
+    sources.encode = slowly
+config = DatasetConfig(name="insects", source="imagefolder", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3,
+                       num_classes=3, eval_resize=40, train_per_class=8, tuning_per_class=4)
+prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]), workers=1)
+"""
+
+
+def start(data: Path, source: Path, how: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", PREPARE, str(data), str(source), how]
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_second_process_waits_and_writes_nothing(tmp_path: Path, insects_source: Path) -> None:
+    folder = tmp_path / "insects"
+    with start(tmp_path, insects_source, "slow") as first:
+        wait_for(lambda: list(folder.glob(".*.beton.*")))
+        with start(tmp_path, insects_source, "fast") as second:
+            _, said = second.communicate(timeout=60)
+        assert first.wait(timeout=60) == 0
+    assert second.returncode == 0
+    assert "waiting for another process" in said
+    written = [path.stat().st_mtime_ns for path in folder.glob("*.beton")]
+    assert max(written) <= (folder / "manifest.json").stat().st_mtime_ns
+
+
+def test_a_killed_process_leaves_nothing_in_the_way(
+    tmp_path: Path, insects_source: Path, folder_config: Config
+) -> None:
+    folder = tmp_path / "insects"
+    with start(tmp_path, insects_source, "slow") as process:
+        wait_for(lambda: list(folder.glob(".*.beton.*")))
+        os.kill(process.pid, signal.SIGKILL)
+    assert list(folder.glob(".*.beton.*"))
+    with pytest.raises(RegbenchError, match="is not prepared"):
+        Manifest.load(tmp_path, "insects")
+    prepare(folder_config(), tmp_path, source_dir=insects_source, progress=False)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
+        "manifest.json",
+        "test.beton",
+        "train.beton",
+        "tuning.beton",
+    ]
+
+
+def test_progress_in_a_log_is_plain_lines(
+    tmp_path: Path,
+    fashion_source: Path,
+    fashion_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from regbench.datasets import prepare as module
+
+    monkeypatch.setattr(module, "_LOG_EVERY_S", 0.0)
+    prepare(fashion_config(), tmp_path, source_dir=fashion_source)
+    said = capsys.readouterr().err
+    assert "fashion/train: 50 of 100 images" in said
+    assert "\r" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"source": "mnist"}, "unknown source 'mnist'; choose one of fashion_mnist"),
+        ({"name": "../x"}, "the name is a folder's name"),
+        ({"channels": 2}, "channels is 2"),
+        ({"mean": (0.1, 0.2)}, "mean and std need 1 numbers"),
+        ({"std": (0.0,)}, "std above 0"),
+        ({"num_classes": 0}, "at least 1"),
+        ({"eval_resize": 20}, "is smaller than image_size"),
+        ({"train_per_class": 0}, "train_per_class is 0"),
+    ],
+)
+def test_impossible_configurations_are_refused(changes: dict[str, object], reason: str, fashion_config: Config) -> None:
+    with pytest.raises(RegbenchError, match=reason):
+        fashion_config(**changes)

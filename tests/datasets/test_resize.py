@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as F
+
+from regbench.datasets.crops import center_boxes
+
+resize = pytest.importorskip("regbench.datasets.resize", reason="needs numba", exc_type=ImportError)
+
+Pixels = npt.NDArray[np.uint8]
+PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+def noise(height: int, width: int) -> Pixels:
+    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def cut(image: Pixels, box: tuple[int, ...], size: int, interpolation: str, channels: int = 3) -> Pixels:
+    out = np.empty((size, size, channels), np.uint8)
+    resize.cut(image, np.array(box), resize.FILTERS[interpolation], out)
+    return out
+
+
+def difference(a: Pixels, b: Pixels) -> int:
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+# top, left, height, width, flip, side: shrinking, growing, both at once, one pixel, a border.
+CASES = [
+    (0, 0, 256, 256, 0, 224),
+    (17, 33, 190, 77, 1, 224),
+    (5, 2, 60, 250, 0, 96),
+    (100, 100, 13, 9, 1, 28),
+    (255, 0, 1, 256, 0, 32),
+    (30, 255, 40, 1, 1, 16),
+]
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(("top", "left", "height", "width", "flip", "size"), CASES)
+def test_equals_pillow(top: int, left: int, height: int, width: int, flip: int, size: int, interpolation: str) -> None:
+    image = noise(256, 256)
+    got = cut(image, (top, left, height, width, flip, size, size, 0, 0), size, interpolation)
+    kind = PILLOW[interpolation]
+    box = Image.fromarray(image[top : top + height, left : left + width])
+    expected = np.asarray(box.resize((size, height), kind).resize((size, size), kind))
+    assert difference(got, expected[:, ::-1] if flip else expected) <= 1
+
+
+def test_area_is_the_mean_of_the_covered_pixels() -> None:
+    image = noise(60, 90)
+    blocks = image.reshape(10, 6, 10, 9, 3).astype(float)
+    assert difference(cut(image, (0, 0, 60, 90, 0, 10, 10, 0, 0), 10, "area"), blocks.mean((1, 3)).round()) <= 1
+    # 3 pixels onto 2: each covers one and a half.
+    row = np.repeat(np.array([0, 90, 240], np.uint8), 3).reshape(1, 3, 3)
+    got = cut(np.repeat(row, 3, axis=0), (0, 0, 3, 3, 0, 2, 2, 0, 0), 2, "area")
+    np.testing.assert_array_equal(got[0, :, 0], [30, 190])
+
+
+def test_area_grows_as_bilinear() -> None:
+    image = noise(20, 20)
+    box = (3, 4, 7, 11, 0, 32, 32, 0, 0)
+    np.testing.assert_array_equal(cut(image, box, 32, "area"), cut(image, box, 32, "bilinear"))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "area"])
+def test_no_change_of_size_changes_nothing(interpolation: str) -> None:
+    image = noise(28, 28)
+    box = (0, 0, 28, 28, 0, 28, 28, 0, 0)
+    np.testing.assert_array_equal(cut(image, box, 28, interpolation), image)
+
+
+def test_one_channel_is_the_first_of_three() -> None:
+    image = noise(50, 40)
+    box = (3, 4, 30, 31, 1, 28, 28, 0, 0)
+    np.testing.assert_array_equal(cut(image, box, 28, "bicubic", 1), cut(image, box, 28, "bicubic")[:, :, :1])
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 60), (77, 61), (50, 139), (40, 41)])
+def test_center_is_torchvisions_resize_and_center_crop(height: int, width: int) -> None:
+    image = noise(height, width)
+    (box,) = center_boxes(np.array([height]), np.array([width]), 40, 32)
+    got = cut(image, box, 32, "bicubic")
+    resized = F.resize(Image.fromarray(image), [40], interpolation=F.InterpolationMode.BICUBIC)
+    expected = np.asarray(F.center_crop(resized, [32, 32]))
+    # Pillow may run the vertical pass first when it resizes in one call; both round in between.
+    assert difference(got, expected) <= 8
+    assert np.abs(got.astype(int) - expected).mean() < 0.5
+
+
+def test_center_boxes_equal_torchvisions_sizes() -> None:
+    rng = np.random.default_rng(0)
+    for height, width in rng.integers(30, 900, (50, 2)):
+        (box,) = center_boxes(np.array([height]), np.array([width]), 256, 224)
+        resized = F.resize(torch.zeros(1, int(height), int(width)), [256])
+        assert tuple(box[5:7]) == resized.shape[1:]
+        assert box[7] == round((resized.shape[1] - 224) / 2)

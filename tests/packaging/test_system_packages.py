@@ -1,0 +1,140 @@
+"""`make install`'s first step, on machines that are pretended: its PATH holds nothing but the commands written here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BARE = "*version_info*) echo 3.12 ;; *base_prefix*) exit 0 ;; *) exit 1 ;;"
+BARE_BUT_NOT_THE_DISTRIBUTIONS = "*version_info*) echo 3.12 ;; *) exit 1 ;;"
+COMPLETE = "*version_info*) echo 3.12 ;; *) exit 0 ;;"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A folder of commands; each writes a line to `log` when it is called."""
+
+    folder: Path
+
+    @property
+    def log(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def command(self, name: str, body: str = "", logged: bool = True) -> None:
+        line = f'echo "{name} $*" >>"{self.folder}/log"\n' if logged else ""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{line}{body}\n")
+        path.chmod(0o755)
+
+    def python(self, cases: str) -> None:
+        self.command("python3", f"case $2 in {cases} esac", logged=False)
+
+    def run(self, ffcv: str = "1") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / ".ci" / "system-packages", "python3", ffcv],
+            env={"PATH": str(self.folder)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A bare Debian without sudo; root."""
+    machine = Machine(tmp_path)
+    machine.python(BARE)
+    machine.command("id", "echo 0", logged=False)
+    machine.command("apt-get")
+    env = shutil.which("env")
+    assert env is not None
+    (tmp_path / "env").symlink_to(env)
+    return machine
+
+
+def test_root_installs_what_is_missing(machine: Machine) -> None:
+    done = machine.run()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    update, install = machine.log[:2]
+    assert update.split()[-1] == "update"
+    packages = install.partition("--no-install-recommends ")[2].split()
+    assert {"python3.12-venv", "python3.12-dev", "g++", "pkg-config", "libturbojpeg0-dev", "libgl1"} <= set(packages)
+
+
+def test_without_ffcv_only_venv_is_needed(machine: Machine) -> None:
+    assert machine.run(ffcv="0").returncode == 0
+    assert machine.log[1].endswith("--no-install-recommends python3.12-venv")
+
+
+def test_what_is_there_is_not_installed(machine: Machine) -> None:
+    machine.python(COMPLETE)
+    machine.command("g++", logged=False)
+    machine.command("pkg-config", logged=False)
+    machine.command("id", "echo 1000", logged=False)
+    done = machine.run()
+    assert (done.returncode, done.stdout, done.stderr, machine.log) == (0, "", "", [])
+
+
+@pytest.mark.parametrize("sudo", ["absent", "asks for a password"])
+def test_user_without_rights_gets_the_command_in_one_line(machine: Machine, sudo: str) -> None:
+    machine.command("id", "echo 1000", logged=False)
+    if sudo != "absent":
+        machine.command("sudo", "exit 1", logged=False)
+    done = machine.run()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "apt-get install -y python3.12-venv python3.12-dev g++" in line and "FFCV=0" in line
+    assert machine.log == []
+
+
+def test_user_with_sudo(machine: Machine) -> None:
+    machine.command("id", "echo 1000", logged=False)
+    machine.command("sudo", 'if [ "$1" = -n ]; then exit 0; fi; exec "$@"')
+    assert machine.run().returncode == 0
+    assert any(line.startswith("apt-get") and "libgl1" in line for line in machine.log)
+
+
+def test_failing_installation_stops_with_the_command(machine: Machine) -> None:
+    machine.command("apt-get", "case $* in *install*) exit 100 ;; esac")
+    done = machine.run()
+    assert done.returncode == 1
+    assert "As root: apt-get update && apt-get install -y python3.12-venv" in done.stderr
+
+
+def test_missing_data_set_package_is_no_failure(machine: Machine) -> None:
+    machine.command("apt-get", "case $* in *dataset-*) exit 100 ;; esac")
+    assert machine.run().returncode == 0
+
+
+def test_incomplete_python_of_the_users_own_is_refused(machine: Machine) -> None:
+    machine.python(BARE_BUT_NOT_THE_DISTRIBUTIONS)
+    done = machine.run()
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "PYTHON=/path/to/python3" in line
+    assert machine.log == []
+
+
+@pytest.mark.parametrize("python", ["too old", "absent"])
+def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    machine = Machine(tmp_path)
+    if python == "too old":
+        machine.command("some-python", "exit 1", logged=False)
+    done = subprocess.run(
+        ["make", "install", f"PYTHON={tmp_path}/some-python"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"make: regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not")
+    assert not (tmp_path / ".venv").exists()

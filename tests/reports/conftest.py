@@ -1,0 +1,116 @@
+"""A factory of records as finished runs leave them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+METHODS = {
+    "SFRIK (L=1)": "sfrik",
+    "SFRIK (L=2)": "sfrik",
+    "SFRIK (L=3)": "sfrik",
+    "RBF kernel": "rbf",
+    "generalized distance": "generalized_distance",
+    "AUH": "auh",
+    "SimCLR": "simclr",
+    "VICReg": "vicreg",
+    "untrained": "sfrik",
+}
+
+
+def _score(name: str, value: float, split: str = "test") -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": "%", "split": split, "protocol": f"how {name} is measured"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def record(runs: Path) -> Callable[..., Path]:
+    """Writes one record; keywords override its fields, `cell` and the like are merged."""
+
+    def write(
+        label: str = "VICReg",
+        seed: int = 0,
+        *,
+        knn: float | None = 70.0,
+        linear: float | None = 75.0,
+        tuning: float | None = None,
+        sweep: str = "quickstart",
+        cell: dict[str, Any] | None = None,
+        cost: dict[str, Any] | None = None,
+        environment: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Path:
+        epochs = 0 if label == "untrained" else 3
+        settings: dict[str, Any] = {
+            "method": {"name": METHODS.get(label, label), "alignment_weight": 10.0, "label": label},
+            "embedding_dim": 512,
+            "batch_size": 256,
+            "epochs": epochs,
+            "seed": seed,
+            "dataset": {"name": "fashion_mnist", "train_per_class": 1000},
+            "network": {"backbone": "resnet_tiny", "hidden_dim": None},
+            "optimizer": {"base_lr": 1.0},
+        } | copy.deepcopy(cell or {})
+        cell_id = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"), ("knn_top1", tuning, "tuning"))
+        history = [
+            {
+                "epoch": e,
+                "loss": 5.0 / e + seed,
+                "alignment": 0.1 * e,
+                "uniformity": -2.0 - e,
+                "effective_rank": 30.0 + 5 * e,
+                "feature_spread": 0.5,
+                "learning_rate": 0.1,
+                "epoch_s": 10.0,
+                "terms": {},
+            }
+            for e in range(1, settings["epochs"] + 1)
+        ]
+        costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0}
+        costs |= {"loss_ms": 4.0, "peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
+        if label == "untrained":
+            costs |= dict.fromkeys(("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes"))
+        versions = {
+            "regbench": "0.1.0",
+            "python": "3.11.7",
+            "torch": "2.14.1",
+            "git": "abc1234",
+            "hostname": "node1",
+        }
+        started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
+        data = {
+            "schema_version": 1,
+            "cell_id": cell_id,
+            "sweep": sweep,
+            "label": label,
+            "method": METHODS.get(label, label),
+            "seed": seed,
+            "status": "done",
+            "cell": settings,
+            "scores": [_score(name, value, split) for name, value, split in values if value is not None],
+            "cost": costs | (cost or {}),
+            "history": history,
+            "environment": versions
+            | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
+            | (environment or {}),
+            "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
+            "attempts": [{"started": started, "finished": finished, "hostname": "node1"}],
+            "command": f"regbench train --config runs/{sweep}/{cell_id}/config.yaml",
+        } | fields
+        path = runs / sweep / cell_id / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(data))
+        return path
+
+    return write

@@ -1,0 +1,75 @@
+"""Numbers typed from the paper's PDF tables, apart from paper.csv."""
+
+from __future__ import annotations
+
+import pytest
+
+from regbench.reports.paper import in20_linear_top1, load_paper, paper_table, paper_value
+
+
+@pytest.mark.parametrize(
+    ("label", "q", "value"),
+    [
+        ("SimCLR", 1024, 45.2),
+        ("AUH", 2048, 45.9),
+        ("VICReg", 1024, 40.6),
+        ("VICReg", 4096, 44.9),
+        ("SFRIK (L=2)", 4096, 46.9),
+        ("SFRIK (L=1)", 8192, 27.7),
+        ("SFRIK (L=3)", 8192, 47.5),
+        ("SFRIK (L=3)", 1024, None),
+        ("SFRIK (L=1)", 2048, None),
+    ],
+)
+def test_table_2(label: str, q: int, value: float | None) -> None:
+    assert paper_value(label, "linear_top1", 2, embedding_dim=q) == value
+
+
+@pytest.mark.parametrize(
+    ("label", "q", "epochs", "metric", "value"),
+    [
+        ("SimSiam", None, 200, "linear_top1", 70.0),
+        ("VICReg", 8192, 200, "labels1_top1", 49.4),
+        ("VICReg", 8192, 200, "voc07_map", 84.9),
+        ("SFRIK (L=2)", 8192, 400, "linear_top1", 70.8),
+        ("SFRIK (L=2)", 8192, 200, "linear_top1", 70.1),
+        ("SFRIK (L=2)", 16384, 200, "voc07_map", 85.2),
+        ("SFRIK (L=3)", 32768, 200, "linear_top5", 89.7),
+        ("SFRIK (L=3)", 8192, 200, "places205_top5", 83.9),
+        ("SFRIK (L=3)", 8192, 200, "labels10_top5", 87.7),
+    ],
+)
+def test_table_4(label: str, q: int | None, epochs: int, metric: str, value: float) -> None:
+    where = {"epochs": epochs} | ({"embedding_dim": q} if q else {})
+    assert paper_value(label, metric, 4, **where) == value
+
+
+@pytest.mark.parametrize(("batch", "vicreg", "sfrik"), [(256, 22.5, 10.3), (512, 25.4, 13.1), (1024, 31.1, 18.8)])
+def test_table_5(batch: int, vicreg: float, sfrik: float) -> None:
+    assert paper_value("VICReg", "peak_memory", 5, batch_size=batch) == vicreg
+    assert paper_value("SFRIK", "peak_memory", 5, batch_size=batch) == sfrik
+    assert set(paper_table(5)["unit"]) == {"GB"}
+
+
+def test_appendix() -> None:
+    assert paper_value("SFRIK (L=3)", "linear_top1", 13, embedding_dim=8192) == 47.6
+    assert paper_value("SFRIK (L=2)", "linear_top1", 13, embedding_dim=1024) == 44.2
+    assert paper_value("AUH", "places205_top1", 14) == 42.3
+    assert paper_value("SFRIK (L=3)", "voc07_map", 14) == 74.1
+
+
+def test_the_leaderboards_column() -> None:
+    assert in20_linear_top1("SFRIK (L=2)") == 47.0
+    assert in20_linear_top1("RBF kernel") == 41.3
+    assert in20_linear_top1("generalized distance") == 27.8
+    assert in20_linear_top1("Barlow Twins") is None
+
+
+def test_each_table_is_whole() -> None:
+    frame = load_paper()
+    # Cells of the printed tables that hold a number.
+    assert frame.groupby("table").size().to_dict() == {2: 18, 3: 3, 4: 66, 5: 6, 13: 18, 14: 9}
+    keys = ["table", "label", "embedding_dim", "batch_size", "epochs", "metric"]
+    assert not frame.duplicated(keys).any()
+    orders = frame.loc[frame["label"].str.startswith("SFRIK (L="), ["label", "order"]].drop_duplicates()
+    assert dict(orders.itertuples(index=False)) == {f"SFRIK (L={i})": i for i in (1, 2, 3)}

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench import RegbenchError
+from regbench.reports.records import load_records, read_records
+
+Make = Callable[..., Path]
+
+
+def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
+    record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0)
+    record("AUH", 3, knn=60.0, linear=None)
+    frame = load_records(runs)
+    assert len(frame) == 4
+    row = frame[(frame["label"] == "VICReg") & (frame["score"] == "linear_top1")].iloc[0]
+    assert row["value"] == 75.25
+    assert row[["sweep", "method", "seed", "split", "unit"]].tolist() == [
+        "quickstart",
+        "vicreg",
+        0,
+        "test",
+        "%",
+    ]
+    assert row[["dataset", "backbone", "embedding_dim"]].tolist() == ["fashion_mnist", "resnet_tiny", 512]
+    assert row["train_s"] == 30.0
+    assert row["hardware"] == "1 x Example CPU"
+    assert set(frame.loc[frame["label"] == "AUH", "seed"]) == {3}
+
+
+@pytest.mark.parametrize("where", ["", "quickstart"])
+def test_a_folder_of_sweeps_and_a_sweep_read_alike(runs: Path, record: Make, where: str) -> None:
+    record()
+    assert len(load_records(runs / where)) == 2
+
+
+def test_a_run_directory_and_several_folders(runs: Path, record: Make) -> None:
+    one, two = record(seed=0), record(seed=1, sweep="other")
+    assert len(load_records(one.parent)) == 2
+    assert set(load_records([one.parent, two.parent])["sweep"]) == {"quickstart", "other"}
+
+
+def test_nothing_there_says_how_to_make_some(runs: Path) -> None:
+    runs.mkdir()
+    with pytest.raises(RegbenchError, match="regbench sweep quickstart"):
+        load_records(runs)
+    with pytest.raises(RegbenchError, match="is not a folder"):
+        load_records(runs / "none")
+
+
+def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    def spoiled(text: str) -> str:
+        data = json.loads(text)
+        change(data)
+        return json.dumps(data)
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: text[: len(text) // 2], "truncated"),
+        (lambda text: "", "truncated"),
+        (lambda text: "[]", "not a JSON object"),
+        (_spoil(lambda d: d.update(schema_version=2)), "schema version 2"),
+        (_spoil(lambda d: d.pop("label")), "label is missing"),
+        (_spoil(lambda d: d.update(status="running")), "status is 'running'"),
+        (_spoil(lambda d: d.update(seed="0")), "seed is '0', not int"),
+        (_spoil(lambda d: d["cell"].pop("dataset")), "cell.dataset is missing"),
+        (_spoil(lambda d: d["scores"][0].update(value=float("nan"))), "not a finite number"),
+        (_spoil(lambda d: d["scores"].append(3)), "scores holds 3"),
+        (_spoil(lambda d: d["history"][0].pop("epoch")), "history.epoch is missing"),
+    ],
+)
+def test_a_damaged_record_is_set_aside_and_named(
+    runs: Path, record: Make, spoil: Callable[[str], str], reason: str
+) -> None:
+    good, bad = record("AUH"), record("VICReg")
+    bad.write_text(spoil(bad.read_text()))
+    frame = load_records(runs)
+    assert set(frame["label"]) == {"AUH"}
+    (skipped,) = frame.attrs["skipped"]
+    assert skipped.startswith(f"{bad}: ")
+    assert reason in skipped
+    good.unlink()
+    with pytest.raises(RegbenchError, match="damaged") as refusal:
+        load_records(runs)
+    assert str(bad) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_bytes_that_are_no_text_are_damage(runs: Path, record: Make) -> None:
+    record("AUH")
+    record("VICReg").write_bytes(b"\xff\xfe\x00")
+    assert len(read_records(runs).skipped) == 1
+
+
+def test_a_copied_folder_does_not_count_twice(runs: Path, record: Make) -> None:
+    path = record()
+    copy = path.parent.with_name("copy") / "record.json"
+    copy.parent.mkdir()
+    copy.write_text(path.read_text())
+    found = read_records(runs)
+    assert len(found.records) == 1
+    assert "same cell" in found.skipped[0].reason
+
+
+def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
+    record()
+    for name in ("0123456789ab", "ba9876543210", "report"):
+        folder = runs / "quickstart" / name
+        folder.mkdir()
+        (folder / "config.yaml").touch()
+    assert read_records(runs).unfinished == {"quickstart": 2}
+
+
+def test_costs_that_are_not_numbers_are_left_out(runs: Path, record: Make) -> None:
+    record(cost={"loss_ms": None, "step_ms": float("inf")})
+    (one,) = read_records(runs).records
+    assert "loss_ms" not in one.cost
+    assert "step_ms" not in one.cost
+    assert one.cost["train_s"] == 30.0

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import csv
+import re
+import stat
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from regbench import RegbenchError
+from regbench.reports import figures, write_report
+
+Make = Callable[..., Path]
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects what a test asks for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attrs)
+        self.ids += [str(values["id"])] if "id" in values else []
+        loading = {"src", "href", "data", "poster", "action", "srcset"} & set(values)
+        self.loads += [str(values[name]) for name in loading]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.text += data
+
+
+@pytest.fixture
+def sweep(record: Make) -> None:
+    for seed in (0, 1):
+        for i, label in enumerate(("SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "SimCLR", "AUH", "RBF kernel")):
+            record(label, seed, knn=70.0 + i + 0.3 * seed, linear=75.0 + i - 0.2 * seed, tuning=71.0 + i)
+        record("untrained", seed, knn=65.0, linear=68.0)
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_files(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "report"
+    report = write_report(runs, out)
+    names = {path.name for path in out.iterdir()}
+    stems = ("leaderboard", "accuracy", "time", "memory", "hyperparameters")
+    expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
+    expected |= {"index.html", "tidy.csv", "leaderboard.csv", "accuracy_vs_time.png"}
+    assert names == expected == {path.name for path in report.files}
+    assert report.page == out / "index.html"
+    assert (out / "accuracy_vs_time.png").read_bytes().startswith(b"\x89PNG")
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in out.iterdir())
+    with (out / "tidy.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 12 * 3 + 2 * 2
+    assert "SFRIK (L=3)" in report.leaderboard
+    assert max(map(len, report.leaderboard.splitlines())) <= 120
+    assert report.skipped == ()
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
+    page = Page(write_report([runs / "quickstart"], tmp_path / "report").page.read_text())
+    assert page.loads
+    assert all(load.startswith("#") for load in page.loads)  # uses of an SVG's own markers
+    assert {load.removeprefix("#") for load in page.loads} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 8
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert not re.search(r"@import|url\((?!#)|https?:", text)
+    assert "currentColor" in text
+    assert figures.INK not in text
+    for word in (
+        "fashion_mnist",
+        "1000 training images per class",
+        "resnet_tiny",
+        "1 x Example CPU",
+        "torch 2.14.1",
+    ):
+        assert word in page.text
+    for word in (
+        "2026-11-21 to 2026-11-22",
+        "14 finished",
+        "abc1234",
+        "regbench train --config runs/quickstart/",
+    ):
+        assert word in page.text
+
+
+def test_half_way(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("VICReg")
+    record("AUH").write_text('{"schema_version": 1, ')
+    (runs / "quickstart" / "0123456789ab").mkdir()
+    (runs / "quickstart" / "0123456789ab" / "config.yaml").touch()
+    report = write_report(runs, tmp_path / "report")
+    page = Page(report.page.read_text())
+    assert "1 damaged record is not in this report" in page.text
+    assert "1 cell of quickstart" in page.text
+    assert "not valid JSON" in report.skipped[0]
+    assert "not valid JSON" in report.leaderboard
+    record("SimCLR")
+    assert "SimCLR" in write_report(runs, tmp_path / "report").leaderboard  # the second replaces the first
+
+
+@pytest.mark.parametrize(
+    "case", ["no score", "untrained only", "no history", "no cost", "collapsed", "wide", "no provenance"]
+)
+def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, case: str) -> None:
+    if case == "no score":
+        record("VICReg", knn=None, linear=None)
+    elif case == "untrained only":
+        record("untrained")
+    elif case == "no history":
+        record("VICReg", history=[])
+    elif case == "no cost":
+        record("VICReg", cost={"train_s": None, "peak_memory_bytes": None})
+    elif case == "wide":
+        record("VICReg", cost={"train_s": 1.0})
+        record("AUH", cost={"train_s": 1000.0})
+    elif case == "no provenance":
+        record("VICReg", command="", environment={"hardware": None, "git": None}, data={}, attempts=[])
+    else:
+        record("VICReg", status="collapsed", history=[{"epoch": 1, "loss": None, "uniformity": float("nan")}])
+    report = write_report(runs, tmp_path / "report")
+    Page(report.page.read_text())
+    picture = tmp_path / "report" / "accuracy_vs_time.png"
+    assert picture.exists() == (case not in ("no score", "untrained only", "no cost"))
+
+
+def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("VICReg", sweep="one")
+    record("VICReg", sweep="two", cell={"dataset": {"name": "stl10"}})
+    report = write_report(runs, tmp_path / "report")
+    names = {path.name for path in report.files}
+    assert {"leaderboard-one.md", "leaderboard-two.md", "accuracy_vs_time-one.png", "index.html"} <= names
+    assert len(Page(report.page.read_text()).ids) == len(set(Page(report.page.read_text()).ids))
+
+
+def test_a_table_of_the_paper_comes_in_three_formats(runs: Path, tmp_path: Path, record: Make) -> None:
+    cell = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
+    record("SFRIK (L=3)", sweep="in20_table3", linear=47.0, cell=cell)
+    record("AUH")
+    names = {path.name for path in write_report(runs, tmp_path / "report").files}
+    assert {"in20_table3.md", "in20_table3.tex", "in20_table3.csv"} <= names
+
+
+def test_text_from_records_is_escaped(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("<script>alert(1)</script>", environment={"hardware": "<b>&"})
+    page = Page(write_report(runs, tmp_path / "report").page.read_text())
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+
+
+@pytest.mark.usefixtures("sweep")
+def test_where_it_cannot_write(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RegbenchError, match="cannot write to"):
+        write_report(runs, tmp_path / "file")
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_failed_write_leaves_the_old_report(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "report"
+    write_report(runs, out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RegbenchError, match="No space left on device"):
+        write_report(runs, out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_styles_are_distinct_and_stay() -> None:
+    labels = [f"method {i:02}" for i in range(20)]
+    style = figures.styles(labels)
+    assert len({(s.colour, s.marker) for s in style.values()}) == 20
+    assert figures.styles(reversed(labels)) == style
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ([1.0, 5.0], [1.0, 5.0]),
+        ([5.0, 5.0, 5.0], [4.0, 5.0, 6.0]),
+        ([0.0, 0.0], [0.0, 1.0]),
+        ([10.0, 10.0, 10.0], [8.0, 9.0, 10.0]),
+        ([4.9, 5.0, 5.9, 9.0], [4.2666666, 5.2666666, 6.2666666, 9.0]),
+    ],
+)
+def test_labels_are_spread_out(wanted: list[float], expected: list[float]) -> None:
+    assert figures.spread_out(wanted, 1.0, 10.0) == pytest.approx(expected)
+
+
+def test_spread_labels_never_overlap() -> None:
+    wanted = sorted((7.3 * i * i) % 10 for i in range(11))
+    places = figures.spread_out(wanted, 0.9, 10.0)
+    gaps = [b - a for a, b in pairwise(places)]
+    assert min(gaps) >= 0.9 - 1e-9
+    assert places[0] >= -1e-9
+    assert places[-1] <= 10 + 1e-9
