@@ -165,7 +165,9 @@ def scored_splits(cell: Cell, data_dir: Path) -> list[str]:
     Raises:
         RegbenchError: If there is a choice to make and no tuning split to make it on.
     """
-    splits = [split for split in ("tuning", "test") if split in Manifest.load(data_dir, cell.dataset.name).splits]
+    splits: list[str] = [
+        split for split in ("tuning", "test") if split in Manifest.load(data_dir, cell.dataset.name).splits
+    ]
     if "tuning" not in splits and len(cell.evaluation.probe.learning_rates) > 1:
         raise RegbenchError(
             f"data set {cell.dataset.name!r} has no tuning split to choose the probe's learning rate on; "

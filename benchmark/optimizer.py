@@ -52,15 +52,16 @@ class LARS(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             updates = [p.grad for p in parameters]
             matrices = [i for i, p in enumerate(parameters) if p.ndim > 1]
-            weights = [parameters[i] for i in matrices]
-            decayed = torch._foreach_add([updates[i] for i in matrices], weights, alpha=group["weight_decay"])
-            scales = [
-                torch.where((weight > 0) & (update > 0), group["trust_coefficient"] * weight / update, 1.0)
-                for weight, update in zip(torch._foreach_norm(weights), torch._foreach_norm(decayed), strict=True)
-            ]
-            torch._foreach_mul_(decayed, scales)
-            for i, update in zip(matrices, decayed, strict=True):
-                updates[i] = update
+            if matrices:  # torch's foreach functions refuse empty lists
+                weights = [parameters[i] for i in matrices]
+                decayed = torch._foreach_add([updates[i] for i in matrices], weights, alpha=group["weight_decay"])
+                scales = [
+                    torch.where((weight > 0) & (update > 0), group["trust_coefficient"] * weight / update, 1.0)
+                    for weight, update in zip(torch._foreach_norm(weights), torch._foreach_norm(decayed), strict=True)
+                ]
+                torch._foreach_mul_(decayed, scales)
+                for i, update in zip(matrices, decayed, strict=True):
+                    updates[i] = update
             for p in parameters:
                 if "momentum" not in self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)

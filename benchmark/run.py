@@ -26,7 +26,7 @@ from regbench.benchmark.metrics import COLLAPSED_SPREAD
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.train import Compute, Trained, train
 from regbench.datasets.manifest import Manifest
-from regbench.files import write_text
+from regbench.files import remove_leftovers, write_text
 
 SCHEMA_VERSION = 1
 
@@ -76,6 +76,7 @@ def run_cell(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
     with _only_writer(directory):
         if (record := read_record(directory)) is not None:
             return record
+        remove_leftovers(directory)
         (directory / "error.txt").unlink(missing_ok=True)
         try:
             return _run(cell, runtime, sweep, directory)

@@ -176,7 +176,8 @@ class Beton:
         self._require(
             num_samples > 0 and table.nbytes == num_samples * _ALLOCATION.itemsize, "its allocation table is cut short"
         )
-        allocations = np.sort(table.view(_ALLOCATION), order="ptr")
+        allocations = table.view(_ALLOCATION)
+        allocations = allocations[np.argsort(allocations["ptr"], kind="stable")]
         image = metadata["f0"]
         order = np.searchsorted(allocations["ptr"], image["data_ptr"])
         self._require(bool((order < num_samples).all()), "an image's bytes lie outside")

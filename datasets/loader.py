@@ -22,7 +22,7 @@ from regbench.datasets.beton import Beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, check_interpolation
 from regbench.datasets.crops import Boxes, CropLoader, CropShape, CropStream, Ints, center_boxes, random_boxes
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.photometric import normalize, photometric
+from regbench.datasets.photometric import Normalize, photometric
 from regbench.datasets.prepare import check_matches
 from regbench.datasets.torchvision_loader import TorchvisionCrops
 
@@ -98,7 +98,7 @@ class _Loader:
     def __init__(
         self,
         dataset: DatasetConfig,
-        path: Path,
+        beton: Beton,
         shape: CropShape,
         batch_size: int,
         device: torch.device,
@@ -114,15 +114,17 @@ class _Loader:
         self.backend = backend
         self.batch_size = batch_size
         self._dataset = dataset
-        self._beton = Beton(path)
+        self._beton = beton
         self._transfer = _Transfer(device)
+        self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._crops: CropLoader
         if backend == "ffcv":
             try:
                 from regbench.datasets.ffcv_loader import FfcvCrops
-            except ImportError as error:
+            except (ImportError, RuntimeError) as error:
+                # RuntimeError: numba finds no folder to keep its compiled code in.
                 raise RegbenchError(
-                    f"FFCV cannot be imported ({error}); install it with pip install 'regbench[ffcv]', or choose the "
+                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', or choose the "
                     "loader 'torchvision'"
                 ) from error
             self._crops = FfcvCrops(self._beton, shape, batch_size, workers)
@@ -187,9 +189,8 @@ class TwoViewLoader(_Loader):
         manifest = Manifest.load(data_dir, dataset.name)
         check_matches(manifest, dataset, data_dir)
         split = manifest.pretraining_split
-        path = manifest.split_file(data_dir, split)
-        labels = Beton(path).labels
-        self._indices = _first_of_each_class(labels, dataset, split)
+        beton = Beton(manifest.split_file(data_dir, split))
+        self._indices = _first_of_each_class(beton.labels, dataset, split)
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
             whole = f"{batch_size}" if world_size == 1 else f"{batch_size} x {world_size} processes"
@@ -203,7 +204,7 @@ class TwoViewLoader(_Loader):
             channels=dataset.channels,
             interpolation=augmentation.interpolation,
         )
-        super().__init__(dataset, path, shape, batch_size, device, backend, workers)
+        super().__init__(dataset, beton, shape, batch_size, device, backend, workers)
         self._views = {0: augmentation.view1, 1: augmentation.view2}
         self._seed = seed
         self._rank, self._world_size = rank, world_size
@@ -228,7 +229,7 @@ class TwoViewLoader(_Loader):
             for view, config in self._views.items():
                 key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view)
                 x = photometric(crops[:, view], draws.photometric_draws(key, config), config)
-                views.append(normalize(x, self._dataset.mean, self._dataset.std))
+                views.append(self._normalize(x))
             return views[0], views[1]
 
         return self._epoch(order, self._boxes(self._seed, e, self._views), finish)
@@ -263,10 +264,9 @@ class EvalLoader(_Loader):
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
         manifest = Manifest.load(data_dir, dataset.name)
         check_matches(manifest, dataset, data_dir)
-        path = manifest.split_file(data_dir, split)
-        labels = Beton(path).labels
-        self._indices = _first_of_each_class(labels, dataset, split)
-        self._labels = torch.from_numpy(labels)
+        beton = Beton(manifest.split_file(data_dir, split))
+        self._indices = _first_of_each_class(beton.labels, dataset, split)
+        self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)
         self._random = transform == "crop_flip"
         shape = CropShape(
@@ -275,7 +275,7 @@ class EvalLoader(_Loader):
             channels=dataset.channels,
             interpolation=interpolation,
         )
-        super().__init__(dataset, path, shape, min(batch_size, self.num_samples), device, backend, workers)
+        super().__init__(dataset, beton, shape, min(batch_size, self.num_samples), device, backend, workers)
         self._seed = seed
         self._device = device
         self._view = ViewConfig(crop_scale=crop_scale)
@@ -297,9 +297,9 @@ class EvalLoader(_Loader):
             return center_boxes(heights, widths, self._dataset.eval_resize, self._dataset.image_size)[:, None]
 
         def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
-            x = self._transfer(crops)[:, 0].permute(0, 3, 1, 2).to(torch.float32).contiguous()
+            x = self._transfer(crops)[:, 0].permute(0, 3, 1, 2).to(torch.float32)
             labels = self._labels[torch.from_numpy(indices)].to(self._device)
-            return normalize(x, self._dataset.mean, self._dataset.std), labels
+            return self._normalize(x), labels
 
         boxes = self._boxes(self._seed, e, {draws.EVALUATION_VIEW: self._view}) if self._random else center
         return self._epoch(order, boxes, finish)

@@ -33,7 +33,7 @@ def grey(x: Tensor) -> Tensor:
     """Luma of ITU-R BT.601, (N, 1, H, W); the channel itself if there is but one."""
     if x.shape[1] == 1:
         return x
-    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+    return (0.299 * x[:, 0:1]).add_(x[:, 1:2], alpha=0.587).add_(x[:, 2:3], alpha=0.114)
 
 
 def _per_image(values: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     )
     hue = hue + 6 * shift.view(-1, 1, 1)
     # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
-    n = torch.tensor([5.0, 3.0, 1.0], device=x.device).view(1, 3, 1, 1)
+    n = torch.arange(5, 0, -2, device=x.device).view(1, 3, 1, 1)
     k = (hue.unsqueeze(1) + n).remainder_(6)
     k = torch.minimum(k, 4 - k).clamp_(0, 1)
     return value.unsqueeze(1) - chroma.unsqueeze(1) * k
@@ -79,7 +79,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
 
 def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
     """All channels become the luma."""
-    return grey(x).expand_as(x)
+    return grey(x).expand_as(x).contiguous()
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
@@ -165,10 +165,11 @@ def photometric(crops: Tensor, draws: PhotometricDraws, config: ViewConfig) -> T
     Returns:
         (N, C, H, W) float32, values in [0, 255].
     """
-    x = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    steps = _steps(draws, config, x.shape[1])
+    planes = crops.permute(0, 3, 1, 2)
+    steps = _steps(draws, config, planes.shape[1])
     if not steps:
-        return x
+        return planes.to(torch.float32)
+    x = planes.to(torch.float32, memory_format=torch.contiguous_format)
     # One transfer for the rows and one for the values of all steps.
     lengths = [len(step.rows) for step in steps]
     all_rows = _on_device(np.concatenate([step.rows for step in steps]), x.device).split(lengths)
@@ -182,9 +183,16 @@ def photometric(crops: Tensor, draws: PhotometricDraws, config: ViewConfig) -> T
     return x
 
 
-def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """From [0, 255] to (x / 255 - mean) / std per channel, `channels_last` if there are three."""
-    scale = torch.tensor([1 / (255 * s) for s in std], device=x.device).view(1, -1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=x.device).view(1, -1, 1, 1)
-    x = x * scale + shift
-    return x.contiguous(memory_format=torch.channels_last) if x.shape[1] == 3 else x
+class Normalize:
+    """From [0, 255] to (x / 255 - mean) / std per channel; its constants are brought to the device once."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        """Make it for images on `device`."""
+        self._scale = torch.tensor([1 / (255 * s) for s in std], device=device).view(1, -1, 1, 1)
+        shift = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._shift = torch.tensor(shift, device=device).view(1, -1, 1, 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise (N, C, H, W) in place; the result is `channels_last` if there are three channels."""
+        x = x.mul_(self._scale).add_(self._shift)
+        return x.contiguous(memory_format=torch.channels_last) if x.shape[1] == 3 else x.contiguous()

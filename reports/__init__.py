@@ -6,15 +6,14 @@ report is written.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from regbench import RegbenchError
+from regbench.files import write_bytes
 
 __all__ = ["Report", "write_report"]
 
@@ -87,24 +86,8 @@ def write_report(runs: Path | Sequence[Path], out: Path) -> Report:
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
     texts += [f"damaged, not in the report: {line}" for line in skipped]
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            _write(out / name, content)
+            write_bytes(out / name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
     return Report(out / "index.html", "\n\n".join(texts), tuple(out / name for name in contents), skipped)
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    """Replaces a file in one step, so that a reader sees the old one or the new one, whole."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp makes it 0600, and reports are to be read by others
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

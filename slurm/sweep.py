@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -98,7 +99,7 @@ def run_sweep(sweep: Sweep) -> list[CellStatus]:
         sweep: The grid.
 
     Returns:
-        How all cells stand in the end.
+        How the sweep's cells stand in the end.
     """
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     _write_plan(sweep, folder)
@@ -114,7 +115,7 @@ def run_sweep(sweep: Sweep) -> list[CellStatus]:
     )
     if todo:
         _drain(todo, runtime, sweep.name, parallel, gpus)
-    return sweep_status(folder)
+    return [_cell_status(folder / cell.id, _plan_of(cell)) for cell in sweep.cells]
 
 
 def _write_plan(sweep: Sweep, folder: Path) -> None:
@@ -152,8 +153,7 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, parallel: int, gpus: 
                     with bar.external_write_mode(sys.stderr):
                         _announce(status, finished, count)
     except KeyboardInterrupt:
-        for _, job in running.values():
-            job.cancel()
+        _end([job for _, job in running.values()])
         raise
     finally:
         bar.close()
@@ -168,18 +168,35 @@ def _submit(cell: Cell, runtime: Runtime, name: str, gpu: int | None) -> LocalJo
     gpus: Sequence[int] = () if gpu is None else (gpu,)
     # submitit's own default would end a local job after two minutes.
     executor.update_parameters(timeout_min=60 * 24 * 365, gpus_per_node=len(gpus), visible_gpus=gpus)
-    return executor.submit(_job, cell.to_dict(), runtime, name)  # type: ignore[return-value]
+    # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return executor.submit(_job, cell.to_dict(), runtime, name)  # type: ignore[return-value]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end(jobs: Sequence[LocalJob[Any]]) -> None:
+    """Ends jobs and waits until they are gone, so that their run directories are free."""
+    for job in jobs:
+        if not job.done():
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit's controller, which passes it to the job
+    for job in jobs:
+        while not job.done():
+            time.sleep(POLL_S)
 
 
 def _job(cell: dict[str, Any], runtime: Runtime, name: str) -> None:
     """What a submitted job runs; submitit keeps its output in the run directory's `logs`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit would ignore it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     run_cell(Cell.from_dict(cell), runtime, name)
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:
+    name = f"{status.label} seed {status.seed} ({status.cell_id})"
     if status.state in ("done", "collapsed"):
-        log.info("[%d/%d] %s seed %d: %s", finished, count, status.label, status.seed, status.detail)
+        log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
     else:
         detail = status.detail or f"ended without a record (logs: {status.directory / 'logs'})"
-        log.error("[%d/%d] %s seed %d FAILED: %s", finished, count, status.label, status.seed, detail)
+        log.error("[%d/%d] %s FAILED: %s", finished, count, name, detail)

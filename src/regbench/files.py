@@ -24,13 +24,24 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` atomically."""
+    write_atomically(path, lambda file: file.write(data))
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes `text` to `path` atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporary files that killed writers left in `folder`; for its only writer to call."""
+    for path in folder.glob(".*.*"):
+        path.unlink(missing_ok=True)

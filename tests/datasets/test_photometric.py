@@ -118,6 +118,21 @@ def test_chain_equals_torchvision_one_image_at_a_time(channels: int, images: Ten
     assert 0 < solarized < N
 
 
+def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -> None:
+    crops = images.permute(0, 2, 3, 1)
+    key = draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC)
+    grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
+    both = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0.5, solarize_p=0)
+    drawn = draws.photometric_draws(key, both)
+    got = photometric.photometric(crops, drawn, both)
+    plain = photometric.photometric(crops, draws.photometric_draws(key, grey), grey)
+    sigma = torch.tensor(drawn.sigma, dtype=torch.float32)
+    blurred = torch.from_numpy(drawn.blur)
+    assert 0 < blurred.sum() < N
+    torch.testing.assert_close(got[~blurred], plain[~blurred])
+    torch.testing.assert_close(got[blurred], photometric.gaussian_blur(plain[blurred], sigma[blurred]))
+
+
 def test_nothing_drawn_changes_nothing(images: Tensor) -> None:
     config = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
     drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
@@ -135,7 +150,7 @@ def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
 
 
 def test_normalize() -> None:
-    x = torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1).expand(2, 3, 4, 5)
-    got = photometric.normalize(x, (0.5, 0.1, 0.25), (0.5, 0.2, 0.25))
+    x = torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1).repeat(2, 1, 4, 5)
+    got = photometric.Normalize((0.5, 0.1, 0.25), (0.5, 0.2, 0.25), torch.device("cpu"))(x)
     torch.testing.assert_close(got[1, :, 2, 3], torch.tensor([-1.0, 0.5, 3.0]))
     assert got.is_contiguous(memory_format=torch.channels_last)

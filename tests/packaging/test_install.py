@@ -70,8 +70,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     code = "import sys, setuptools.build_meta as backend; print('built', backend.build_{}(sys.argv[1]))"
     output = run([sys.executable, "-c", code.format("sdist"), folder], tree)
     sdist = folder / output.split()[-1]
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    (folder / "unpacked").mkdir()
+    run(["tar", "-xzf", sdist, "-C", folder / "unpacked"], folder)
     (unpacked,) = (folder / "unpacked").iterdir()
     output = run([sys.executable, "-c", code.format("wheel"), folder], unpacked)
     return Built(sdist=sdist, wheel=folder / output.split()[-1])

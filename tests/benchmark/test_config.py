@@ -1,0 +1,420 @@
+"""Overrides in, cells out: identity, round trips, refusals, sweeps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from regbench import RegbenchError, methods
+from regbench.benchmark.config import Cell, load_config, load_run, load_sweep, sweep_names
+
+
+def cell_of(*overrides: str) -> Cell:
+    return load_run(list(overrides))[0]
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(RegbenchError) as caught:
+        load_run(list(overrides))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------ identity
+
+
+def test_an_id_is_twelve_hex_digits() -> None:
+    identity = cell_of().id
+    assert len(identity) == 12
+    assert set(identity) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["method=vicreg", "seed=3", "epochs=7"], ["epochs=7", "method=vicreg", "seed=3"]),
+        (["method.alignment_weight=4000"], ["method.alignment_weight=4000.0"]),
+        (
+            ["optimizer.base_lr=1", "optimizer.warmup_epochs=1.0"],
+            ["optimizer.base_lr=1.0", "optimizer.warmup_epochs=1"],
+        ),
+        (["method=sfrik"], ["method=sfrik_l3"]),
+        (["method=sfrik_l2"], ["method=sfrik", "method.weights=[1,20]", "method.alignment_weight=2e3"]),
+        (["method=sfrik_l1"], ["method=sfrik_l2", "method.weights=[1.0]", "method.alignment_weight=10000"]),
+        ([], ["method=sfrik", "method.weights=[1,40,40]", "dataset=fashion_mnist", "seed=0"]),
+        (["evaluation.probe.learning_rates=[1,2]"], ["evaluation.probe.learning_rates=[1.0,2.0]"]),
+    ],
+)
+def test_the_same_settings_written_otherwise_are_the_same_cell(first: list[str], second: list[str]) -> None:
+    assert cell_of(*first) == cell_of(*second)
+    assert cell_of(*first).id == cell_of(*second).id
+
+
+def test_the_id_does_not_depend_on_the_order_of_keys() -> None:
+    def reverse(node: Any) -> Any:
+        return {key: reverse(node[key]) for key in reversed(node)} if isinstance(node, dict) else node
+
+    cell = cell_of("method=vicreg")
+    assert list(reverse(cell.to_dict())) != list(cell.to_dict())
+    assert Cell.from_dict(reverse(cell.to_dict())).id == cell.id
+
+
+def test_the_id_is_the_same_in_another_process() -> None:
+    program = "from regbench.benchmark.config import load_run; print(load_run(['method=auh'])[0].id)"
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == cell_of("method=auh").id
+
+
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+# Where half of a number or one more is not possible.
+OTHERS: dict[str, Any] = {
+    "method.name": None,  # with its hyperparameters, below
+    "dataset.channels": None,  # with mean and std, below
+    "precision": "fp32",
+    "dataset.source": "cifar10",
+    "dataset.mean": [0.1],
+    "dataset.std": [0.9],
+    "dataset.image_size": 20,
+    "dataset.train_per_class": 5,
+    "dataset.tuning_per_class": 5,
+    "augmentation.interpolation": "area",
+    "network.backbone": "resnet18",
+    "network.stem": "imagenet",
+    "network.hidden_dim": 99,
+    "evaluation.knn.interpolation": "area",
+    "evaluation.probe.interpolation": "area",
+    "evaluation.probe.features": "augmented",
+    "evaluation.probe.crop_scale": [0.3, 1.0],
+    "evaluation.probe.learning_rates": [0.5],
+    "method.weights": [1.0, 2.0],
+}
+
+
+def changed(cell: Cell, path: tuple[str, ...]) -> dict[str, Any]:
+    data: dict[str, Any] = copy.deepcopy(cell.to_dict())
+    *parents, last = path
+    node = data
+    for key in parents:
+        node = node[key]
+    old, dotted = node[last], ".".join(path)
+    if dotted in OTHERS:
+        node[last] = OTHERS[dotted]
+    elif isinstance(old, str):
+        node[last] = old + "x"
+    elif isinstance(old, int):
+        node[last] = old + 1
+    elif isinstance(old, float):
+        node[last] = old / 2 if old else 0.1
+    elif last in ("crop_scale", "crop_ratio", "blur_sigma"):
+        node[last] = (old[0] / 2, old[1])
+    assert node[last] != old, dotted
+    return data
+
+
+BASE = load_run(["method=sfrik"])[0]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in leaves(BASE.to_dict()) if OTHERS.get(".".join(p), "") is not None], ids=".".join
+)
+def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
+    other = Cell.from_dict(changed(BASE, path))
+    assert other != BASE
+    assert other.id != BASE.id
+
+
+def test_the_method_and_the_channels_are_part_of_the_id() -> None:
+    ids = {cell_of(f"method={name}").id for name in ("sfrik", "rbf", "auh", "simclr", "vicreg")}
+    channels = ["dataset.channels=3", "dataset.mean=[0.2,0.2,0.2]", "dataset.std=[0.3,0.3,0.3]"]
+    assert len(ids | {cell_of(*channels).id}) == 6
+
+
+def test_the_runtime_is_not_part_of_the_id() -> None:
+    overrides = [
+        *("runtime.data_dir=/elsewhere", "runtime.runs_dir=/there", "runtime.device=cpu", "runtime.loader=torchvision"),
+        *("runtime.workers=7", "runtime.threads=3", "runtime.parallel=2"),
+    ]
+    cell, runtime = load_run(overrides)
+    assert cell.id == BASE.id
+    assert (runtime.data_dir, runtime.loader, runtime.workers, runtime.parallel) == ("/elsewhere", "torchvision", 7, 2)
+
+
+def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGBENCH_DATA_DIR", "/big/data")
+    monkeypatch.setenv("REGBENCH_RUNS_DIR", "/big/runs")
+    runtime = load_run([])[1]
+    assert (runtime.data_dir, runtime.runs_dir) == ("/big/data", "/big/runs")
+
+
+# ------------------------------------------------------------------ round trips
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_cells_survive_json_and_yaml(name: str) -> None:
+    cell = cell_of(f"method={name}", "evaluation.probe.learning_rates=[0.5]", "dataset.train_per_class=3")
+    assert Cell.from_dict(cell.to_dict()) == cell
+    through_json = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
+    through_yaml = Cell.from_dict(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.to_dict())))))
+    assert through_json == through_yaml == cell
+    assert through_json.id == cell.id
+
+
+def test_the_plain_form_names_the_class_not_the_preset() -> None:
+    assert cell_of("method=sfrik_l2").to_dict()["method"] == {
+        "name": "sfrik",
+        "weights": (1.0, 20.0),
+        "alignment_weight": 2000.0,
+    }
+
+
+def test_from_dict_takes_a_methods_defaults_where_a_hyperparameter_is_missing() -> None:
+    data = cell_of("method=vicreg").to_dict()
+    data["method"] = {"name": "vicreg", "alignment_weight": 3}
+    cell = Cell.from_dict(data)
+    assert cell.method == methods.build("vicreg", alignment_weight=3.0)
+
+
+def test_from_dict_refuses_what_is_unknown_missing_or_wrong() -> None:
+    for change, message in [
+        ({"epoch": 3}, "epoch"),
+        ({"epochs": "3"}, "epochs"),
+        ({"optimizer": {"warmup_epochs": 1.0}}, "base_lr"),
+        ({"method": {"name": "sfrik", "temperature": 1.0}}, "temperature"),
+        ({"method": {"name": "sfrik", "weights": ["a"]}}, "weights"),
+        ({"method": {"name": "sfric"}}, "did you mean"),
+    ]:
+        with pytest.raises(RegbenchError, match=message):
+            Cell.from_dict({**BASE.to_dict(), **change})
+
+
+def test_an_untrained_cell_is_labelled_so() -> None:
+    assert cell_of("epochs=0", "optimizer.warmup_epochs=0").label == "untrained"
+    assert cell_of("method=sfrik_l2").label == "SFRIK (L=2)"
+
+
+def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> None:
+    cell = cell_of("method=sfrik_l2", "seed=4", "evaluation.knn.k=7")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(cell.to_dict()))))
+    same, runtime = load_config(path, ["runtime.data_dir=/data7"])
+    assert same == cell
+    assert runtime.data_dir == "/data7"
+    other, _ = load_config(path, ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"])
+    assert other.evaluation.knn.k == 3
+    assert other.method == methods.build("sfrik", weights=(2.0, 1.0), alignment_weight=2000.0)
+    assert other.optimizer.base_lr == 2
+    with pytest.raises(RegbenchError, match="evaluation"):
+        load_config(path, ["evaluation.knn.kk=3"])
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("epochs=many", ["epochs", "many"]),
+        ("embedding_dim=1.5", ["embedding_dim", "1.5"]),
+        ("batch_size=[1,2]", ["batch_size"]),
+        ("method.alignment_weight=heavy", ["method.alignment_weight", "heavy"]),
+        ("method.weights=[1,x]", ["method.weights"]),
+        ("optimizer.base_lr=null", ["optimizer.base_lr"]),
+        ("runtime.workers=few", ["runtime.workers", "few"]),
+        ("embedding_dim=1", ["embedding_dim=1", "at least 2"]),
+        ("batch_size=1", ["batch_size=1", "at least 2"]),
+        ("epochs=-1", ["epochs=-1", "at least 0"]),
+        ("seed=-1", ["seed=-1", "at least 0"]),
+        ("precision=fp16", ["precision=fp16", "bf16 or fp32"]),
+        ("evaluation.probe.features=raw", ["evaluation.probe.features=raw", "augmented or cached"]),
+        ("evaluation.probe.learning_rates=[]", ["evaluation.probe.learning_rates", "at least one"]),
+        ("optimizer.warmup_epochs=5", ["optimizer.warmup_epochs=5", "less than epochs=5"]),
+        ("optimizer.warmup_epochs=6", ["optimizer.warmup_epochs=6", "less than epochs=5"]),
+        ("method=sfric", ["unknown method 'sfric'", "sfrik"]),
+        ("dataset=imagenet21k", ["unknown dataset 'imagenet21k'", "fashion_mnist"]),
+        ("network=vit", ["unknown network 'vit'", "resnet18"]),
+        ("augmentation=none", ["unknown augmentation", "small_grey"]),
+        ("embeding_dim=3", ["unknown setting 'embeding_dim'", "embedding_dim"]),
+        ("optimizer.base_lrr=3", ["unknown setting 'optimizer.base_lrr'", "optimizer.base_lr"]),
+        ("method.weightz=[1]", ["unknown setting 'method.weightz'", "method.weights"]),
+        ("method.weights=[1,-2]", ["SFRIK", "weights"]),
+        ("epochs", ["epochs", "key=value"]),
+        ("epochs=", ["epochs"]),
+        ("method.weights=[1,", ["method.weights"]),
+        ("seed=0,1", ["2 cells", "regbench sweep"]),
+        ("network.backbone=5", ["network.backbone"]),
+    ],
+)
+def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
+    message = refusal(override)
+    for part in parts:
+        assert part in message
+
+
+def test_a_hyperparameter_of_another_method_is_refused_with_those_there_are() -> None:
+    message = refusal("method=vicreg", "method.alignment_weigth=3")
+    assert "method.alignment_weight" in message
+    assert "method.weights" not in refusal("method=vicreg", "method.weights=[1]").split("did you mean")[-1]
+
+
+# ------------------------------------------------------------------ sweeps
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"), [("quickstart", 9), ("in20_table2", 18), ("in20_table3", 3), ("in100_table4", 7)]
+)
+def test_presets_load(name: str, cells: int) -> None:
+    sweep = load_sweep(name)
+    assert sweep.name == name
+    assert sweep.description == sweep_names()[name]
+    assert len(sweep.cells) == len({cell.id for cell in sweep.cells}) == cells
+
+
+def test_every_preset_is_tested_above() -> None:
+    assert set(sweep_names()) == {"quickstart", "in20_table2", "in20_table3", "in100_table4"}
+
+
+def test_quickstart_holds_every_method_of_the_paper_and_the_untrained_network() -> None:
+    cells = load_sweep("quickstart").cells
+    assert {cell.label for cell in cells} == {
+        *("untrained", "SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)"),
+        *("RBF kernel", "generalized distance", "AUH", "SimCLR", "VICReg"),
+    }
+    # A comparison: beside the method, nothing differs among the trained cells.
+    trained = [cell for cell in cells if cell.epochs]
+    assert len({replace(cell, method=methods.build("sfrik")).id for cell in trained}) == 1
+
+
+# The appendix "Hyperparameters for experiments on IN20 %": q, hyperparameters, base_lr, lr_head.
+TABLE_2 = [
+    ("simclr", 1024, {"temperature": 0.15}, 1.0, 0.2),
+    ("simclr", 8192, {"temperature": 0.15}, 0.8, 0.2),
+    ("auh", 1024, {"alignment_weight": 400, "scale": 2.5}, 1.0, 10.0),
+    ("auh", 2048, {"alignment_weight": 1000, "scale": 2.5}, 1.0, 4.0),
+    ("auh", 4096, {"alignment_weight": 2000, "scale": 2.5}, 1.0, 1.0),
+    ("auh", 8192, {"alignment_weight": 3000, "scale": 2.5}, 1.0, 2.0),
+    ("vicreg", 1024, {"alignment_weight": 4, "variance_weight": 10, "covariance_weight": 1}, 0.4, 0.2),
+    ("vicreg", 2048, {"alignment_weight": 4, "variance_weight": 4, "covariance_weight": 1}, 0.7, 1.0),
+    ("vicreg", 4096, {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1}, 0.6, 0.2),
+    ("vicreg", 8192, {"alignment_weight": 10, "variance_weight": 10, "covariance_weight": 1}, 0.7, 0.2),
+    ("sfrik", 8192, {"weights": (1.0,), "alignment_weight": 10000}, 0.4, 10.0),
+    ("sfrik", 1024, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 2.0),
+    ("sfrik", 2048, {"weights": (1.0, 40.0), "alignment_weight": 400}, 1.0, 4.0),
+    ("sfrik", 4096, {"weights": (1.0, 40.0), "alignment_weight": 1000}, 1.0, 4.0),
+    ("sfrik", 8192, {"weights": (1.0, 20.0), "alignment_weight": 2000}, 1.0, 10.0),
+    ("sfrik", 8192, {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000}, 1.2, 1.0),
+]
+
+
+@pytest.mark.parametrize(("method", "q", "hyperparameters", "base_lr", "lr_head"), TABLE_2)
+def test_table_2_is_that_of_the_papers_appendix(
+    method: str, q: int, hyperparameters: dict[str, Any], base_lr: float, lr_head: float
+) -> None:
+    wanted = methods.build(method, **hyperparameters)
+    (cell,) = [c for c in load_sweep("in20_table2").cells if c.method == wanted and c.embedding_dim == q]
+    assert (cell.optimizer.base_lr, cell.evaluation.probe.learning_rates) == (base_lr, (lr_head,))
+
+
+@pytest.mark.parametrize("name", ["in20_table2", "in20_table3"])
+def test_the_papers_protocol_on_in20(name: str) -> None:
+    for cell in load_sweep(name).cells:
+        assert (cell.batch_size, cell.epochs, cell.optimizer.warmup_epochs) == (2048, 100, 10)
+        assert (cell.optimizer.weight_decay, cell.optimizer.momentum) == (1e-6, 0.9)
+        assert (cell.network.backbone, cell.network.hidden_dim) == ("resnet18", None)
+        assert (cell.dataset.train_per_class, cell.dataset.tuning_per_class) == (260, 260)
+        assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
+        probe, knn = cell.evaluation.probe, cell.evaluation.knn
+        assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == ("augmented", 100, 256, 0.9)
+        assert (knn.k, knn.temperature) == (20, 0.07)
+        views = cell.augmentation.view1, cell.augmentation.view2
+        assert [(view.blur_p, view.solarize_p) for view in views] == [(0.1, 0.2), (1.0, 0.0)]
+        assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {(0.8, 0.4, 0.2, 0.1)}
+
+
+def test_commas_multiply_the_cells() -> None:
+    sweep = load_sweep("in20_table3", ["seed=0,1", "embedding_dim=1024,2048,4096"])
+    assert len(sweep.cells) == 3 * 2 * 3
+    assert {(cell.seed, cell.embedding_dim) for cell in sweep.cells} == {
+        (s, q) for s in (0, 1) for q in (1024, 2048, 4096)
+    }
+
+
+def test_overrides_replace_what_the_file_says() -> None:
+    sweep = load_sweep("quickstart", ["method=vicreg", "epochs=3", "runtime.threads=5"])
+    assert sweep.runtime.threads == 5
+    (cell,) = sweep.cells  # nine lines that have become one cell
+    assert (cell.label, cell.epochs) == ("VICReg", 3)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_sweep_of_ones_own(tmp_path: Path) -> None:
+    name = write(
+        tmp_path / "widths.yaml",
+        "description: Widths\n"
+        "common:\n  - dataset=cifar10 augmentation=small_color\n  - seed=0,1\n"
+        "cells:\n  - method=sfrik_l1,sfrik_l2 embedding_dim=64,128\n  - method=vicreg method.variance_weight=3 seed=5\n",
+    )
+    sweep = load_sweep(name)
+    assert (sweep.name, sweep.description, len(sweep.cells)) == ("widths", "Widths", 9)
+    assert sweep.cells[-1].seed == 5
+    assert sweep.cells[-1].method == methods.build("vicreg", variance_weight=3.0)
+    assert {cell.dataset.name for cell in sweep.cells} == {"cifar10"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just words",
+        "description: x\ncells:\n  - seed=0\n",
+        "common: []\ncells: [seed=0]\n",
+        "description: x\ncommon: []\n",
+        "description: x\ncommon: [\n",
+        "description: x\ncommon: []\ncells: []\n",
+        "description: x\ncommon: []\ncells: [3]\n",
+        "description: x\ncommon: []\ncells: 5\n",
+        "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
+        "- a\n- b\n",
+        "description: x\ncommon: []\ncells: [method=sfric]\n",
+        "description: x\ncommon: []\ncells: [seed]\n",
+    ],
+)
+def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RegbenchError) as caught:
+        load_sweep(write(tmp_path / "own.yaml", text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_binary_sweep_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(RegbenchError, match=r"own\.yaml"):
+        load_sweep(str(path))
+
+
+def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RegbenchError, match=r"no sweep named 'quikstart'; known: .*quickstart.*\.yaml"):
+        load_sweep("quikstart")
+    with pytest.raises(RegbenchError, match="no sweep named"):
+        load_sweep("/nowhere/own.yaml")

@@ -1,0 +1,105 @@
+"""Backbones and projector."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from regbench import RegbenchError
+from regbench.benchmark.config import NetworkConfig
+from regbench.benchmark.network import SiameseNetwork
+
+
+def build(
+    backbone: str, *, stem: str = "small", hidden_dim: int | None = None, channels: int = 3, seed: int = 0
+) -> SiameseNetwork:
+    return SiameseNetwork(NetworkConfig(backbone=backbone, stem=stem, hidden_dim=hidden_dim), 24, channels, seed)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem", "channels", "dim"),
+    [
+        ("resnet_tiny", "small", 1, 128),
+        ("resnet_tiny", "small", 3, 128),
+        ("resnet18", "small", 1, 512),
+        ("resnet18", "imagenet", 3, 512),
+        ("resnet50", "imagenet", 3, 2048),
+    ],
+)
+def test_shapes(backbone: str, stem: str, channels: int, dim: int) -> None:
+    network = build(backbone, stem=stem, channels=channels, hidden_dim=40)
+    x = torch.randn(3, channels, 32, 32)
+    assert network.representation_dim == dim
+    assert network.backbone(x).shape == (3, dim)
+    assert network(x).shape == (3, 24)
+
+
+@pytest.mark.parametrize("hidden_dim", [None, 40])
+def test_projector_has_three_layers_and_no_last_bias(hidden_dim: int | None) -> None:
+    layers = list(build("resnet_tiny", hidden_dim=hidden_dim).projector.children())
+    width = hidden_dim or 24
+    assert [type(layer) for layer in layers] == [nn.Linear, nn.BatchNorm1d, nn.ReLU] * 2 + [nn.Linear]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == [(128, width), (width, width), (width, 24)]
+    assert [layer.bias is not None for layer in linear] == [True, True, False]
+
+
+@pytest.mark.parametrize("backbone", ["resnet_tiny", "resnet18", "resnet50"])
+def test_residual_branches_begin_at_zero(backbone: str) -> None:
+    blocks = [m for m in build(backbone).modules() if isinstance(m, BasicBlock | Bottleneck)]
+    assert len(blocks) == {"resnet_tiny": 3, "resnet18": 8, "resnet50": 16}[backbone]
+    for block in blocks:
+        last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+        assert not last.weight.any()
+        assert block.bn1.weight.all()
+
+
+def weights(network: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+@pytest.mark.parametrize("backbone", ["resnet_tiny", "resnet18"])
+def test_the_seed_alone_decides_the_weights(backbone: str) -> None:
+    torch.manual_seed(5)
+    first = weights(build(backbone, seed=3))
+    torch.manual_seed(6)
+    assert torch.equal(weights(build(backbone, seed=3)), first)
+    assert not torch.equal(weights(build(backbone, seed=4)), first)
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    build("resnet_tiny", seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_small_stem_keeps_the_resolution() -> None:
+    sizes = {}
+    for stem in ("small", "imagenet"):
+        backbone = build("resnet18", stem=stem).backbone
+        assert isinstance(backbone.layer4, nn.Module)
+        backbone.layer4.register_forward_hook(lambda _m, _x, y, stem=stem: sizes.update({stem: y.shape[-1]}))
+        backbone(torch.randn(2, 3, 32, 32))
+    assert sizes == {"small": 4, "imagenet": 1}
+
+
+def test_the_hidden_width_does_not_change_the_backbone() -> None:
+    """Methods that are compared at several widths begin from the same backbone."""
+    narrow, wide = build("resnet_tiny", hidden_dim=8), build("resnet_tiny", hidden_dim=64)
+    assert torch.equal(weights(narrow.backbone), weights(wide.backbone))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem", "channels", "message"),
+    [
+        ("resnet34", "small", 3, "unknown network.backbone 'resnet34'; known: resnet18, resnet50, resnet_tiny"),
+        ("resnet18", "large", 3, "unknown network.stem 'large'"),
+        ("resnet18", "imagenet", 1, "needs 3 channels and the data set has 1; use small"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(backbone: str, stem: str, channels: int, message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        build(backbone, stem=stem, channels=channels)
