@@ -346,7 +346,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist([o for o in overrides if o not in own]))
     except OmegaConfBaseException as error:
-        raise RegbenchError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise RegbenchError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     data = OmegaConf.to_container(merged)
     assert isinstance(data, dict)
     return Cell.from_dict({str(key): value for key, value in data.items()}), load_run(own)[1]
@@ -363,9 +363,9 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     """
     presets = sweep_names()
     if name in presets:
-        text = (Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml").read_text()
+        text = (Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml").read_bytes()
     elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
-        text = Path(name).read_text()
+        text = Path(name).read_bytes()
     else:
         raise RegbenchError(
             f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"

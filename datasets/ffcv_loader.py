@@ -9,7 +9,7 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 - PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
   1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
-- Nothing is compiled per loader: the kernels are compiled once and kept on disk by numba, beside this file or, where
+- Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, beside its file or, where
   that cannot be written, in the user's cache folder.
 """
 
@@ -29,11 +29,10 @@ import numba.typed
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import types
 
-from regbench.datasets.beton import JPEG, Beton
+from regbench.datasets.beton import Beton
 from regbench.datasets.crops import BOX, Boxes, CropShape, CropStream, Ints
-from regbench.datasets.resize import FILTERS, cut
+from regbench.datasets.kernels import FILTERS, cut, decode_parallel, decode_serial
 
 Array = npt.NDArray[Any]
 
@@ -94,68 +93,8 @@ _SLOTS = _BATCHES_AHEAD + 2
 _parallel_region = threading.Lock()
 
 
-# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers to it so, but not
-# code with a ctypes pointer in it: int imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
-# offset_x, offset_y, scale_numerator, scale_denominator, crop, flip).
+# `kernels` names FFCV's JPEG decoder, which this makes known.
 llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
-_imdecode: Any = types.ExternalFunction(
-    "imdecode", types.int32(types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8)
-)
-
-
-@numba.njit(cache=True, nogil=True)
-def _decode_one(data: Array, jpeg: bool, height: int, width: int, boxes: Array, kind: int, crops: Array) -> int:
-    """Decode one image once, cut every view out of it, and return 0 if all went well."""
-    if jpeg:
-        pixels = np.empty((height, width, 3), np.uint8)
-        source, target = data.ctypes.data, pixels.ctypes.data
-        status = _imdecode(source, data.size, height, width, target, height, width, 0, 0, 1, 1, 0, 0)
-        if status != 0:
-            return 1
-        for view in range(len(boxes)):
-            cut(pixels, boxes[view], kind, crops[view])
-    else:
-        stored = data.reshape(height, width, 3)
-        for view in range(len(boxes)):
-            cut(stored, boxes[view], kind, crops[view])
-    return 0
-
-
-# Two functions, since what numba keeps of one does not tell apart whether it was compiled to run in parallel.
-@numba.njit(cache=True, nogil=True)
-def _decode_serial(
-    rows: Array,
-    file: Array,
-    start: Array,
-    size: Array,
-    shape: Array,
-    boxes: Array,
-    kind: int,
-    status: Array,
-    crops: Array,
-) -> None:
-    for n in range(len(rows)):
-        i = rows[n]
-        data = file[start[i] : start[i] + size[i]]
-        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])
-
-
-@numba.njit(cache=True, nogil=True, parallel=True)
-def _decode_parallel(
-    rows: Array,
-    file: Array,
-    start: Array,
-    size: Array,
-    shape: Array,
-    boxes: Array,
-    kind: int,
-    status: Array,
-    crops: Array,
-) -> None:
-    for n in numba.prange(len(rows)):
-        i = rows[n]
-        data = file[start[i] : start[i] + size[i]]
-        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])
 
 
 class _CropDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
@@ -168,7 +107,7 @@ class _CropDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
         super().__init__()
         self._beton = beton
         self._shape = shape
-        self._decode = _decode_parallel if parallel else _decode_serial
+        self._decode = decode_parallel if parallel else decode_serial
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, tuple[Any, ...]]:
         shape = self._shape

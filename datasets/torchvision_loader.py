@@ -19,7 +19,7 @@ from regbench.datasets.crops import Boxes, CropShape, CropStream, Ints
 
 @lru_cache(maxsize=4096)
 def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
-    """The area filter as an (n_out, n_in) matrix; see `resize` for its definition."""
+    """The area filter as an (n_out, n_in) matrix; see `kernels` for its definition."""
     scale = n_in / n_out
     center = (np.arange(n_out)[:, None] + 0.5) * scale
     pixel = np.arange(n_in)[None, :]

@@ -23,6 +23,7 @@ PAPER_SWEEPS = {"in20_table2": 2, "in20_table3": 3, "in100_table4": 4}
 
 SCORE_NAMES = {
     "knn_top1": "kNN top-1 (%)",
+    "knn_top5": "kNN top-5 (%)",
     "linear_top1": "linear top-1 (%)",
     "linear_top5": "linear top-5 (%)",
     "places205_top1": "Places205 top-1 (%)",

@@ -170,7 +170,7 @@ def prepare(dataset: str, source_dir: Path | None, force: bool, overrides: Seque
     manifest = preparation.prepare(cell.dataset, Path(runtime.data_dir), source_dir=source_dir, force=force)
     for split, entry in manifest.splits.items():
         click.echo(
-            f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / dataset / entry['file']}"
+            f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / manifest.name / entry['file']}"
         )
 
 

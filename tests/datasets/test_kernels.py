@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench.datasets.crops import center_boxes
 
-resize = pytest.importorskip("regbench.datasets.resize", reason="needs numba", exc_type=ImportError)
+kernels = pytest.importorskip("regbench.datasets.kernels", reason="needs numba", exc_type=ImportError)
 
 Pixels = npt.NDArray[np.uint8]
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -21,7 +21,7 @@ def noise(height: int, width: int) -> Pixels:
 
 def cut(image: Pixels, box: tuple[int, ...], size: int, interpolation: str, channels: int = 3) -> Pixels:
     out = np.empty((size, size, channels), np.uint8)
-    resize.cut(image, np.array(box), resize.FILTERS[interpolation], out)
+    kernels.cut(image, np.array(box), kernels.FILTERS[interpolation], out)
     return out
 
 

@@ -1,6 +1,9 @@
-"""Cutting a box out of an image and resizing it, compiled with numba: the work inside the FFCV loader.
+"""Decoding images, cutting boxes out of them and resizing these, compiled with numba: the work inside the FFCV loader.
 
-Both filters are separable and antialiased. The weight of source pixel i for output x, whose centre lies at
+All of it lies in one file: numba keeps compiled code on disk as long as the function's own file does not change, and
+would not notice a change in a function of another file that is part of it.
+
+The filters are separable and antialiased. The weight of source pixel i for output x, whose centre lies at
 c = (x + 1/2) s in source pixels, with s = (pixels in) / (pixels out):
 
 - bicubic: k((i + 1/2 - c) / max(s, 1)), with Keys' cubic k (1981) for a = -1/2; as Pillow's `BICUBIC`.
@@ -18,7 +21,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import njit, prange, types
+
+from regbench.datasets.beton import JPEG
 
 Array = npt.NDArray[Any]
 
@@ -121,3 +126,80 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
                 total[i] += w * np.float32(source_row[i])
         for i in range(size * channels):
             flat[y, i] = np.uint8(min(max(total[i], np.float32(0.0)), np.float32(255.0)))
+
+
+# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers to it so, but not
+# code with a ctypes pointer in it: int imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
+# offset_x, offset_y, scale_numerator, scale_denominator, crop, flip).
+_imdecode: Any = types.ExternalFunction(
+    "imdecode", types.int32(types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8)
+)
+
+
+@njit(cache=True, nogil=True)
+def _decode_one(data: Array, jpeg: bool, height: int, width: int, boxes: Array, kind: int, crops: Array) -> int:
+    """Decode one image once, cut every view out of it, and return 0 if all went well."""
+    if jpeg:
+        pixels = np.empty((height, width, 3), np.uint8)
+        source, target = data.ctypes.data, pixels.ctypes.data
+        status = _imdecode(source, data.size, height, width, target, height, width, 0, 0, 1, 1, 0, 0)
+        if status != 0:
+            return 1
+        for view in range(len(boxes)):
+            cut(pixels, boxes[view], kind, crops[view])
+    else:
+        stored = data.reshape(height, width, 3)
+        for view in range(len(boxes)):
+            cut(stored, boxes[view], kind, crops[view])
+    return 0
+
+
+# Two functions, since what numba keeps of one does not tell apart whether it was compiled to run in parallel.
+@njit(cache=True, nogil=True)
+def decode_serial(
+    rows: Array,
+    file: Array,
+    start: Array,
+    size: Array,
+    shape: Array,
+    boxes: Array,
+    kind: int,
+    status: Array,
+    crops: Array,
+) -> None:
+    """Decode the images `rows` and cut their views, one after the other.
+
+    Args:
+        rows: (N,) indices into `start`, `size` and `shape`.
+        file: the whole `.beton` file.
+        start: where each image's bytes begin.
+        size: how many they are.
+        shape: (images, 3) mode, height and width.
+        boxes: (N, views, 9), see `crops.BOX`.
+        kind: of the filter, from `FILTERS`.
+        status: (N, 1), written: 0 if the image was decoded.
+        crops: (N, views, size, size, channels) uint8, written.
+    """
+    for n in range(len(rows)):
+        i = rows[n]
+        data = file[start[i] : start[i] + size[i]]
+        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def decode_parallel(
+    rows: Array,
+    file: Array,
+    start: Array,
+    size: Array,
+    shape: Array,
+    boxes: Array,
+    kind: int,
+    status: Array,
+    crops: Array,
+) -> None:
+    """As `decode_serial`, in numba's threads."""
+    for n in prange(len(rows)):
+        i = rows[n]
+        data = file[start[i] : start[i] + size[i]]
+        status[n, 0] = _decode_one(data, shape[i, 0] == JPEG, shape[i, 1], shape[i, 2], boxes[n], kind, crops[n])

@@ -1,0 +1,379 @@
+"""One cell to its record: the loop against another one, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regbench import RegbenchError
+from regbench.benchmark import run as run_module
+from regbench.benchmark.config import Cell, Runtime, load_run
+from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.run import evaluate_directory, is_running, read_record, run_cell, run_directory
+from regbench.datasets.loader import two_view_loader
+
+TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
+
+
+def numbers(record: dict[str, Any]) -> Any:
+    """What two runs of a cell must agree on to the last bit."""
+    return record["scores"], [{key: row[key] for key in TRAINED} for row in record["history"]]
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    network: dict[str, torch.Tensor] = torch.load(directory / "checkpoint.pt", weights_only=True)["network"]
+    return network
+
+
+def load(tiny: list[str], *overrides: str) -> tuple[Cell, Runtime]:
+    return load_run([*tiny, *overrides])
+
+
+def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
+    """Against a loop with plain autograd and per-tensor LARS, in float32, over two epochs."""
+    cell, runtime = load(
+        tiny,
+        *("method=vicreg", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
+        "optimizer.trust_coefficient=0.01",
+    )
+    record = run_cell(cell, runtime, "here")
+    network = SiameseNetwork(cell.network, 16, 3, seed=3)
+    network.train()
+    momenta = [torch.zeros_like(p) for p in network.parameters()]
+    step, losses = 0, []
+    with two_view_loader(
+        cell.dataset,
+        cell.augmentation,
+        data_dir=Path(runtime.data_dir),
+        batch_size=32,
+        seed=3,
+        device=torch.device("cpu"),
+        backend="torchvision",
+    ) as loader:
+        assert len(loader) == 3  # 120 images: the last 24 make no batch
+        for epoch in range(2):
+            total = 0.0
+            with loader.epoch(epoch) as batches:
+                for x1, x2 in batches:
+                    loss = cell.method.loss(network(x1), network(x2))  # two passes: BN statistics are per view
+                    total += loss.item() / 3
+                    network.zero_grad()
+                    loss.backward()
+                    # Linear over the first 3 steps; the second half of a cosine would begin at step 3.
+                    peak = 0.8 * 32 / 256
+                    decay = 0.5 * (1 + torch.tensor(torch.pi * (step - 3) / 3).cos().item())
+                    lr = peak * step / 3 if step < 3 else peak * (decay + (1 - decay) * 1e-3)
+                    with torch.no_grad():
+                        for p, m in zip(network.parameters(), momenta, strict=True):
+                            assert p.grad is not None
+                            g = p.grad
+                            if p.ndim > 1:
+                                g = g + 0.01 * p
+                                if p.norm() > 0 and g.norm() > 0:
+                                    g = g * (0.01 * p.norm() / g.norm())
+                            m.mul_(0.9).add_(g)
+                            p.sub_(lr * m)
+                    step += 1
+            losses.append(total)
+    assert [row["loss"] for row in record["history"]] == pytest.approx(losses, rel=1e-4)
+    assert record["history"][0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
+    found, expected = weights(run_directory(runtime, "here", cell)), network.state_dict()
+    start = SiameseNetwork(cell.network, 16, 3, seed=3).state_dict()
+    assert found.keys() == expected.keys()
+    moved = 0
+    for name, value in expected.items():
+        change = (value - start[name]).float().norm().item()
+        moved += change > 0
+        assert (found[name] - value).float().norm().item() <= 1e-3 * change + 1e-6, name
+    assert moved > 20
+
+
+def test_the_record_is_complete(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=sfrik_l2", "evaluation.probe.learning_rates=[0.1,1.0]", "seed=7")
+    record = run_cell(cell, runtime, "mine")
+    directory = run_directory(runtime, "mine", cell)
+    assert directory == Path(runtime.runs_dir) / "mine" / cell.id
+    assert read_record(directory) == json.loads(json.dumps(record))
+    expected = {
+        "schema_version": 1,
+        "cell_id": cell.id,
+        "sweep": "mine",
+        "label": "SFRIK (L=2)",
+        "method": "sfrik",
+        "seed": 7,
+        "status": "done",
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert Cell.from_dict(record["cell"]) == cell
+    assert [(score["name"], score["split"]) for score in record["scores"]] == [
+        (f"{evaluation}_{top}", split)
+        for evaluation in ("knn", "linear")
+        for split in ("tuning", "test")
+        for top in ("top1", "top5")
+    ]
+    for score in record["scores"]:
+        assert score["unit"] == "%"
+        assert 0 <= score["value"] <= 100
+        assert score["value"] == 100 or not score["name"].endswith("top5")  # three classes
+    protocols = {score["protocol"] for score in record["scores"]}
+    assert any("k=5" in protocol for protocol in protocols)
+    assert any("chosen on tuning from 0.1, 1" in protocol for protocol in protocols)
+    assert [row["epoch"] for row in record["history"]] == [1, 2]
+    for row in record["history"]:
+        assert row["loss"] == pytest.approx(sum(row["terms"].values()))
+        assert row["terms"].keys() == {"alignment", "uniformity", "diagonal"}
+        assert row["terms"]["diagonal"] == pytest.approx(21 / 32)
+        assert row["images"] == 96
+        assert 0 < row["loss_ms"] < row["step_ms"]
+    cost = record["cost"]
+    assert cost["train_s"] == pytest.approx(sum(row["epoch_s"] for row in record["history"]))
+    assert cost["img_per_s"] == pytest.approx(192 / cost["train_s"])
+    assert cost["evaluate_s"] > 0
+    assert cost["peak_memory_bytes"] > 1e7
+    assert record["environment"]["loader"] == "torchvision"
+    assert record["environment"]["threads"] == 1
+    assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
+    assert len(record["attempts"]) == 1
+    assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
+    assert not (directory / "error.txt").exists()
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_data_dir: Path) -> None:
+    """k = 1 at scale: the nearest training image by cosine similarity of the representations."""
+    cell, runtime = load(tiny, "method=vicreg", "evaluation.knn.k=1", "evaluation.probe.epochs=1")
+    record = run_cell(cell, runtime, "here")
+    network = SiameseNetwork(cell.network, 16, 3, seed=0)
+    network.load_state_dict(weights(run_directory(runtime, "here", cell)))
+    network.eval()
+    from regbench.datasets.loader import eval_loader
+
+    features = {}
+    for split in ("train", "test"):
+        with (
+            eval_loader(
+                cell.dataset,
+                split,
+                data_dir=tiny_data_dir,
+                batch_size=64,
+                device=torch.device("cpu"),
+                backend="torchvision",
+            ) as loader,
+            loader.epoch() as batches,
+            torch.no_grad(),
+        ):
+            pairs = [(F.normalize(network.backbone(x), dim=1), y) for x, y in batches]
+        features[split] = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    assert [len(y) for _, y in features.values()] == [120, 30]
+    nearest = (features["test"][0] @ features["train"][0].T).argmax(dim=1)
+    expected = 100 * (features["train"][1][nearest] == features["test"][1]).double().mean().item()
+    (found,) = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == ("knn_top1", "test")]
+    assert found == pytest.approx(expected)
+
+
+def test_a_finished_cell_is_not_run_again(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "epochs=1", "optimizer.warmup_epochs=0")
+    first = run_cell(cell, runtime, "here")
+    path = run_directory(runtime, "here", cell) / "record.json"
+    written_ns = path.stat().st_mtime_ns
+    assert run_cell(cell, runtime, "here") == json.loads(json.dumps(first))
+    assert path.stat().st_mtime_ns == written_ns
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseException) -> None:
+    """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
+    from regbench.benchmark import train as train_module
+
+    write = train_module.write_atomically
+    saved: list[int] = []
+
+    def stop(path: Path, save: Callable[..., Any]) -> None:
+        if len(saved) == after_epoch:
+            raise error
+        saved.append(1)
+        write(path, save)
+
+    monkeypatch.setattr(train_module, "write_atomically", stop)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("after_epoch", [0, 2])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, precision: str, after_epoch: int
+) -> None:
+    cell, runtime = load(tiny, "method=simclr", "epochs=3", f"precision={precision}")
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    with monkeypatch.context() as patch:
+        interrupting(patch, after_epoch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(cell, runtime, "disturbed")
+    directory = run_directory(runtime, "disturbed", cell)
+    assert (directory / "checkpoint.pt").exists() == bool(after_epoch)
+    assert read_record(directory) is None
+    resumed = run_cell(cell, runtime, "disturbed")
+    assert numbers(resumed) == numbers(undisturbed)
+    expected = weights(run_directory(runtime, "undisturbed", cell))
+    assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
+    assert len(resumed["attempts"]) == 2
+    assert resumed["attempts"][0]["finished"] is None
+
+
+def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, runtime = load(tiny, "method=vicreg")
+    directory = run_directory(runtime, "here", cell)
+
+    def fail(_: Evaluator) -> list[dict[str, Any]]:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "linear", fail)
+        with pytest.raises(OSError, match="disk full"):
+            run_cell(cell, runtime, "here")
+    assert (directory / "error.txt").read_text() == "OSError: disk full\n"
+    checkpoint_ns = (directory / "checkpoint.pt").stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "knn", fail)  # what the first attempt finished is not done again
+        record = run_cell(cell, runtime, "here")
+    assert (directory / "checkpoint.pt").stat().st_mtime_ns == checkpoint_ns
+    assert not (directory / "error.txt").exists()
+    assert len(record["scores"]) == 8
+    assert len(record["attempts"]) == 2
+
+
+def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str]) -> None:
+    cells = [load(tiny, "method=vicreg", f"seed={seed}")[0] for seed in (0, 1)]
+    runtime = load(tiny)[1]
+    first, other, again = (run_cell(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
+    assert numbers(first) == numbers(again)
+    assert first["history"][0]["loss"] != other["history"][0]["loss"]
+
+
+def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
+    record = run_cell(cell, runtime, "here")
+    assert (record["label"], record["history"], record["status"]) == ("untrained", [], "done")
+    assert len(record["scores"]) == 8
+    cost = record["cost"]
+    assert [cost[key] for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
+
+
+def test_a_collapsed_run_says_so(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "epochs=1", "optimizer.warmup_epochs=0")
+    assert run_cell(cell, runtime, "spread")["status"] == "done"
+    assert "COLLAPSED" not in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "COLLAPSED_SPREAD", 1.1)
+        patch.setattr("regbench.benchmark.train.COLLAPSED_SPREAD", 1.1)
+        assert run_cell(cell, runtime, "collapsed")["status"] == "collapsed"
+    assert "COLLAPSED" in caplog.text
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30")
+    with pytest.raises(RegbenchError, match=r"VICReg: the loss is not finite in epoch 1.*base_lr"):
+        run_cell(cell, runtime, "here")
+    directory = run_directory(runtime, "here", cell)
+    assert "not finite" in (directory / "error.txt").read_text()
+    assert not (directory / "checkpoint.pt").exists()
+    assert read_record(directory) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["batch_size=4096"], "batch size 4096 is larger than the 120 training images; choose at most 120"),
+        (["dataset.name=nowhere"], "data set 'nowhere' is not prepared.*regbench prepare"),
+        (["dataset.train_per_class=39"], "was prepared with"),
+        (["evaluation.knn.k=121"], "evaluation.knn.k=121 is larger than the 120 training images"),
+        (["runtime.device=tpu"], "runtime.device=tpu must be auto, cpu or cuda"),
+        (["runtime.loader=dali"], "unknown loader 'dali'"),
+        (["network=resnet18", "network.stem=big"], "unknown network.stem 'big'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str], message: str) -> None:
+    cell, runtime = load(tiny, *overrides, "epochs=1", "optimizer.warmup_epochs=0")
+    with pytest.raises(RegbenchError, match=message):
+        run_cell(cell, runtime, "here")
+
+
+def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tmp_path: Path) -> None:
+    """Refused before the training, since the choice would be made on the test split."""
+    from tests_support import without_tuning  # type: ignore[import-not-found]
+
+    without_tuning(tmp_path)
+
+
+def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    cell, runtime = load(tiny, "runtime.device=cuda")
+    with pytest.raises(RegbenchError, match="runtime.device=cpu"):
+        run_cell(cell, runtime, "here")
+
+
+def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the first and takes its record (the lock is of the open file, so threads will do)."""
+    cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
+    directory = run_directory(runtime, "here", cell)
+    inside, go_on = threading.Event(), threading.Event()
+    run_once = run_module._run
+    entered: list[int] = []
+
+    def slow(*args: Any) -> dict[str, Any]:
+        entered.append(1)
+        inside.set()
+        go_on.wait(60)
+        return run_once(*args)
+
+    monkeypatch.setattr(run_module, "_run", slow)
+    records: list[dict[str, Any]] = []
+    first, second = (threading.Thread(target=lambda: records.append(run_cell(cell, runtime, "here"))) for _ in "ab")
+    assert not is_running(directory)
+    first.start()
+    assert inside.wait(60)
+    assert is_running(directory)
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    go_on.set()
+    first.join(120)
+    second.join(120)
+    assert not is_running(directory)
+    assert len(entered) == 1
+    assert json.loads(json.dumps(records[0])) == json.loads(json.dumps(records[1]))
+    assert len(records[0]["attempts"]) == 1
+
+
+def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.5]")
+    record = run_cell(cell, runtime, "here")
+    directory = run_directory(runtime, "here", cell)
+    before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+    own = [override for override in tiny if override.startswith("runtime.")]
+    assert evaluate_directory(directory, own) == record["scores"]
+    other = evaluate_directory(directory, [*own, "evaluation.knn.k=9"])
+    assert "k=9" in other[0]["protocol"]
+    assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
+    with pytest.raises(RegbenchError, match="evaluation"):
+        evaluate_directory(directory, [*own, "seed=3"])
+    with pytest.raises(RegbenchError, match="is missing"):
+        evaluate_directory(directory.parent, own)
+
+
+def test_probing_augmented_features_runs(tiny: list[str]) -> None:
+    cell, runtime = load(
+        tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2"
+    )
+    record = run_cell(cell, runtime, "here")
+    assert "augmented features" in record["scores"][-1]["protocol"]
+    assert numbers(record) == numbers(run_cell(cell, runtime, "again"))

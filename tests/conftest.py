@@ -1,0 +1,74 @@
+"""What the tests of runs share: a tiny data set and the settings of a run that takes a second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from regbench.benchmark.config import load_run
+from regbench.datasets.prepare import prepare
+
+TINY = (
+    "dataset=imagefolder",
+    "dataset.name=tiny",
+    "dataset.num_classes=3",
+    "dataset.image_size=24",
+    "dataset.eval_resize=24",
+    "dataset.train_per_class=40",
+    "dataset.tuning_per_class=12",
+    "augmentation=small_color",
+    "network=resnet_tiny",
+    "embedding_dim=16",
+    "batch_size=32",
+    "epochs=2",
+    "optimizer.warmup_epochs=1",
+    "evaluation.knn.k=5",
+    "evaluation.probe.epochs=3",
+    "runtime.device=cpu",
+    "runtime.loader=torchvision",
+    "runtime.threads=1",
+)
+
+
+def stripes(label: int, number: int) -> Image.Image:
+    """A noisy picture of level, upright or slanted stripes, by label."""
+    rng = np.random.default_rng(1000 * label + number)
+    row, column = np.mgrid[:28, :28]
+    along = (row, column, row + column)[label]
+    wave = 60 * np.sin(along * rng.uniform(0.8, 1.2) + rng.uniform(0, 6))
+    noise = rng.normal(0, 15, (28, 28, 3))
+    colour = rng.uniform(90, 160, 3)
+    return Image.fromarray(np.clip(colour + wave[:, :, None] + noise, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="session")
+def tiny_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder with "tiny" in it: 40 images a class to train, 12 to tune, 10 to test; tests only read here."""
+    source, data_dir = tmp_path_factory.mktemp("tiny_source"), tmp_path_factory.mktemp("tiny_data")
+    for part, count in (("train", 53), ("val", 10)):
+        for label, name in enumerate(("level", "slanted", "upright")):
+            folder = source / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                stripes(label, i + 500 * (part == "val")).save(folder / f"{i:03d}.jpg", quality=92)
+    prepare(load_run(TINY)[0].dataset, data_dir, source_dir=source, progress=False)
+    return data_dir
+
+
+@pytest.fixture
+def tiny(tiny_data_dir: Path, tmp_path: Path) -> Iterator[list[str]]:
+    """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
+    threads = torch.get_num_threads()
+    yield [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    """The installed command line."""
+    return str(Path(sys.executable).with_name("regbench"))

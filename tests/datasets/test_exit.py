@@ -1,0 +1,34 @@
+"""A process that has used the FFCV loader can end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ffcv")
+
+USE_AND_EXIT = """
+import sys, numba, torch
+from pathlib import Path
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loader import two_view_loader
+dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
+                        num_classes=10, eval_resize=28)
+loader = two_view_loader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
+                         device=torch.device("cpu"), backend="ffcv", workers=2)
+next(loader.epoch(0))
+print(numba.threading_layer())
+"""
+
+
+def test_a_process_with_two_workers_ends(data_dir: Path) -> None:
+    """With TBB, which numba prefers where the system has it, some processes waited for ever at exit."""
+    command = [sys.executable, "-c", USE_AND_EXIT, str(data_dir)]
+    env = os.environ | {"NUMBA_NUM_THREADS": "2"}  # also on a machine with one core
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["workqueue"]
