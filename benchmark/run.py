@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.config import Cell, Runtime, load_config
+from regbench.benchmark.directory import only_writer, read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator, scored_splits
 from regbench.benchmark.measure import environment
 from regbench.benchmark.metrics import COLLAPSED_SPREAD
@@ -73,7 +72,7 @@ def run_cell(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
     """
     directory = run_directory(runtime, sweep, cell)
     directory.mkdir(parents=True, exist_ok=True)
-    with _only_writer(directory):
+    with only_writer(directory):
         if (record := read_record(directory)) is not None:
             return record
         remove_leftovers(directory)
@@ -83,44 +82,6 @@ def run_cell(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
         except Exception as error:
             write_text(directory / "error.txt", f"{type(error).__name__}: {error}\n")
             raise
-
-
-def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
-    """`<runs_dir>/<sweep>/<cell id>`."""
-    return Path(runtime.runs_dir) / sweep / cell.id
-
-
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """The record of a finished run directory, else None."""
-    try:
-        record: dict[str, Any] = json.loads((directory / "record.json").read_text())
-    except FileNotFoundError:
-        return None
-    return record
-
-
-def is_running(directory: Path) -> bool:
-    """Whether a process on this file system is working in the run directory."""
-    try:
-        with (directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def _only_writer(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock, which the kernel frees when the process ends, however it ends."""
-    with (directory / "lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: another process is at work here; waiting for it", directory)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _now() -> str:

@@ -9,8 +9,7 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 - PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
   1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
-- Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, beside its file or, where
-  that cannot be written, in the user's cache folder.
+- Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, in the user's cache folder.
 """
 
 from __future__ import annotations

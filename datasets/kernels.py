@@ -16,9 +16,13 @@ whole grey levels, as in Pillow.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 from numba import njit, prange, types
@@ -27,6 +31,13 @@ from regbench.datasets.beton import JPEG
 
 Array = npt.NDArray[Any]
 
+# Beside this file, where numba would put it, `pip uninstall` would leave the compiled code behind.
+if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError, RuntimeError):
+        _cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regbench" / "numba"
+        _cache.mkdir(parents=True, exist_ok=True)
+        if os.access(_cache, os.W_OK):
+            numba.config.CACHE_DIR = str(_cache)  # type: ignore[attr-defined]
 
 BICUBIC, BILINEAR, AREA = 0, 1, 2
 FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "area": AREA}

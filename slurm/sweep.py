@@ -19,7 +19,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
 from regbench.benchmark.config import Cell, Runtime, Sweep
-from regbench.benchmark.run import is_running, read_record, run_cell, run_directory
+from regbench.benchmark.directory import is_running, read_record, run_directory
 from regbench.files import write_text
 
 log = logging.getLogger("regbench")
@@ -188,6 +188,8 @@ def _end(jobs: Sequence[LocalJob[Any]]) -> None:
 
 def _job(cell: dict[str, Any], runtime: Runtime, name: str) -> None:
     """What a submitted job runs; submitit keeps its output in the run directory's `logs`."""
+    from regbench.benchmark.run import run_cell  # slow to import, and only jobs need it
+
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit would ignore it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     run_cell(Cell.from_dict(cell), runtime, name)

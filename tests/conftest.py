@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from regbench.benchmark.config import load_run
 from regbench.datasets.prepare import prepare
 
@@ -47,16 +48,23 @@ def stripes(label: int, number: int) -> Image.Image:
 
 
 @pytest.fixture(scope="session")
-def tiny_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder with "tiny" in it: 40 images a class to train, 12 to tune, 10 to test; tests only read here."""
-    source, data_dir = tmp_path_factory.mktemp("tiny_source"), tmp_path_factory.mktemp("tiny_data")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images: 53 a class in train/ and 10 in val/."""
+    source = tmp_path_factory.mktemp("tiny_source")
     for part, count in (("train", 53), ("val", 10)):
         for label, name in enumerate(("level", "slanted", "upright")):
             folder = source / part / name
             folder.mkdir(parents=True)
             for i in range(count):
                 stripes(label, i + 500 * (part == "val")).save(folder / f"{i:03d}.jpg", quality=92)
-    prepare(load_run(TINY)[0].dataset, data_dir, source_dir=source, progress=False)
+    return source
+
+
+@pytest.fixture(scope="session")
+def tiny_data_dir(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder with "tiny" in it: 40 images a class to train, 12 to tune, 10 to test; tests only read here."""
+    data_dir = tmp_path_factory.mktemp("tiny_data")
+    prepare(load_run(TINY)[0].dataset, data_dir, source_dir=tiny_source, progress=False)
     return data_dir
 
 

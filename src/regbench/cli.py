@@ -97,27 +97,29 @@ def _complete_method(ctx: click.Context, param: click.Parameter, incomplete: str
     return [CompletionItem(name) for name in methods.names() if name.startswith(incomplete)]
 
 
+_COMPLETED = (
+    *("method", "dataset", "augmentation", "network", "embedding_dim", "batch_size", "epochs", "seed"),
+    *("optimizer.base_lr", "optimizer.warmup_epochs", "runtime.device", "runtime.loader"),
+)
+
+
 def _complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     key, equals, value = incomplete.partition("=")
+    prefix = f"{key}="
+    # Bash ends words at "=": the key is then a word before this one, and the value alone is to be completed.
+    words = [word for word in ctx.params.get("overrides") or () if word != "="]
+    if not equals and words and words[-1] in _COMPLETED:
+        key, equals, value, prefix = words[-1], "=", incomplete, ""
     if not equals:
-        keys = [
-            "method=",
-            "dataset=",
-            "augmentation=",
-            "network=",
-            "embedding_dim=",
-            "batch_size=",
-            "epochs=",
-            "seed=",
-        ]
-        keys += ["optimizer.base_lr=", "optimizer.warmup_epochs=", "runtime.device=", "runtime.loader="]
-        return [CompletionItem(k) for k in keys if k.startswith(key)]
+        return [CompletionItem(f"{name}=") for name in _COMPLETED if name.startswith(key)]
+    known: list[str] = []
     if key == "method":
-        items = _complete_method(ctx, param, value)
-        return [CompletionItem(f"method={item.value}") for item in items]
-    if key in ("dataset", "augmentation", "network"):
-        return [CompletionItem(f"{key}={name}") for name in _names(key) if name.startswith(value)]
-    return []
+        from regbench import methods
+
+        known = methods.names()
+    elif key in ("dataset", "augmentation", "network"):
+        known = _names(key)
+    return [CompletionItem(prefix + name) for name in known if name.startswith(value)]
 
 
 _overrides = click.argument("overrides", nargs=-1, shell_complete=_complete_override)
@@ -189,7 +191,8 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     cell that is finished is not trained again.
     """
     from regbench.benchmark.config import load_config, load_run
-    from regbench.benchmark.run import run_cell, run_directory
+    from regbench.benchmark.directory import run_directory
+    from regbench.benchmark.run import run_cell
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
     _prepare(cell.dataset, runtime.data_dir)
@@ -234,7 +237,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool) 
     grid = load_sweep(name, overrides)
     folder = Path(grid.runtime.runs_dir) / grid.name
     if plan:
-        from regbench.benchmark.run import read_record
+        from regbench.benchmark.directory import read_record
 
         for cell in grid.cells:
             done = "done" if read_record(folder / cell.id) else "to run"

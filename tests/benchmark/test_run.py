@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.config import Cell, Runtime, load_run
+from regbench.benchmark.directory import is_running, read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.run import evaluate_directory, is_running, read_record, run_cell, run_directory
-from regbench.datasets.loader import two_view_loader
+from regbench.benchmark.run import evaluate_directory, run_cell
+from regbench.datasets.loader import eval_loader, two_view_loader
+from regbench.datasets.prepare import prepare
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
 
@@ -154,8 +156,6 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
     network = SiameseNetwork(cell.network, 16, 3, seed=0)
     network.load_state_dict(weights(run_directory(runtime, "here", cell)))
     network.eval()
-    from regbench.datasets.loader import eval_loader
-
     features = {}
     for split in ("train", "test"):
         with (
@@ -306,11 +306,17 @@ def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str]
         run_cell(cell, runtime, "here")
 
 
-def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tmp_path: Path) -> None:
-    """Refused before the training, since the choice would be made on the test split."""
-    from tests_support import without_tuning  # type: ignore[import-not-found]
-
-    without_tuning(tmp_path)
+def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
+    """Refused before the training, since the choice would be made on the test split; one rate is no choice."""
+    settings = ["dataset.tuning_per_class=null", f"runtime.data_dir={tmp_path}", "epochs=0", "optimizer.warmup_epochs=0"]
+    cell, runtime = load(tiny, *settings)
+    prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
+    with pytest.raises(RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["):
+        run_cell(cell, runtime, "here")
+    cell, runtime = load(tiny, *settings, "evaluation.probe.learning_rates=[0.5]")
+    scores = run_cell(cell, runtime, "here")["scores"]
+    assert {score["split"] for score in scores} == {"test"}
+    assert not any("chosen" in score["protocol"] for score in scores)
 
 
 def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:

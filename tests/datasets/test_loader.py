@@ -492,3 +492,35 @@ def test_without_ffcv_the_other_backend_runs(data_dir: Path) -> None:
     assert first == "torchvision 2 False"
     assert "FFCV cannot be used" in refusal
     assert "regbench[ffcv]" in refusal
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_views_of_one_crop_are_coloured_independently(
+    backend: str, two_views: Open, fashion_config: Config
+) -> None:
+    whole = ViewConfig(
+        crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0, grayscale_p=0, blur_p=0, solarize_p=0
+    )
+    config = fashion_config()
+    loader = two_views(config, AugmentationConfig(view1=whole, view2=whole), backend=backend, batch_size=100)
+    ((x1, x2),) = batches(loader)
+    # Only the brightness differs: two factors in [0.6, 1.4], hardly ever nearly the same.
+    dark = levels(x1, config) < 150
+    ratios = torch.tensor(
+        [
+            (levels(a, config)[0, m].sum() / levels(b, config)[0, m].sum()).item()
+            for a, b, m in zip(x1, x2, dark, strict=True)
+        ]
+    )
+    assert ((ratios - 1).abs() > 0.02).float().mean() > 0.8
+
+
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+def test_leaving_early_stops_the_work(two_views: Open, fashion_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    crop_boxes = draws.crop_boxes
+    monkeypatch.setattr(draws, "crop_boxes", lambda *args: calls.append(1) or crop_boxes(*args))  # type: ignore[func-returns-value]
+    with two_views(fashion_config(), backend="ffcv", batch_size=1) as loader, loader.epoch(0) as epoch:
+        next(epoch)
+    # Of 100 batches with two views: the one taken and the few made ahead.
+    assert len(calls) <= 2 * 10

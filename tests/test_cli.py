@@ -1,0 +1,314 @@
+"""The command line: what it prints, how it refuses, what it completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from regbench import RegbenchError, __version__, methods
+from regbench.benchmark.config import load_run, sweep_names
+from regbench.benchmark.directory import is_running, read_record, run_directory
+from regbench.cli import main
+
+SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """The command line sets a signal handler and torch's threads."""
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
+
+
+def call(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="regbench", env=env)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------ listings and help
+
+
+def test_version() -> None:
+    assert __version__ in call("--version").output
+
+
+def test_methods_are_listed() -> None:
+    result = call("methods")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    for name in methods.names():
+        assert any(line.startswith(f"{name} ") for line in lines)
+    assert "Bardes, Ponce, LeCun, ICLR 2022" in result.output
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_is_shown_with_its_hyperparameters(name: str) -> None:
+    result = call("methods", name)
+    assert result.exit_code == 0
+    data = methods.build(name).metadata
+    for part in (data.formula, data.reference, data.url):
+        assert part in result.output
+    for key, value in methods.defaults(name).items():
+        shown = list(value) if isinstance(value, tuple) else value
+        assert f"method.{key}={shown}" in result.output
+
+
+def test_what_a_method_shows_can_be_given_back() -> None:
+    output = call("methods", "sfrik_l2").output
+    overrides = [line.strip() for line in output.splitlines() if line.startswith("  method.")]
+    assert load_run(["method=sfrik", *overrides])[0] == load_run(["method=sfrik_l2"])[0]
+
+
+def test_sweeps_are_listed() -> None:
+    result = call("sweep")
+    assert result.exit_code == 0
+    for name, description in sweep_names().items():
+        assert f"{name} " in result.output
+        assert description in result.output
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_help_names_every_argument(name: str) -> None:
+    result = call(name, "--help")
+    assert result.exit_code == 0
+    command = main.commands[name]
+    words = " ".join(result.output.split())
+    assert (command.help or "").splitlines()[0] in words
+    for parameter in command.params:
+        shown = parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.name or "").upper()
+        assert shown in words
+
+
+def test_help_shows_examples() -> None:
+    assert "regbench sweep quickstart --report" in call("--help").output
+    for name in ("train", "sweep"):
+        assert "method.weights=[1,40,40]" in call(name, "--help").output
+    assert "regbench evaluate runs/" in call("evaluate", "--help").output
+
+
+def test_help_is_quick() -> None:
+    """It imports neither torch nor the rest: a slow `--help` is the first thing a newcomer meets."""
+    program = "import sys; from regbench.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "click" in loaded
+    assert "torch" not in loaded
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train", "method=vicregg"], ["unknown method 'vicregg'", "vicreg"]),
+        (["train", "metod=vicreg"], ["unknown setting 'metod'", "method"]),
+        (["train", "optimizer.base_lr=fast"], ["optimizer.base_lr", "fast"]),
+        (["train", "method.weights=[1,-1]"], ["weights must be >= 0"]),
+        (["train", "optimizer.warmup_epochs=9", "epochs=3"], ["optimizer.warmup_epochs=9", "epochs=3"]),
+        (["train", "seed=1,2"], ["2 cells", "regbench sweep"]),
+        (["train", "dataset=in20"], ["in20", "--source-dir"]),
+        (["train", "dataset=imagenet"], ["unknown dataset 'imagenet'"]),
+        (["prepare", "imagefolder"], ["imagefolder", "--source-dir"]),
+        (["prepare", "imagefolder", "--source-dir", "/nowhere"], ["/nowhere"]),
+        (["prepare", "mnist"], ["unknown dataset 'mnist'", "fashion_mnist"]),
+        (["methods", "vicregg"], ["unknown method 'vicregg'; did you mean vicreg"]),
+        (["sweep", "quikstart"], ["no sweep named 'quikstart'", "quickstart"]),
+        (["sweep", "quickstart", "sed=1"], ["unknown setting 'sed'", "seed"]),
+        (["status"], ["no sweep", "regbench sweep quickstart"]),
+        (["status", "quickstart"], ["no sweep 'quickstart'", "none"]),
+        (["report", "quickstart"], ["quickstart"]),
+        (["evaluate", "."], ["config.yaml is missing"]),
+    ],
+    ids=" ".join,
+)
+def test_refusals_are_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], parts: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGBENCH_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("regbench: ")
+    for part in parts:
+        assert part in line
+
+
+def test_a_batch_larger_than_the_data_is_refused(tiny: list[str]) -> None:
+    result = call("train", *tiny, *SHORT, "batch_size=4096")
+    assert result.exit_code == 2
+    assert "choose at most 120" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_data_that_is_missing_is_refused_with_the_way_to_get_it(tiny: list[str]) -> None:
+    result = call("train", *tiny, "dataset.name=birds")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "birds" in line
+    assert "--source-dir" in line
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = call("--debug", "methods", "vicregg")
+    assert isinstance(result.exception, RegbenchError)
+
+
+def test_a_full_disk_is_one_line_and_exit_code_1(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("regbench.benchmark.run._run", full)
+    result = call("train", *tiny, *SHORT)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == ["regbench: [Errno 28] No space left on device"]
+
+
+# ------------------------------------------------------------------ completion
+
+
+def complete(*words: str) -> list[str]:
+    """What click offers for the last of `words`."""
+    env = {
+        "_REGBENCH_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["regbench", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    return [line.removeprefix("plain,") for line in call(env=env).output.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "method=vi"], ["method=vicreg"]),
+        # Bash splits words at "=" and takes the value alone.
+        (["train", "method", "=", "vi"], ["vicreg"]),
+        (["sweep", "quickstart", "seed", "=", "3", "network", "=", "resnet18_"], ["resnet18_small"]),
+        (["train", "method", "=", "vicreg", "epo"], ["epochs="]),
+        (["train", "network=resnet_"], ["network=resnet_tiny"]),
+        (["train", "augmentation=im"], ["augmentation=imagenet"]),
+        (["train", "meth"], ["method="]),
+        (["train", "optimizer.w"], ["optimizer.warmup_epochs="]),
+        (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
+        (["sweep", "in20"], ["in20_table2", "in20_table3"]),
+        (["prepare", "cif"], ["cifar10"]),
+        (["stat"], ["status"]),
+    ],
+    ids=str,
+)
+def test_completion(words: list[str], expected: list[str]) -> None:
+    assert complete(*words) == expected
+
+
+def test_completion_of_every_method_after_the_equals_sign() -> None:
+    assert complete("train", "method", "=") == methods.names()
+    assert complete("train", "method=") == [f"method={name}" for name in methods.names()]
+
+
+def test_completion_of_started_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("widths", "weights"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "sweep.json").write_text("{}")
+    (tmp_path / "runs" / "wild").mkdir()
+    assert complete("status", "w") == ["weights", "widths"]
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_train_prints_the_scores_and_does_not_train_twice(tiny: list[str]) -> None:
+    result = call("train", *tiny, *SHORT)
+    assert result.exit_code == 0, result.output
+    cell, runtime = load_run([*tiny, *SHORT])
+    directory = run_directory(runtime, "manual", cell)
+    record = read_record(directory)
+    assert record is not None
+    assert str(directory) in result.output
+    for score in record["scores"]:
+        assert f"{score['value']:.2f} %" in result.output
+    written_ns = (directory / "record.json").stat().st_mtime_ns
+    own = [override for override in tiny if override.startswith("runtime.")]
+    again = call("train", "--config", str(directory / "config.yaml"), *own)
+    assert (again.exit_code, again.output) == (0, result.output)
+    assert (directory / "record.json").stat().st_mtime_ns == written_ns
+    anew = call("evaluate", str(directory), *own)
+    assert anew.exit_code == 0
+    assert anew.output in result.output
+    refused = call("evaluate", str(directory), *own, "seed=1")
+    assert (refused.exit_code, "evaluation.*" in refused.stderr) == (2, True)
+
+
+def test_prepare_tells_where_the_files_are(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
+    overrides = [override for override in tiny if override.startswith("dataset.")]
+    arguments = ["prepare", "imagefolder", *overrides, f"runtime.data_dir={tmp_path}", "--source-dir", str(tiny_source)]
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert {tuple(line.split()[:2]) for line in lines} == {("train:", "120"), ("tuning:", "36"), ("test:", "30")}
+    assert all(Path(line.split(" in ")[1]).is_file() for line in lines)
+
+
+def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("description: x\ncommon: []\ncells:\n  - method=sfrik,vicreg seed=0,1\n")
+    result = call("sweep", str(own), *tiny, "--plan")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert len(lines) == 4
+    assert all("to run" in line for line in lines)
+    assert lines[0].startswith(load_run([*tiny, "method=sfrik", "seed=0"])[0].id)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signal.Signals) -> None:
+    """Ctrl-C reaches every process of the terminal's foreground group, SIGTERM the one that it is sent to."""
+    overrides = [*tiny, "method=vicreg", "epochs=60"]
+    cell, runtime = load_run(overrides)
+    directory = run_directory(runtime, "manual", cell)
+    process = subprocess.Popen(
+        [program, "train", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
+        # Not while the next epoch's loader is forked: Python ignores what a signal raises in a fork's callbacks.
+        time.sleep(0.1)
+        (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
+    assert "Traceback" not in errors
+    assert not is_running(directory)
+    done = len((directory / "metrics.jsonl").read_text().splitlines())
+    assert 1 <= done < 60
+    attempts = json.loads((directory / "attempts.json").read_text())
+    assert [attempt["finished"] for attempt in attempts] == [None]
