@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,12 +69,19 @@ def tiny_data_dir(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
     return data_dir
 
 
-@pytest.fixture
-def tiny(tiny_data_dir: Path, tmp_path: Path) -> Iterator[list[str]]:
-    """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
-    threads = torch.get_num_threads()
-    yield [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """The command line sets a signal handler, and a run sets torch's threads."""
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield
+    signal.signal(signal.SIGTERM, handler)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
+    """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
+    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError, __version__, methods
@@ -22,15 +21,6 @@ from regbench.benchmark.directory import is_running, read_record, run_directory
 from regbench.cli import main
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """The command line sets a signal handler and torch's threads."""
-    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    torch.set_num_threads(threads)
 
 
 def call(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -299,6 +289,8 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
     try:
         wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
         # Not while the next epoch's loader is forked: Python ignores what a signal raises in a fork's callbacks.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_for(lambda: bool(children.read_text()))
         time.sleep(0.1)
         (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
         _, errors = process.communicate(timeout=120)

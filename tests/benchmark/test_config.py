@@ -194,17 +194,20 @@ def test_from_dict_takes_a_methods_defaults_where_a_hyperparameter_is_missing() 
     assert cell.method == methods.build("vicreg", alignment_weight=3.0)
 
 
-def test_from_dict_refuses_what_is_unknown_missing_or_wrong() -> None:
-    for change, message in [
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"epoch": 3}, "epoch"),
         ({"epochs": "3"}, "epochs"),
         ({"optimizer": {"warmup_epochs": 1.0}}, "base_lr"),
         ({"method": {"name": "sfrik", "temperature": 1.0}}, "temperature"),
         ({"method": {"name": "sfrik", "weights": ["a"]}}, "weights"),
         ({"method": {"name": "sfric"}}, "did you mean"),
-    ]:
-        with pytest.raises(RegbenchError, match=message):
-            Cell.from_dict({**BASE.to_dict(), **change})
+    ],
+)
+def test_from_dict_refuses_what_is_unknown_missing_or_wrong(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        Cell.from_dict({**BASE.to_dict(), **change})
 
 
 def test_an_untrained_cell_is_labelled_so() -> None:
@@ -377,7 +380,8 @@ def test_a_sweep_of_ones_own(tmp_path: Path) -> None:
         tmp_path / "widths.yaml",
         "description: Widths\n"
         "common:\n  - dataset=cifar10 augmentation=small_color\n  - seed=0,1\n"
-        "cells:\n  - method=sfrik_l1,sfrik_l2 embedding_dim=64,128\n  - method=vicreg method.variance_weight=3 seed=5\n",
+        "cells:\n  - method=sfrik_l1,sfrik_l2 embedding_dim=64,128\n  - method=vicreg "
+        "method.variance_weight=3 seed=5\n",
     )
     sweep = load_sweep(name)
     assert (sweep.name, sweep.description, len(sweep.cells)) == ("widths", "Widths", 9)

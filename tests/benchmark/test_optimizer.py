@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -127,8 +128,8 @@ def test_learning_rate_at_its_corners() -> None:
 
 def test_learning_rate_rises_and_falls() -> None:
     rates = [rate(step) for step in range(121)]
-    assert all(a < b for a, b in zip(rates[:20], rates[1:21], strict=True))
-    assert all(a > b for a, b in zip(rates[20:-1], rates[21:], strict=True))
+    assert all(a < b for a, b in itertools.pairwise(rates[:21]))
+    assert all(a > b for a, b in itertools.pairwise(rates[20:]))
     quarter = 20 + 25
     assert rates[quarter] == pytest.approx(1.6 * ((1 + math.sqrt(0.5)) / 2 * (1 - 1e-3) + 1e-3))
 

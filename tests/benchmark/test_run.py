@@ -21,6 +21,7 @@ from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.datasets.loader import eval_loader, two_view_loader
 from regbench.datasets.prepare import prepare
+from regbench.files import write_atomically
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
 
@@ -192,7 +193,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseE
     """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
     from regbench.benchmark import train as train_module
 
-    write = train_module.write_atomically
+    write = write_atomically
     saved: list[int] = []
 
     def stop(path: Path, save: Callable[..., Any]) -> None:
@@ -308,7 +309,12 @@ def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str]
 
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
     """Refused before the training, since the choice would be made on the test split; one rate is no choice."""
-    settings = ["dataset.tuning_per_class=null", f"runtime.data_dir={tmp_path}", "epochs=0", "optimizer.warmup_epochs=0"]
+    settings = [
+        "dataset.tuning_per_class=null",
+        f"runtime.data_dir={tmp_path}",
+        "epochs=0",
+        "optimizer.warmup_epochs=0",
+    ]
     cell, runtime = load(tiny, *settings)
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
     with pytest.raises(RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["):
@@ -323,7 +329,7 @@ def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     cell, runtime = load(tiny, "runtime.device=cuda")
-    with pytest.raises(RegbenchError, match="runtime.device=cpu"):
+    with pytest.raises(RegbenchError, match=r"runtime\.device=cpu"):
         run_cell(cell, runtime, "here")
 
 
@@ -377,9 +383,7 @@ def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
 
 
 def test_probing_augmented_features_runs(tiny: list[str]) -> None:
-    cell, runtime = load(
-        tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2"
-    )
+    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2")
     record = run_cell(cell, runtime, "here")
     assert "augmented features" in record["scores"][-1]["protocol"]
     assert numbers(record) == numbers(run_cell(cell, runtime, "again"))

@@ -158,7 +158,7 @@ def test_collapse_costs_more_than_spread(method: Regularizer) -> None:
 @every_method
 @pytest.mark.parametrize(
     ("shape1", "shape2"),
-    list(itertools.permutations([(4, 3), (4, 2), (3, 3)], 2)) + [((1, 3), (1, 3)), ((12,), (12,)), ((2, 3, 4),) * 2],
+    [*itertools.permutations([(4, 3), (4, 2), (3, 3)], 2), ((1, 3), (1, 3)), ((12,), (12,)), ((2, 3, 4),) * 2],
 )
 def test_impossible_shapes_are_refused(method: Regularizer, shape1: tuple[int, ...], shape2: tuple[int, ...]) -> None:
     with pytest.raises(RegbenchError, match="n >= 2"):
