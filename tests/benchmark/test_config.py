@@ -363,16 +363,18 @@ def test_commas_multiply_the_cells() -> None:
     }
 
 
-def test_overrides_replace_what_the_file_says() -> None:
-    sweep = load_sweep("quickstart", ["method=vicreg", "epochs=3", "optimizer.warmup_epochs=2", "runtime.threads=5"])
-    assert sweep.runtime.threads == 5
-    (cell,) = sweep.cells  # all lines have become one cell
-    assert (cell.label, cell.epochs) == ("VICReg", 3)
-
-
 def write(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
+
+
+def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
+    rows = "description: x\ncommon: [epochs=4 seed=1]\ncells: [method=sfrik, method=rbf epochs=6]\n"
+    name = write(tmp_path / "own.yaml", rows)
+    sweep = load_sweep(name, ["method=vicreg", "epochs=3", "runtime.threads=5"])
+    assert sweep.runtime.threads == 5
+    (cell,) = sweep.cells  # both lines have become one cell
+    assert (cell.label, cell.epochs, cell.seed) == ("VICReg", 3, 1)
 
 
 def test_a_sweep_of_ones_own(tmp_path: Path) -> None:

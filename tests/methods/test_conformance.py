@@ -128,6 +128,7 @@ def degenerate() -> dict[str, tuple[Tensor, Tensor]]:
     duplicates = z1[[0, 0, 0, 3, 4, 4]]
     return {
         "collapsed": (z1[:1].repeat(6, 1), z1[:1].repeat(6, 1)),
+        "collapsed on an axis": (torch.eye(6, 4)[[0] * 6], torch.eye(6, 4)[[0] * 6]),  # inner products of exactly 1
         "duplicates": (duplicates, duplicates.clone()),
         "equal views": (z1, z1.clone()),
         "opposite views": (z1, -z1),
