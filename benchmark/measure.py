@@ -103,9 +103,12 @@ def hardware(device: torch.device) -> str:
 
 def git_state() -> str | None:
     """Commit of the source tree, "+dirty" if it differs; None outside a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
     try:
-        run = ["git", "-C", str(here), "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
+        # Installed into an environment inside some other checkout, this file is not one of that checkout's.
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=10)
+        run = [*git, "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
         return subprocess.run(run, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

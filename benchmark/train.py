@@ -92,6 +92,7 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
         network.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
         history, peak_memory_bytes = state["history"], state["peak_memory_bytes"]
+        _write_metrics(history, directory)  # a kill may have come between the two files
         log.info("%s: goes on after epoch %d of %d", cell.label, len(history), cell.epochs)
 
     memory = PeakMemory(device)
@@ -120,9 +121,13 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
                 "peak_memory_bytes": peak_memory_bytes,
             }
             write_atomically(checkpoint, functools.partial(torch.save, state))
-            write_text(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
+            _write_metrics(history, directory)
             _report(cell, history[-1])
     return Trained(network=network, history=history, peak_memory_bytes=peak_memory_bytes, peak_memory_kind=memory.kind)
+
+
+def _write_metrics(history: list[dict[str, Any]], directory: Path) -> None:
+    write_text(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
 
 
 def _epoch(cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, epoch: int) -> dict[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import subprocess
 import time
+from pathlib import Path
 
+import pytest
 import torch
 
+from regbench.benchmark import measure
 from regbench.benchmark.measure import PeakMemory, Stopwatch, environment
 
 CPU = torch.device("cpu")
@@ -51,3 +55,20 @@ def test_the_environment_names_versions_and_machine() -> None:
     assert found["hostname"] == platform.node()
     assert "cores of" in found["hardware"]
     assert found["threads"] == torch.get_num_threads()
+
+
+def test_git_state_is_not_that_of_a_checkout_around_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    installed = tmp_path / "site-packages" / "measure.py"
+    installed.parent.mkdir()
+    installed.touch()
+    monkeypatch.setattr(measure, "__file__", str(installed))
+    assert measure.git_state() is None
+    subprocess.run(["git", "-C", str(tmp_path), "add", str(installed)], check=True)
+    assert measure.git_state() is not None

@@ -249,6 +249,28 @@ def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: 
     assert len(record["attempts"]) == 2
 
 
+def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, runtime = load(tiny, "method=vicreg")
+    with monkeypatch.context() as patch:
+        patch.setattr("regbench.benchmark.train._report", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(cell, runtime, "here")
+    curve = run_directory(runtime, "here", cell) / "metrics.jsonl"
+    curve.unlink()
+    record = run_cell(cell, runtime, "here")
+    assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
+    curve.unlink()
+    (curve.parent / "record.json").unlink()
+    record = run_cell(cell, runtime, "here")
+    assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str]) -> None:
     cells = [load(tiny, "method=vicreg", f"seed={seed}")[0] for seed in (0, 1)]
     runtime = load(tiny)[1]
