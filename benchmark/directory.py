@@ -9,9 +9,10 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from regbench.benchmark.config import Cell, Runtime
 
@@ -44,6 +45,18 @@ def is_running(directory: Path) -> bool:
     return False
 
 
+_locks: set[IO[bytes]] = set()
+
+
+def _close_locks() -> None:
+    for file in _locks:
+        file.close()
+
+
+# A lock is free when the last process that has it open ends, and a loader's processes outlive a killed run by seconds.
+os.register_at_fork(after_in_child=_close_locks)
+
+
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
     """Holds the directory's lock, which the kernel frees when the process ends, however it ends."""
@@ -53,4 +66,8 @@ def only_writer(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             log.info("%s: another process is at work here; waiting for it", directory)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.remove(file)
