@@ -190,7 +190,11 @@ class Cell:
     @property
     def id(self) -> str:
         """Twelve hex digits that depend on the cell's content alone, on any machine."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        deciding = self.to_dict()
+        if not self.epochs:  # an untrained network knows nothing of these
+            for name in ("method", "optimizer", "augmentation"):
+                del deciding[name]
+        canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     @classmethod
@@ -397,12 +401,20 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep
 
 
 def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """The product of the overrides' values; a later override of a key replaces an earlier one."""
+    """The product of the overrides' values.
+
+    A later override of a key replaces an earlier one, and that of a group drops earlier settings of the group's
+    members: another method knows nothing of the hyperparameters of the one before.
+    """
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise RegbenchError(f"cannot read the overrides: {str(error).splitlines()[0]}; write key=value") from error
-    last = {override.key_or_group: override for override in parsed}
+    last: dict[str, Override] = {}
+    for override in parsed:
+        group = f"{override.key_or_group}."
+        last = {key: earlier for key, earlier in last.items() if not key.startswith(group)}
+        last[override.key_or_group] = override
     choices = [
         [f"{key}={value}" for value in override.sweep_string_iterator()]
         if override.is_sweep_override()

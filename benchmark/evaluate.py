@@ -216,7 +216,8 @@ def weighted_knn(
         similarity_BK, index_BK = (F.normalize(x_BD, dim=1) @ bank_ND.T).topk(config.k, dim=1)
         votes_BC = similarity_BK.new_zeros(len(x_BD), num_classes)
         votes_BC.scatter_add_(1, bank.y_N[index_BK], (similarity_BK / config.temperature).exp())
-        hits = votes_BC.topk(min(5, num_classes), dim=1).indices == y_B[:, None]
+        votes, classes = votes_BC.topk(min(5, num_classes), dim=1)
+        hits = (classes == y_B[:, None]) & (votes > 0)  # a class without a vote is no answer
         correct1 += int(hits[:, 0].sum())
         correct5 += int(hits.sum())
     return 100 * correct1 / len(queries.y_N), 100 * correct5 / len(queries.y_N)

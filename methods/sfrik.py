@@ -43,12 +43,14 @@ class SFRIK(KernelRegularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative or all-zero weights."""
+        """Refuses negative or all-zero weights, and drops zeros after the last order with a weight."""
         super().__post_init__()
         self.require(
             any(self.weights) and min(self.weights) >= 0,
             "weights must be >= 0 and not all zero, such as [1,40,40]",
         )
+        # The paper writes (1, 20, 0) for L = 2: the same kernel is the same method.
+        object.__setattr__(self, "weights", self.weights[: self.order])
 
     @property
     def order(self) -> int:

@@ -428,3 +428,23 @@ def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:
         load_sweep("quikstart")
     with pytest.raises(RegbenchError, match="no sweep named"):
         load_sweep("/nowhere/own.yaml")
+
+
+def test_another_method_drops_the_hyperparameters_of_the_row() -> None:
+    sweep = load_sweep("quickstart", ["method=auh", "method.scale=3"])
+    trained = [cell for cell in sweep.cells if cell.epochs]
+    assert [cell.method for cell in trained] == [methods.build("auh", scale=3.0)]
+    assert len(sweep.cells) == 2
+
+
+def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
+    untrained = ["epochs=0", "dataset=cifar10"]
+    one, _ = load_run([*untrained, "method=vicreg", "optimizer.base_lr=3"])
+    other, _ = load_run([*untrained, "method=auh", "augmentation=small_color"])
+    assert one.id == other.id
+    assert one.id != load_run([*untrained, "seed=1"])[0].id
+
+
+def test_trailing_zero_weights_are_no_other_method() -> None:
+    one, _ = load_run(["method=sfrik", "method.weights=[1,20,0]", "method.alignment_weight=2000"])
+    assert one.id == load_run(["method=sfrik_l2"])[0].id

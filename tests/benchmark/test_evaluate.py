@@ -34,9 +34,9 @@ def slow_knn(bank: Features, queries: Features, k: int, temperature: float, clas
         votes = [0.0] * classes
         for similarity, c in nearest:
             votes[c] += math.exp(similarity / temperature)
-        ranked = sorted(range(classes), key=lambda c: -votes[c])
+        # A class without any vote is no guess of the classifier's.
+        ranked = sorted((c for c in range(classes) if votes[c]), key=lambda c: -votes[c])
         correct1 += ranked[0] == label
-        # A class without any vote is no guess of the classifier's; queries here have five classes with votes.
         correct5 += label in ranked[:5]
     return 100 * correct1 / len(queries.y_N), 100 * correct5 / len(queries.y_N)
 
@@ -49,7 +49,8 @@ def test_weighted_knn(k: int, temperature: float, block: int) -> None:
     expected = slow_knn(bank, queries, k, temperature, 4)
     assert found == expected
     assert 25 < expected[0] < 100
-    assert found[1] == 100  # four classes are all among the first five
+    if k in (1, 90):  # one vote names one class, and 90 name all four
+        assert found[1] == (found[0] if k == 1 else 100)
 
 
 def test_weighted_knn_among_many_classes() -> None:
