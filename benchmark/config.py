@@ -235,7 +235,7 @@ class Runtime:
         runs_dir: Folder of run directories.
         device: "auto", "cpu" or "cuda".
         loader: "auto", "ffcv" or "torchvision".
-        workers: Threads (ffcv) or processes (torchvision) that load images for one run.
+        workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for one run.
         threads: CPU threads that compute for one run; 0: all cores.
         parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
     """

@@ -346,7 +346,7 @@ def two_view_loader(
         seed: decides order and augmentation, together with the epoch.
         device: where the views are augmented and delivered.
         backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
-        workers: threads (FFCV) or processes (torchvision) that decode and crop.
+        workers: threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
         rank: this process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
             `world_size` x B images, which is the batch that one process with that batch size would get.
         world_size: number of processes.

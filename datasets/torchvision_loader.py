@@ -113,7 +113,7 @@ class TorchvisionCrops:
         Args:
             beton: the file.
             shape: what to deliver.
-            workers: number of processes.
+            workers: number of processes; 1: this one.
             pin_memory: put the crops into page-locked memory, for the way to a GPU.
         """
         self._dataset = _Batches(beton, shape)
@@ -128,7 +128,8 @@ class TorchvisionCrops:
             batch_size=None,
             sampler=((chunk, boxes(chunk)) for chunk in chunks),
             collate_fn=_as_it_is,
-            num_workers=self._workers,
+            # One worker is this process: a signal that arrives while a process is forked can be lost.
+            num_workers=self._workers if self._workers > 1 else 0,
             pin_memory=self._pin_memory,
             # Its own generator: the global one must not depend on which loader runs.
             generator=torch.Generator(),

@@ -207,7 +207,7 @@ def quiet() -> bool:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_leaving_early_leaves_nothing(backend: str, two_views: Open, fashion_config: Config) -> None:
-    loader = two_views(fashion_config(), backend=backend, batch_size=2)
+    loader = two_views(fashion_config(), backend=backend, batch_size=2, workers=2)
     for _ in range(3):
         with loader.epoch(0) as epoch:
             next(epoch)
