@@ -22,7 +22,7 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, KNNConfig, ProbeConfig
 from regbench.benchmark.train import Compute
-from regbench.datasets.loader import eval_loader
+from regbench.datasets.loader import EvalLoader
 from regbench.datasets.manifest import Manifest
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -106,7 +106,7 @@ class Evaluator:
 
     def _loader(self, split: str, **options: Any) -> Any:
         cell, compute = self._cell, self._compute
-        return eval_loader(
+        return EvalLoader(
             cell.dataset,
             split,
             data_dir=compute.data_dir,

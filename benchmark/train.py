@@ -24,7 +24,7 @@ from regbench.benchmark.measure import PeakMemory, Stopwatch
 from regbench.benchmark.metrics import COLLAPSED_SPREAD, spread_metrics
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
-from regbench.datasets.loader import TwoViewLoader, two_view_loader
+from regbench.datasets.loader import TwoViewLoader
 from regbench.files import write_atomically, write_text
 
 log = logging.getLogger("regbench")
@@ -100,7 +100,7 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
     with contextlib.ExitStack() as stack:
         if len(history) < cell.epochs:
             loader = stack.enter_context(
-                two_view_loader(
+                TwoViewLoader(
                     cell.dataset,
                     cell.augmentation,
                     data_dir=compute.data_dir,

@@ -164,7 +164,7 @@ class _Loader:
 
 
 class TwoViewLoader(_Loader):
-    """Two augmented views of every training image, in an order drawn anew for each epoch; see `two_view_loader`.
+    """Two augmented views of every training image, in an order drawn anew for each epoch.
 
     Attributes:
         backend: "ffcv" or "torchvision", whichever runs.
@@ -185,7 +185,24 @@ class TwoViewLoader(_Loader):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """See `two_view_loader`."""
+        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
+
+        Args:
+            dataset: which; `train_per_class` is honoured.
+            augmentation: of the two views.
+            data_dir: the folder of all prepared data sets.
+            batch_size: images a batch, in this process.
+            seed: decides order and augmentation, together with the epoch.
+            device: where the views are augmented and delivered.
+            backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
+            workers: threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
+            rank: this process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
+                `world_size` x B images, which is the batch that one process with that batch size would get.
+            world_size: number of processes.
+
+        Raises:
+            RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
+        """
         manifest = Manifest.load(data_dir, dataset.name)
         check_matches(manifest, dataset, data_dir)
         split = manifest.pretraining_split
@@ -236,7 +253,7 @@ class TwoViewLoader(_Loader):
 
 
 class EvalLoader(_Loader):
-    """Images of a split with their labels, each once per epoch; see `eval_loader`.
+    """Images of a split with their labels, each once per epoch.
 
     Attributes:
         backend: "ffcv" or "torchvision", whichever runs.
@@ -258,7 +275,25 @@ class EvalLoader(_Loader):
         interpolation: str = "bicubic",
         crop_scale: tuple[float, float] = (0.08, 1.0),
     ) -> None:
-        """See `eval_loader`."""
+        """Open a split for evaluation.
+
+        Args:
+            dataset: which; `train_per_class` is honoured for "train".
+            split: "train", "tuning" or "test".
+            data_dir: the folder of all prepared data sets.
+            batch_size: images a batch; more than there are means all of them.
+            device: where the images are delivered.
+            transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
+                file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
+            seed: for "crop_flip".
+            backend: as for `TwoViewLoader`.
+            workers: as for `TwoViewLoader`.
+            interpolation: "bicubic", "bilinear" or "area".
+            crop_scale: range of the crop's area, for "crop_flip".
+
+        Raises:
+            RegbenchError: the data set is not prepared or not usable, or an argument is unknown.
+        """
         check_interpolation(interpolation)
         if transform not in TRANSFORMS:
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
@@ -321,96 +356,3 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
         )
     rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
     return np.sort(np.concatenate(rows))
-
-
-def two_view_loader(
-    dataset: DatasetConfig,
-    augmentation: AugmentationConfig,
-    *,
-    data_dir: Path,
-    batch_size: int,
-    seed: int,
-    device: torch.device,
-    backend: str = "auto",
-    workers: int = 1,
-    rank: int = 0,
-    world_size: int = 1,
-) -> TwoViewLoader:
-    """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
-
-    Args:
-        dataset: which; `train_per_class` is honoured.
-        augmentation: of the two views.
-        data_dir: the folder of all prepared data sets.
-        batch_size: images a batch, in this process.
-        seed: decides order and augmentation, together with the epoch.
-        device: where the views are augmented and delivered.
-        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
-        workers: threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
-        rank: this process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
-            `world_size` x B images, which is the batch that one process with that batch size would get.
-        world_size: number of processes.
-
-    Raises:
-        RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
-    """
-    return TwoViewLoader(
-        dataset,
-        augmentation,
-        data_dir=data_dir,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        backend=backend,
-        workers=workers,
-        rank=rank,
-        world_size=world_size,
-    )
-
-
-def eval_loader(
-    dataset: DatasetConfig,
-    split: str,
-    *,
-    data_dir: Path,
-    batch_size: int,
-    device: torch.device,
-    transform: str = "center",
-    seed: int = 0,
-    backend: str = "auto",
-    workers: int = 1,
-    interpolation: str = "bicubic",
-    crop_scale: tuple[float, float] = (0.08, 1.0),
-) -> EvalLoader:
-    """Open a split for evaluation.
-
-    Args:
-        dataset: which; `train_per_class` is honoured for "train".
-        split: "train", "tuning" or "test".
-        data_dir: the folder of all prepared data sets.
-        batch_size: images a batch; more than there are means all of them.
-        device: where the images are delivered.
-        transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
-            file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
-        seed: for "crop_flip".
-        backend: as for `two_view_loader`.
-        workers: as for `two_view_loader`.
-        interpolation: "bicubic", "bilinear" or "area".
-        crop_scale: range of the crop's area, for "crop_flip".
-
-    Raises:
-        RegbenchError: the data set is not prepared or not usable, or an argument is unknown.
-    """
-    return EvalLoader(
-        dataset,
-        split,
-        data_dir=data_dir,
-        batch_size=batch_size,
-        device=device,
-        transform=transform,
-        seed=seed,
-        backend=backend,
-        workers=workers,
-        interpolation=interpolation,
-        crop_scale=crop_scale,
-    )

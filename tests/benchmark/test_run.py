@@ -19,7 +19,7 @@ from regbench.benchmark.directory import is_running, read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, run_cell
-from regbench.datasets.loader import eval_loader, two_view_loader
+from regbench.datasets.loader import EvalLoader, TwoViewLoader
 from regbench.datasets.prepare import prepare
 from regbench.files import write_atomically
 
@@ -52,7 +52,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
     network.train()
     momenta = [torch.zeros_like(p) for p in network.parameters()]
     step, losses = 0, []
-    with two_view_loader(
+    with TwoViewLoader(
         cell.dataset,
         cell.augmentation,
         data_dir=Path(runtime.data_dir),
@@ -160,7 +160,7 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
     features = {}
     for split in ("train", "test"):
         with (
-            eval_loader(
+            EvalLoader(
                 cell.dataset,
                 split,
                 data_dir=tiny_data_dir,

@@ -23,7 +23,7 @@ from regbench import RegbenchError
 from regbench.datasets import draws
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
-from regbench.datasets.loader import EvalLoader, TwoViewLoader, eval_loader, two_view_loader
+from regbench.datasets.loader import EvalLoader, TwoViewLoader
 from regbench.datasets.prepare import prepare
 
 Config = Callable[..., DatasetConfig]
@@ -44,7 +44,7 @@ def two_views(data_dir: Path, folder_config: Config) -> Open:
     ) -> TwoViewLoader:
         settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3, "device": CPU}
         arguments = (config or folder_config(), augmentation or AugmentationConfig())
-        return two_view_loader(*arguments, **(settings | options))  # type: ignore[arg-type]
+        return TwoViewLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
 
     return make
 
@@ -258,7 +258,7 @@ def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_confi
 @pytest.mark.parametrize("split", ["train", "tuning", "test"])
 def test_center(backend: str, split: str, data_dir: Path, folder_config: Config) -> None:
     config = folder_config()
-    loader = eval_loader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend)
+    loader = EvalLoader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend)
     assert len(loader) == -(-loader.num_samples // 5)
     items = batches(loader)
     x, y = (torch.cat(parts) for parts in zip(*items, strict=True))
@@ -274,7 +274,7 @@ def test_center(backend: str, split: str, data_dir: Path, folder_config: Config)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_of_the_right_size_are_shown_as_they_are(backend: str, data_dir: Path, fashion_config: Config) -> None:
     config = fashion_config()
-    with eval_loader(config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend) as loader:
+    with EvalLoader(config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend) as loader:
         ((x, y),) = list(loader.epoch())
     beton = Beton(data_dir / "fashion" / "test.beton")
     assert y.tolist() == beton.labels.tolist()
@@ -286,7 +286,7 @@ def test_images_of_the_right_size_are_shown_as_they_are(backend: str, data_dir: 
 def test_crop_flip(backend: str, data_dir: Path, folder_config: Config) -> None:
     def loader(seed: int = 0, **options: object) -> EvalLoader:
         settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU, "backend": backend}
-        return eval_loader(folder_config(), "train", transform="crop_flip", seed=seed, **(settings | options))  # type: ignore[arg-type]
+        return EvalLoader(folder_config(), "train", transform="crop_flip", seed=seed, **(settings | options))  # type: ignore[arg-type]
 
     first, again, next_epoch = batches(loader()), batches(loader()), batches(loader(), 1)
     assert len(first) == 5
@@ -311,7 +311,7 @@ def test_crops_of_the_evaluation_are_not_those_of_pretraining(
     data_dir: Path, two_views: Open, folder_config: Config
 ) -> None:
     ((x1, x2),) = batches(two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24))
-    loader = eval_loader(
+    loader = EvalLoader(
         folder_config(),
         "train",
         data_dir=data_dir,
@@ -327,7 +327,7 @@ def test_crops_of_the_evaluation_are_not_those_of_pretraining(
 
 
 def test_train_per_class_takes_the_first(data_dir: Path, fashion_config: Config) -> None:
-    loader = eval_loader(
+    loader = EvalLoader(
         fashion_config(train_per_class=3), "train", data_dir=data_dir, batch_size=100, device=CPU, backend="torchvision"
     )
     ((x, y),) = batches(loader)
@@ -335,7 +335,7 @@ def test_train_per_class_takes_the_first(data_dir: Path, fashion_config: Config)
     rows = np.sort(np.concatenate([np.flatnonzero(beton.labels == label)[:3] for label in range(10)]))
     assert y.tolist() == beton.labels[rows].tolist()
     np.testing.assert_allclose(levels(x, fashion_config())[4, 0], beton.image(int(rows[4]))[:, :, 0], atol=1e-3)
-    tuning = eval_loader(
+    tuning = EvalLoader(
         fashion_config(train_per_class=3),
         "tuning",
         data_dir=data_dir,
@@ -358,11 +358,11 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
         train_per_class=2,
     )
     prepare(config, tmp_path, source_dir=stl_source, progress=False)
-    loader = two_view_loader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
+    loader = TwoViewLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
     assert loader.num_samples == 30
     x1, _ = batches(loader)[0]
     assert x1.shape == (4, 3, 64, 64)
-    bank = eval_loader(config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision")
+    bank = EvalLoader(config, "train", data_dir=tmp_path, batch_size=4, device=CPU, backend="torchvision")
     assert bank.num_samples == 20
 
 
@@ -376,7 +376,7 @@ def test_a_damaged_image_stops_the_epoch_by_name(
     content = bytearray(path.read_bytes())
     content[beton.start[7] : beton.start[7] + 8] = b"garbage!"
     path.write_bytes(content)
-    loader = eval_loader(folder_config(), "train", data_dir=tmp_path, batch_size=4, device=CPU, backend=backend)
+    loader = EvalLoader(folder_config(), "train", data_dir=tmp_path, batch_size=4, device=CPU, backend=backend)
     with pytest.raises(
         RegbenchError, match=r"image 7 of .*train\.beton cannot be decoded; write the file again"
     ) as refusal:
@@ -400,7 +400,7 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
     config = folder_config(train_per_class=None, tuning_per_class=None)
     prepare(config, tmp_path, source_dir=root, progress=False)
     got = [
-        batches(eval_loader(config, "test", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
+        batches(EvalLoader(config, "test", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
         for backend in ("ffcv", "torchvision")
     ]
     assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
@@ -421,9 +421,9 @@ def test_refusals(
     refused("train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5))
     refused("train_per_class is 11, but class 0 has 10", two_views, fashion_config(train_per_class=11))
     common: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
-    refused("has no split 'val'; it has train, ", eval_loader, folder_config(), "val", **common)
-    refused("unknown transform 'x'", eval_loader, folder_config(), "test", transform="x", **common)
-    refused("unknown interpolation 'x'", eval_loader, folder_config(), "test", interpolation="x", **common)
+    refused("has no split 'val'; it has train, ", EvalLoader, folder_config(), "val", **common)
+    refused("unknown transform 'x'", EvalLoader, folder_config(), "test", transform="x", **common)
+    refused("unknown interpolation 'x'", EvalLoader, folder_config(), "test", interpolation="x", **common)
     refused("unknown interpolation 'x'", AugmentationConfig, interpolation="x")
     refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
     refused("blur_p is 1.5", ViewConfig, blur_p=1.5)
@@ -469,15 +469,15 @@ import torch
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "ffcv" else find(name, *rest)
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import two_view_loader
+from regbench.datasets.loader import TwoViewLoader
 from regbench import RegbenchError
 config = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.25,), std=(0.5,),
                        num_classes=10, eval_resize=28)
 options = dict(data_dir=Path(sys.argv[1]), batch_size=50, seed=0, device=torch.device("cpu"))
-with two_view_loader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:
+with TwoViewLoader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:
     print(loader.backend, len(list(epoch)), "numba" in sys.modules)
 try:
-    two_view_loader(config, AugmentationConfig(), backend="ffcv", **options)
+    TwoViewLoader(config, AugmentationConfig(), backend="ffcv", **options)
 except RegbenchError as refusal:
     print(refusal)
 """
