@@ -104,7 +104,7 @@ class Evaluator:
             ]
         return scores
 
-    def _loader(self, split: str, **options: Any) -> Any:
+    def _loader(self, split: str, **options: Any) -> EvalLoader:
         cell, compute = self._cell, self._compute
         return EvalLoader(
             cell.dataset,
