@@ -137,8 +137,7 @@ def _epoch(cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoView
     clock = Stopwatch(device)
     sums: dict[str, Tensor] = {}
     laps = []
-    with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(loader.epoch(epoch))
+    with loader.epoch(epoch) as batches:
         title = f"{cell.label} epoch {epoch + 1}/{cell.epochs}"
         bar = tqdm(batches, title, len(loader), leave=False, unit="batch", disable=not sys.stderr.isatty())
         for step, (x1_NCHW, x2_NCHW) in enumerate(bar, epoch * len(loader)):
