@@ -34,6 +34,11 @@ class Metadata:
         formula: The loss in plain Unicode mathematics.
         time: Complexity of value and gradient in n and q.
         memory: Complexity of the memory beyond the embeddings and their gradient.
+        published: The hyperparameters of the publication and what they were used on; the defaults are from there.
+        limitation: What the original has that two views and a projector cannot give; empty if nothing.
+        scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
+        rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
+        symmetric: Whether the views can be exchanged.
     """
 
     title: str
@@ -42,6 +47,11 @@ class Metadata:
     formula: str
     time: str
     memory: str
+    published: str
+    limitation: str = ""
+    scale_invariant: bool = False
+    rotation_invariant: bool = False
+    symmetric: bool = True
 
 
 class Regularizer(ABC):

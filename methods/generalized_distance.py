@@ -37,6 +37,9 @@ class GeneralizedDistance(KernelRegularizer):
         formula="λ ‖Z₁ − Z₂‖²/(nq) − ½ Σ_v n⁻² Σᵢⱼ ‖zᵢ − zⱼ‖ᵖ",
         time="O(n² q)",
         memory="O(n²)",
+        published="λ = 10000, p = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
+        scale_invariant=True,
+        rotation_invariant=True,
     )
 
     def __post_init__(self) -> None:

@@ -31,6 +31,9 @@ class RBF(KernelRegularizer):
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ exp(−t ‖zᵢ − zⱼ‖²)",
         time="O(n² q)",
         memory="O(n²)",
+        published="λ = 100, t = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
+        scale_invariant=True,
+        rotation_invariant=True,
     )
 
     def __post_init__(self) -> None:

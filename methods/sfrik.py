@@ -40,6 +40,9 @@ class SFRIK(KernelRegularizer):
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ Σ_ℓ b_ℓ P_ℓ(q; zᵢ·zⱼ)",
         time="O(n² q)",
         memory="O(n²)",
+        published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
+        scale_invariant=True,
+        rotation_invariant=True,
     )
 
     def __post_init__(self) -> None:

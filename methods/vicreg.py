@@ -41,6 +41,7 @@ class VICReg(Regularizer):
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} C_{jk}²/q ]",
         time="O(n q²)",
         memory="O(q²)",
+        published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",
     )
 
     def __post_init__(self) -> None:
