@@ -237,6 +237,8 @@ class Runtime:
         loader: "auto", "ffcv" or "torchvision".
         workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for one run.
         threads: CPU threads that compute for one run; 0: all cores.
+        loss_form: Form that the loss is computed in, see `Engine`: "auto" (the cheapest), "gram", "covariance" or
+            "textbook" (the published formula under plain autograd).
         parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
     """
 
@@ -246,6 +248,7 @@ class Runtime:
     loader: str
     workers: int
     threads: int
+    loss_form: str
     parallel: int
 
 

@@ -51,6 +51,7 @@ def resolve(runtime: Runtime) -> Compute:
         data_dir=Path(runtime.data_dir),
         loader=runtime.loader,
         workers=runtime.workers,
+        loss_form=runtime.loss_form,
     )
 
 
@@ -112,7 +113,7 @@ def _run(cell: Cell, runtime: Runtime, sweep: str, directory: Path) -> dict[str,
         "scores": scores,
         "cost": {**_training_cost(trained), "evaluate_s": evaluate_s},
         "history": trained.history,
-        "environment": {**surroundings, "loader": loader},
+        "environment": {**surroundings, "loader": loader, "loss_form": compute.loss_form},
         "data": {
             "source": manifest.source,
             "content_sha256": {name: split["content_sha256"] for name, split in manifest.splits.items()},

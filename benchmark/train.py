@@ -26,6 +26,7 @@ from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
 from regbench.datasets.loader import TwoViewLoader
 from regbench.files import write_atomically, write_text
+from regbench.methods import Engine
 
 log = logging.getLogger("regbench")
 
@@ -38,6 +39,7 @@ class Compute:
     data_dir: Path
     loader: str
     workers: int
+    loss_form: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,7 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
         log.info("%s: goes on after epoch %d of %d", cell.label, len(history), cell.epochs)
 
     memory = PeakMemory(device)
+    engine = Engine(form=compute.loss_form)
     network.train()
     with contextlib.ExitStack() as stack:
         if len(history) < cell.epochs:
@@ -112,7 +115,7 @@ def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
                 )
             )
         for epoch in range(len(history), cell.epochs):
-            history.append(_epoch(cell, network, optimizer, loader, epoch))
+            history.append(_epoch(cell, network, optimizer, loader, engine, epoch))
             peak_memory_bytes = max(peak_memory_bytes, memory.read_bytes())
             state = {
                 "network": network.state_dict(),
@@ -130,8 +133,12 @@ def _write_metrics(history: list[dict[str, Any]], directory: Path) -> None:
     write_text(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
 
 
-def _epoch(cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, epoch: int) -> dict[str, Any]:
+def _epoch(
+    cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, engine: Engine, epoch: int
+) -> dict[str, Any]:
     """Trains one epoch (counted from 0) and returns its row of the history."""
+    # For methods that draw: what they draw depends on the seed and the epoch, not on what ran before.
+    torch.manual_seed(cell.seed * 1_000_003 + epoch)
     began_s = time.perf_counter()
     device = next(network.parameters()).device
     clock = Stopwatch(device)
@@ -150,15 +157,15 @@ def _epoch(cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoView
             # The loss acts on leaves of its own, so that its cost can be told from the network's.
             leaf1_NQ, leaf2_NQ = (z.detach().float().requires_grad_() for z in (z1_NQ, z2_NQ))
             loss_start = clock.mark()
-            terms = cell.method(leaf1_NQ, leaf2_NQ)
-            gradients = torch.autograd.grad(torch.stack(list(terms.values())).sum(), [leaf1_NQ, leaf2_NQ])
+            loss, terms = cell.method(leaf1_NQ, leaf2_NQ, engine)
+            gradients = torch.autograd.grad(loss, [leaf1_NQ, leaf2_NQ])
             loss_end = clock.mark()
             torch.autograd.backward([z1_NQ, z2_NQ], [g.to(z1_NQ.dtype) for g in gradients])
             optimizer.step()
             optimizer.zero_grad()
             laps.append((start, loss_start, loss_end, clock.mark()))
             for name, term in terms.items():
-                sums[name] = sums.get(name, torch.zeros_like(term)) + term.detach()
+                sums[name] = sums.get(name, torch.zeros_like(term)) + term
     means = {name: (total / len(loader)).item() for name, total in sums.items()}
     if not math.isfinite(sum(means.values())):
         raise RegbenchError(

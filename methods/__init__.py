@@ -4,6 +4,7 @@ A new method is one file in this folder (or in another wheel, through the entry-
 with one class: see CONTRIBUTING.md.
 """
 
-from regbench.methods.base import Metadata, Regularizer, build, defaults, names, register, registry_name
+from regbench.methods.base import Loss, Metadata, Regularizer, build, defaults, names, register, registry_name
+from regbench.methods.engine import Engine
 
-__all__ = ["Metadata", "Regularizer", "build", "defaults", "names", "register", "registry_name"]
+__all__ = ["Engine", "Loss", "Metadata", "Regularizer", "build", "defaults", "names", "register", "registry_name"]

@@ -12,15 +12,18 @@ import importlib
 import importlib.metadata
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from regbench import RegbenchError
+from regbench.methods.engine import Engine, Shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +57,37 @@ class Metadata:
     symmetric: bool = True
 
 
+class Loss(NamedTuple):
+    """A loss and what it is made of.
+
+    Attributes:
+        total: The loss, a differentiable scalar.
+        terms: Its addends by name, detached scalars.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
 class Regularizer(ABC):
     """A loss on the embeddings of two views: alignment plus what keeps the network from collapsing.
 
     A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`. It states
-    `metadata` and implements `terms`; everything else (fp32, checks, configuration, tests, table rows) is done for it.
+    `metadata` and implements `terms`; everything else (fp32, checks, many ranks, configuration, tests, cost, table
+    rows) is done for it. One with a cheaper way to the same numbers also implements `value_and_gradient` and names
+    the forms that it has.
     """
 
     metadata: ClassVar[Metadata]
+    random: ClassVar[bool] = False
+    """Whether `terms` draws from torch's CPU generator. All ranks draw the same then, those of the first rank."""
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """The weighted addends of the loss, by name.
+        """The weighted addends of the loss, by name: the published formula, in plain differentiable PyTorch.
 
         Args:
-            z1_NQ: Embeddings of the first views, shape (n, q), float32 or float64.
+            z1_NQ: Embeddings of the first views of the whole batch, shape (n, q), float32 or float64.
             z2_NQ: Embeddings of the second views, same shape and dtype.
 
         Returns:
@@ -77,37 +96,108 @@ class Regularizer(ABC):
         """
 
     @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that the loss can be computed in, see `Engine`."""
+        return ("textbook",)
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The addends and their sum's gradients, without a graph.
+
+        Args:
+            z1_NQ: This rank's embeddings of the first views, shape (n_rank, q), float32 or float64.
+            z2_NQ: The second views, same shape and dtype.
+            shard: The ranks that share the batch.
+            form: One of `forms`.
+
+        Returns:
+            The addends over the whole batch, and the gradients of their sum with respect to this rank's rows.
+        """
+        z1_NQ, z2_NQ = (shard.gather(z_NQ).requires_grad_() for z_NQ in (z1_NQ.detach(), z2_NQ.detach()))
+        with torch.enable_grad():
+            terms = self.terms(z1_NQ, z2_NQ)
+            total = torch.stack(list(terms.values())).sum()
+        gradients = torch.autograd.grad(total, [z1_NQ, z2_NQ], materialize_grads=True)
+        gradient1_NQ, gradient2_NQ = (gradient_NQ[shard.rows] for gradient_NQ in gradients)
+        return {name: term.detach() for name, term in terms.items()}, gradient1_NQ, gradient2_NQ
+
+    @property
     def label(self) -> str:
         """The name in tables and figures; the hyperparameters are not in it unless they make another method."""
         return self.metadata.title
 
-    def __call__(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Checks the embeddings and computes `terms` in at least float32, whatever the autocast.
+    def __call__(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine = Engine()) -> Loss:  # noqa: B008  # frozen
+        """The loss in at least float32, whatever the autocast.
 
-        Unscaled half-precision Gram matrices cost up to 12 % of the gradient, so none are made.
+        Unscaled half-precision Gram matrices cost up to 12 % of the gradient, so none are made. Except in the form
+        `textbook`, the gradient is computed with the value and kept until backward, which only scales it.
 
         Args:
-            z1_NQ: Embeddings of the first views, shape (n, q), any floating dtype.
+            z1_NQ: Embeddings of the first views, shape (n, q), any floating dtype; with several ranks this rank's rows.
             z2_NQ: Embeddings of the second views, shape (n, q).
+            engine: Form and ranks.
 
         Returns:
-            The addends of the loss: scalars, float64 if the embeddings are, else float32.
+            Total and addends: scalars, float64 if the embeddings are, else float32.
 
         Raises:
-            RegbenchError: If the shapes differ, are not (n, q), or n < 2.
+            RegbenchError: If the shapes differ, are not (n, q), or n < 2 over all ranks; if the method lacks the form;
+                in backward, if a second derivative is asked of a streamed form.
         """
-        if z1_NQ.shape != z2_NQ.shape or z1_NQ.ndim != 2 or len(z1_NQ) < 2:
+        if z1_NQ.shape != z2_NQ.shape or z1_NQ.ndim != 2 or (engine.group is None and len(z1_NQ) < 2):
             raise RegbenchError(
                 f"{self.label}: embeddings must be two (n, q) tensors of one shape with n >= 2, "
                 f"not {tuple(z1_NQ.shape)} and {tuple(z2_NQ.shape)}"
             )
+        if engine.form not in ("auto", *self.forms):
+            raise RegbenchError(f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}")
         dtype = torch.float64 if z1_NQ.dtype == torch.float64 else torch.float32
         with torch.autocast(z1_NQ.device.type, enabled=False):
-            return self.terms(z1_NQ.to(dtype), z2_NQ.to(dtype))
+            if engine.form == "textbook":
+                shard = Shard.of(z1_NQ, engine)
+                z1_NQ, z2_NQ = (shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in (z1_NQ, z2_NQ))
+                with self._drawing(shard):
+                    terms = self.terms(z1_NQ, z2_NQ)
+                total = torch.stack(list(terms.values())).sum()
+                return Loss(total, {name: term.detach() for name, term in terms.items()})
+            loss: Loss = self._eager(z1_NQ, z2_NQ, engine, dtype)
+            return loss
 
-    def loss(self, z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
-        """The sum of the addends: a scalar."""
-        return torch.stack(list(self(z1_NQ, z2_NQ).values())).sum()
+    def loss(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine = Engine()) -> Tensor:  # noqa: B008  # frozen
+        """The total alone: a differentiable scalar."""
+        return self(z1_NQ, z2_NQ, engine).total
+
+    # The streamed loops are made of few large operations: nothing to compile, and unrolling them takes minutes.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _eager(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine, dtype: torch.dtype) -> Loss:
+        terms: dict[str, Tensor] = {}
+        total: Tensor = _Eager.apply(z1_NQ, z2_NQ, self, engine, dtype, terms)
+        return Loss(total, terms)
+
+    def _form(self, form: str, n: int, q: int) -> str:
+        """What `auto` stands for at a batch of n and q dimensions."""
+        if form != "auto":
+            return form
+        streamed = [form for form in self.forms if form != "textbook"]
+        if len(streamed) == 2:
+            return "covariance" if q < n else "gram"
+        return streamed[0] if streamed else "textbook"
+
+    @contextmanager
+    def _drawing(self, shard: Shard) -> Iterator[None]:
+        """Lets a random method draw the same numbers on every rank, and takes one number of the caller's stream."""
+        if not self.random:
+            yield
+            return
+        seed = torch.randint(2**62, ())
+        if shard.group is not None:
+            on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
+            dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
+            seed = on_device.cpu()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed))
+            yield
 
     def require(self, condition: bool, what: str) -> None:
         """Refuses a hyperparameter.
@@ -118,6 +208,47 @@ class Regularizer(ABC):
         if not condition:
             values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in _fields(type(self)))
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
+
+
+class _Eager(torch.autograd.Function):
+    """A loss whose gradient is computed with its value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z1_NQ: Tensor,
+        z2_NQ: Tensor,
+        method: Regularizer,
+        engine: Engine,
+        dtype: torch.dtype,
+        out: dict[str, Tensor],
+    ) -> Tensor:
+        shard = Shard.of(z1_NQ, engine)
+        if shard.n < 2:
+            raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
+        form = method._form(engine.form, shard.n, z1_NQ.shape[1])
+        with method._drawing(shard):
+            terms, *gradients_NQ = method.value_and_gradient(z1_NQ.to(dtype), z2_NQ.to(dtype), shard, form)
+        out.update({name: term.to(dtype) for name, term in terms.items()})
+        if shard.world > 1:
+            for gradient_NQ in gradients_NQ:
+                gradient_NQ.mul_(shard.world)  # DistributedDataParallel takes the mean over ranks
+        ctx.save_for_backward(*gradients_NQ)
+        ctx.dtype, ctx.label = z1_NQ.dtype, method.label
+        return torch.stack(list(terms.values())).sum().to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RegbenchError(
+                f"{ctx.label}: the streamed loss has no second derivative; "
+                'give engine=Engine(form="textbook") to differentiate twice'
+            )
+        (scale,) = outputs
+        # In place unless backward may come again: the scaled copy would be the largest scratch of all.
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
+        return *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ), None, None, None, None
 
 
 R = TypeVar("R", bound=type[Regularizer])

@@ -36,7 +36,7 @@ class GeneralizedDistance(KernelRegularizer):
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) − ½ Σ_v n⁻² Σᵢⱼ ‖zᵢ − zⱼ‖ᵖ",
         time="O(n² q)",
-        memory="O(n²)",
+        memory="O(1)",
         published="λ = 10000, p = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
         scale_invariant=True,
         rotation_invariant=True,
@@ -54,3 +54,7 @@ class GeneralizedDistance(KernelRegularizer):
             return -squared_distance
         epsilon = torch.finfo(t.dtype).eps
         return -torch.where(squared_distance > epsilon, squared_distance.clamp_min(epsilon) ** (self.exponent / 2), 0.0)
+
+    def quadratic(self, q: int) -> tuple[float, float, float] | None:
+        """−2 + 2t for p = 2."""
+        return (-2.0, 2.0, 0.0) if self.exponent == 2 else None

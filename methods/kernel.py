@@ -6,13 +6,24 @@ Shapes: N = batch (n), Q = embedding dimension (q).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regbench.methods.base import Regularizer
-from regbench.methods.pairwise import mean_squared_difference, normalize, off_diagonal_energy
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import (
+    alignment,
+    energy,
+    inverse_lengths,
+    mean_squared_difference,
+    normalize,
+    off_diagonal_energy,
+    quadratic_energy,
+    to_embedding_gradient,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,18 @@ class KernelRegularizer(Regularizer):
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """φ(t) for inner products t of any shape, in embedding dimension q; same shape."""
 
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        """φ(t) and φ′(t), same shape as t; by autograd unless a kernel knows better."""
+        with torch.enable_grad():
+            leaf = t.detach().requires_grad_()
+            phi = self.kernel(leaf, q)
+            (derivative,) = torch.autograd.grad(phi.sum(), leaf, materialize_grads=True)
+        return phi.detach(), derivative
+
+    def quadratic(self, q: int) -> tuple[float, float, float] | None:
+        """(c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
+        return None
+
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Alignment, uniformity over pairs i ≠ j, and the constant diagonal of the Gram matrices."""
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
@@ -51,6 +74,41 @@ class KernelRegularizer(Regularizer):
             "uniformity": uniformity,
             "diagonal": phi(torch.ones_like(uniformity)) / n,
         }
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Gram, and covariance for polynomials of degree two at most."""
+        return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
+        if form == "textbook":
+            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        n, q = shard.n, z1_NQ.shape[1]
+        views = (z1_NQ, z2_NQ)
+        inverses = (inverse_lengths(z1_NQ), inverse_lengths(z2_NQ))
+        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+        coefficients = self.quadratic(q)
+        energies = []
+        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
+            if form == "covariance" and coefficients is not None:
+                total = quadratic_energy(z_NQ, inverse_N, coefficients, gradient_NQ, shard)
+            else:
+                total = energy(z_NQ, inverse_N, lambda t: self.kernel_and_derivative(t, q), gradient_NQ, shard)
+            energies.append(shard.sum(total) / n**2)
+            gradient_NQ.mul_(1 / n**2)
+        weight = self.alignment_weight / (n * q)
+        difference = shard.sum(alignment(*views, *inverses, gradients, weight))
+        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
+            to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
+        terms = {
+            "alignment": weight * difference,
+            "uniformity": 0.5 * (energies[0] + energies[1]),
+            "diagonal": self.kernel(torch.ones_like(difference), q) / n,
+        }
+        return terms, *gradients
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
@@ -72,3 +130,27 @@ def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
         previous, last = polynomials[-2:]
         polynomials.append(((2 * degree + q - 2) * t * last - degree * previous) / (degree + q - 2))
     return polynomials[: order + 1]
+
+
+def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
+    """Σ_ℓ c_ℓ P_ℓ(q; t), by Clenshaw's backward recurrence: two tensors, whatever the order.
+
+    The derivative is a series in dimension q + 2, since P_ℓ′(q; t) = ℓ (ℓ + q − 2)/(q − 1) P_{ℓ−1}(q + 2; t).
+
+    Args:
+        coefficients: c_0, c_1, …, at least one.
+        t: Inner products in [−1, 1], any shape.
+        q: Dimension of the space, >= 2.
+
+    Returns:
+        The sum, same shape as t.
+    """
+    last = torch.full_like(t, coefficients[-1])
+    before = torch.zeros_like(t)
+    for degree in range(len(coefficients) - 2, -1, -1):
+        # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is that of ℓ = degree, b that of ℓ = degree + 1.
+        a = (2 * degree + q - 2) / (degree + q - 2) if degree else 1.0
+        b = (degree + 1) / (degree + q - 1)
+        before.mul_(-b).add_(coefficients[degree]).addcmul_(t, last, value=a)
+        before, last = last, before
+    return last

@@ -1,15 +1,34 @@
-"""Terms over all pairs of a batch: what the methods have in common.
+"""Sums over all pairs of a batch: as plain formulas, and streamed with their gradients.
 
-Shapes: N = batch (n), Q = embedding dimension (q). Methods state φ; the sums are done here.
+Shapes: N = rows (n in the whole batch, this rank's share of them in the streamed functions), M = rows of other ranks
+or of a panel's columns, Q = embedding dimension (q).
+
+The streamed functions walk over panels of the Gram matrix, some hundred rows at a time. A panel serves for the value
+and for the gradient, so nothing of size n × n is kept, and of a rank's own rows only the upper triangle is computed.
+With ū the gradient with respect to unit embeddings u = z/‖z‖, callers add up ū in a buffer and turn it at the end, in
+place, into the gradient with respect to z (`to_embedding_gradient`); no normalised copy is made either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from regbench.methods.engine import Shard
+
+# One panel, or one chunk of rows. Kernels hold up to a dozen of these at a time.
+PANEL_BYTES = 4 * 2**20
+# Rows shorter than this count as zero: u = 0, and no gradient reaches them.
+SHORTEST = 1e-12
+
+PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Inner products of any shape -> (φ, φ′) of the same shape."""
+
+
+# Plain formulas: what the streamed functions must equal.
 
 
 def normalize(z_NQ: Tensor) -> Tensor:
@@ -42,7 +61,155 @@ def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor
     return phi(gram_NN).where(pairs_NN, 0.0).sum() / n**2
 
 
-def off_diagonal_logsumexp(z_NQ: Tensor, scale: float) -> Tensor:
-    """Row-wise log Σ_{j≠i} exp(scale · zᵢ·zⱼ), shape (n,); z_NQ has shape (n, q)."""
-    gram_NN = scale * (z_NQ @ z_NQ.T)
-    return gram_NN.where(_off_diagonal_mask(len(z_NQ), z_NQ), -torch.inf).logsumexp(dim=1)
+def mask_diagonal(logits_NN: Tensor) -> Tensor:
+    """The matrix with −∞ on its diagonal, shape (n, n): these pairs are no part of a log-sum-exp."""
+    return logits_NN.where(_off_diagonal_mask(len(logits_NN), logits_NN), -torch.inf)
+
+
+# Streamed.
+
+
+def inverse_lengths(z_NQ: Tensor) -> Tensor:
+    """1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12)."""
+    length_N = torch.linalg.vector_norm(z_NQ, dim=1)
+    return torch.where(length_N > SHORTEST, length_N.reciprocal(), 0.0)
+
+
+def chunks(z_NQ: Tensor) -> Iterator[slice]:
+    """Slices of rows whose data fill one panel at most (at least one row)."""
+    rows = max(1, PANEL_BYTES // (z_NQ.shape[1] * z_NQ.element_size()))
+    for start in range(0, len(z_NQ), rows):
+        yield slice(start, min(start + rows, len(z_NQ)))
+
+
+def panels(rows: int, columns: int, itemsize: int) -> Iterator[slice]:
+    """Slices of rows whose panel of the Gram matrix, with so many columns, is of a good size to work on."""
+    # An eighth of the rows keeps the triangle's ragged edge small, 128 keep the matrix products efficient.
+    height = max(16, min(max(128, -(-rows // 8)), PANEL_BYTES // max(1, columns * itemsize)))
+    for start in range(0, rows, height):
+        yield slice(start, min(start + height, rows))
+
+
+def energy(
+    z_NQ: Tensor,
+    inverse_N: Tensor,
+    phi: PairFunction,
+    gradient_NQ: Tensor | None,
+    shard: Shard,
+    *,
+    diagonal: bool = False,
+) -> Tensor:
+    """Σᵢ Σⱼ φ(uᵢ·uⱼ) over this rank's i and all ranks' j, in one pass with its gradient.
+
+    Args:
+        z_NQ: This rank's embeddings, shape (n_rank, q).
+        inverse_N: The factors that make them u: `inverse_lengths(z)`, or ones.
+        phi: φ and φ′ of inner products.
+        gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the whole batch's
+            energy's gradient with respect to uᵢ. None if no gradient is wanted.
+        shard: The ranks.
+        diagonal: Whether the pairs i = j count.
+
+    Returns:
+        This rank's addend, a float64 scalar. Time 3 n² q FLOP on one rank, scratch O(panel).
+    """
+    total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
+    n = len(z_NQ)
+    for rows in panels(n, n, z_NQ.element_size()):
+        width = rows.stop - rows.start
+        u_PQ = z_NQ[rows] * inverse_N[rows, None]
+        gram_PM = (u_PQ @ z_NQ[rows.start :].T).mul_(inverse_N[rows.start :])
+        if not diagonal:
+            gram_PM.diagonal().zero_()
+        value_PM, slope_PM = phi(gram_PM)
+        del gram_PM
+        if not diagonal:
+            value_PM.diagonal().zero_()
+            slope_PM.diagonal().zero_()
+        total += 2 * value_PM.sum() - value_PM[:, :width].sum()
+        if gradient_NQ is not None:
+            gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
+            gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
+    for z_MQ, inverse_M in shard.others(z_NQ, inverse_N):
+        for rows in panels(n, len(z_MQ), z_NQ.element_size()):
+            gram_PM = ((z_NQ[rows] * inverse_N[rows, None]) @ z_MQ.T).mul_(inverse_M)
+            value_PM, slope_PM = phi(gram_PM)
+            del gram_PM
+            total += value_PM.sum()
+            if gradient_NQ is not None:
+                gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_M), z_MQ)
+    return total
+
+
+def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor | None = None) -> Tensor:
+    """Σᵢ uᵢ uᵢᵀ over all ranks, shape (q, q), for u = inverse · (z − shift)."""
+    moment_QQ = z_NQ.new_zeros(z_NQ.shape[1], z_NQ.shape[1])
+    for rows in chunks(z_NQ):
+        u_PQ = (z_NQ[rows] if shift_Q is None else z_NQ[rows] - shift_Q) * inverse_N[rows, None]
+        moment_QQ.addmm_(u_PQ.T, u_PQ)
+    return shard.sum(moment_QQ)
+
+
+def quadratic_energy(
+    z_NQ: Tensor, inverse_N: Tensor, coefficients: tuple[float, float, float], gradient_NQ: Tensor | None, shard: Shard
+) -> Tensor:
+    """`energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and O(q²) scratch.
+
+    The pairs i = j are taken off the value; to the gradient they add a multiple
+    of uᵢ, which `to_embedding_gradient` removes.
+    """
+    constant, linear, quadratic = coefficients
+    n_local, q = z_NQ.shape
+    moment_QQ = second_moment(z_NQ, inverse_N, shard) if quadratic else z_NQ.new_zeros(q, q)
+    sum_Q = shard.sum(inverse_N @ z_NQ)
+    total = torch.full((), constant * n_local * (shard.n - 1), dtype=torch.float64, device=z_NQ.device)
+    for rows in chunks(z_NQ):
+        u_PQ = z_NQ[rows] * inverse_N[rows, None]
+        squared_length_P = u_PQ.square().sum(dim=1)
+        total += linear * (u_PQ @ sum_Q - squared_length_P).sum()
+        if quadratic:
+            product_PQ = u_PQ @ moment_QQ
+            total += quadratic * ((product_PQ * u_PQ).sum(dim=1) - squared_length_P.square()).sum()
+            if gradient_NQ is not None:
+                gradient_NQ[rows].add_(product_PQ, alpha=2 * quadratic)
+        if gradient_NQ is not None:
+            gradient_NQ[rows].add_(sum_Q, alpha=linear)
+    return total
+
+
+def alignment(
+    z1_NQ: Tensor,
+    z2_NQ: Tensor,
+    inverse1_N: Tensor | None,
+    inverse2_N: Tensor | None,
+    gradients_NQ: tuple[Tensor, Tensor] | None,
+    scale: float,
+) -> Tensor:
+    """Σᵢ ‖u1ᵢ − u2ᵢ‖² over this rank's rows, a float64 scalar.
+
+    Args:
+        z1_NQ: Embeddings of the first views, shape (n_rank, q).
+        z2_NQ: Embeddings of the second views.
+        inverse1_N: Factors that make them u1; None for u1 = z1.
+        inverse2_N: Likewise of the second views.
+        gradients_NQ: Buffers to which `scale` times the gradients with respect to u1 and u2 are added.
+        scale: See `gradients_NQ`.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
+    for rows in chunks(z1_NQ):
+        difference_PQ = z1_NQ[rows] if inverse1_N is None else z1_NQ[rows] * inverse1_N[rows, None]
+        difference_PQ = difference_PQ - (z2_NQ[rows] if inverse2_N is None else z2_NQ[rows] * inverse2_N[rows, None])
+        total += torch.linalg.vector_norm(difference_PQ).square()
+        if gradients_NQ is not None:
+            gradients_NQ[0][rows].add_(difference_PQ, alpha=2 * scale)
+            gradients_NQ[1][rows].sub_(difference_PQ, alpha=2 * scale)
+    return total
+
+
+def to_embedding_gradient(gradient_NQ: Tensor, z_NQ: Tensor, inverse_N: Tensor) -> None:
+    """Turns the gradient with respect to u = z/‖z‖ into the one with respect to z, in place."""
+    for rows in chunks(z_NQ):
+        u_PQ = z_NQ[rows] * inverse_N[rows, None]
+        gradient_PQ = gradient_NQ[rows]
+        radial_P = (gradient_PQ * u_PQ).sum(dim=1, keepdim=True)
+        gradient_PQ.addcmul_(u_PQ, radial_P, value=-1).mul_(inverse_N[rows, None])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import alignment, chunks, energy, mean_squared_difference, second_moment
 
 
 @register("vicreg")
@@ -39,8 +41,8 @@ class VICReg(Regularizer):
         reference="Bardes, Ponce, LeCun, ICLR 2022",
         url="https://arxiv.org/abs/2105.04906",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} C_{jk}²/q ]",
-        time="O(n q²)",
-        memory="O(q²)",
+        time="O(n² q) or O(n q²)",
+        memory="O(n q) or O(q²)",
         published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",
     )
 
@@ -65,3 +67,61 @@ class VICReg(Regularizer):
         variance_Q = covariance_QQ.diagonal()
         hinge = (1 - (variance_Q + self.epsilon).sqrt()).relu().mean()
         return hinge, (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """‖ZᵀZ‖ = ‖ZZᵀ‖: the covariance term does not need the covariance."""
+        return ("textbook", "gram", "covariance")
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
+        if form == "textbook":
+            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        views = (z1_NQ, z2_NQ)
+        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+        spreads = [self._streamed(*pair, shard, form) for pair in zip(views, gradients, strict=True)]
+        weight = self.alignment_weight / (shard.n * z1_NQ.shape[1])
+        difference = shard.sum(alignment(*views, None, None, gradients, weight))
+        (variance1, covariance1), (variance2, covariance2) = spreads
+        terms = {
+            "alignment": weight * difference,
+            "variance": self.variance_weight * 0.5 * (variance1 + variance2),
+            "covariance": self.covariance_weight * (covariance1 + covariance2),
+        }
+        return terms, *gradients
+
+    def _streamed(self, z_NQ: Tensor, gradient_NQ: Tensor, shard: Shard, form: str) -> tuple[Tensor, Tensor]:
+        """(v, c) of one view; adds the gradient of ½μ v + ν c."""
+        n, q = shard.n, z_NQ.shape[1]
+        mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
+        ones_N = z_NQ.new_ones(len(z_NQ))
+        if form == "gram":
+            centred_NQ = z_NQ - mean_Q
+            variance_Q = shard.sum(torch.linalg.vector_norm(centred_NQ, dim=0).square()) / (n - 1)
+            # With n <= q the covariance has rank < n and the diagonal is a small part of its norm: no cancellation.
+            total = shard.sum(energy(centred_NQ, ones_N, _square, gradient_NQ, shard, diagonal=True))
+            covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
+            gradient_NQ.mul_(2 * self.covariance_weight / (q * (n - 1) ** 2))
+        else:
+            covariance_QQ = second_moment(z_NQ, ones_N, shard, mean_Q).div_(n - 1)
+            variance_Q = covariance_QQ.diagonal().clone()
+            covariance_QQ.diagonal().zero_()
+            covariance = torch.linalg.vector_norm(covariance_QQ).double().square() / q
+        deviation_Q = (variance_Q + self.epsilon).sqrt()
+        hinge = (1 - deviation_Q).relu().double().mean()
+        factor_Q = (deviation_Q < 1) / deviation_Q * (-0.5 * self.variance_weight / (q * (n - 1)))
+        if form == "gram":
+            factor_Q -= 4 * self.covariance_weight / (q * (n - 1)) * variance_Q
+            gradient_NQ.addcmul_(centred_NQ, factor_Q)
+        else:
+            covariance_QQ.mul_(4 * self.covariance_weight / (q * (n - 1)))
+            covariance_QQ.diagonal().copy_(factor_Q)
+            for rows in chunks(z_NQ):
+                gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)
+        return hinge, covariance
+
+
+def _square(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t.square(), 2 * t

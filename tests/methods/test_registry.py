@@ -153,7 +153,8 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
                 """phi(t) = t^2 (2023)."""
                 alignment_weight: float = 4.0
                 metadata: ClassVar[Metadata] = Metadata(
-                    title="quadratic", reference="X 2023", url="https://x", formula="t^2", time="n", memory="n", published="x")
+                    title="quadratic", reference="X 2023", url="https://x", formula="t^2", time="n",
+                    memory="n", published="x")
 
                 def kernel(self, t, q):
                     return t.square()

@@ -1,0 +1,170 @@
+"""Contrastive losses: positive pairs against a log-sum-exp over the others.
+
+Shapes: N = batch (n), Q = embedding dimension (q), P = rows of a panel, M = its columns.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Regularizer
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import chunks, inverse_lengths, mask_diagonal, normalize, panels, to_embedding_gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(Regularizer):
+    """f(sim(zᵢ, z⁺ᵢ)) + mean over anchors of log Σ exp(sim/τ) over a set of pairs, on unit embeddings.
+
+    Attributes:
+        temperature: τ > 0.
+    """
+
+    temperature: float
+
+    own_view: ClassVar[bool] = True
+    """Whether pairs j ≠ i within the anchor's view are in the set."""
+    cross_view: ClassVar[str] = "all"
+    """Which pairs with the other view are: `all`, the positive one too; `others`, without it; `none`."""
+    anchors: ClassVar[int] = 2
+    """2: the embeddings of both views are anchors; 1: those of the first view only."""
+
+    def __post_init__(self) -> None:
+        """Refuses a temperature that is not positive."""
+        self.require(self.temperature > 0, "temperature must be > 0")
+
+    @abstractmethod
+    def alignment(self, similarity_N: Tensor) -> Tensor:
+        """The addend of the positive pairs' cosine similarities, shape (n,): a scalar."""
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Alignment (the positives) and uniformity (the log-sum-exp)."""
+        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
+        uniformity = self._log_sums(z1_NQ, z2_NQ).mean()
+        if self.anchors == 2:
+            uniformity = 0.5 * (uniformity + self._log_sums(z2_NQ, z1_NQ).mean())
+        return {"alignment": self.alignment((z1_NQ * z2_NQ).sum(dim=1)), "uniformity": uniformity}
+
+    def _log_sums(self, anchor_NQ: Tensor, other_NQ: Tensor) -> Tensor:
+        """For each anchor log Σ exp(sim/τ), shape (n,)."""
+        logits = []
+        if self.own_view:
+            logits.append(mask_diagonal(anchor_NQ @ anchor_NQ.T / self.temperature))
+        if self.cross_view != "none":
+            cross_NN = anchor_NQ @ other_NQ.T / self.temperature
+            logits.append(cross_NN if self.cross_view == "all" else mask_diagonal(cross_NN))
+        return torch.cat(logits, dim=1).logsumexp(dim=1)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Two streamed passes over the Gram matrix, of which one half is computed: log-sums, then gradients."""
+        return ("textbook", "gram")
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed, see `Regularizer.value_and_gradient`: 4 n² q FLOP for each set of pairs within a view."""
+        if form == "textbook":
+            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        views = [(z1_NQ, inverse_lengths(z1_NQ)), (z2_NQ, inverse_lengths(z2_NQ))]
+        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+        log_sums = self._streamed_log_sums(views, shard)
+        self._add_gradients(views, log_sums, gradients, shard)
+        rows = self.anchors * shard.n
+        for gradient_NQ in gradients:
+            gradient_NQ.mul_(1 / (self.temperature * rows))
+        uniformity = shard.sum(torch.stack([x_N.double().sum() for x_N in log_sums[: self.anchors]]).sum()) / rows
+
+        (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
+        dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
+        similarity_N = shard.gather(torch.cat(dots) * inverse1_N * inverse2_N).requires_grad_()
+        with torch.enable_grad():
+            alignment = self.alignment(similarity_N)
+        (slope_N,) = torch.autograd.grad(alignment, similarity_N)
+        slope_N = slope_N[shard.rows]
+        for part in chunks(z1_NQ):
+            gradients[0][part].addcmul_(z2_NQ[part], (inverse2_N * slope_N)[part, None])
+            gradients[1][part].addcmul_(z1_NQ[part], (inverse1_N * slope_N)[part, None])
+        for (z_NQ, inverse_N), gradient_NQ in zip(views, gradients, strict=True):
+            to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
+        return {"alignment": alignment.detach(), "uniformity": uniformity}, *gradients
+
+    def _blocks(self) -> Iterator[tuple[int, int, bool]]:
+        """Pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal is left out."""
+        if self.own_view:
+            yield from ((view, view, True) for view in range(self.anchors))
+        if self.cross_view != "none":
+            yield 0, 1, self.cross_view == "others"
+
+    def _own(self, views: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor]]:
+        """Panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's pairs, each pair once."""
+        for a, b, hollow in self._blocks():
+            (za_NQ, inverse_a_N), (zb_NQ, inverse_b_N) = views[a], views[b]
+            for rows in panels(len(za_NQ), len(zb_NQ), za_NQ.element_size()):
+                columns = slice(rows.start if a == b else 0, len(zb_NQ))
+                u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
+                logits_PM = (u_PQ @ zb_NQ[columns].T).mul_(inverse_b_N[columns] / self.temperature)
+                if hollow:
+                    logits_PM[:, rows.start - columns.start :].diagonal().fill_(-torch.inf)
+                yield a, b, rows, columns, u_PQ, logits_PM
+
+    def _others(
+        self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
+    ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
+        """Panels (a, b, rows of a, logits, (zb, its factors, `more`) of another rank) for this rank's rows of a."""
+        blocks = dict.fromkeys(pair for a, b, _ in self._blocks() for pair in ((a, b), (b, a)))
+        for remote in shard.others(*(tensor for view in views for tensor in view), *more):
+            for a, b in blocks:
+                za_NQ, inverse_a_N = views[a]
+                zb_MQ, inverse_b_M = remote[2 * b : 2 * b + 2]
+                for rows in panels(len(za_NQ), len(zb_MQ), za_NQ.element_size()):
+                    logits_PM = (za_NQ[rows] * inverse_a_N[rows, None]) @ zb_MQ.T
+                    yield a, b, rows, logits_PM.mul_(inverse_b_M / self.temperature), (zb_MQ, inverse_b_M, *remote[4:])
+
+    def _streamed_log_sums(self, views: list[tuple[Tensor, Tensor]], shard: Shard) -> list[Tensor]:
+        """The log-sums of this rank's anchors, of both views; −∞ where a view has no anchors."""
+        log_sums = [torch.full_like(inverse_N, -torch.inf) for _, inverse_N in views]
+
+        def add(view: int, rows: slice, more: Tensor) -> None:
+            log_sums[view][rows] = torch.logaddexp(log_sums[view][rows], more)
+
+        for a, b, rows, columns, _, logits_PM in self._own(views):
+            add(a, rows, logits_PM.logsumexp(dim=1))
+            if a == b:
+                later = slice(rows.stop, columns.stop)
+                add(b, later, logits_PM[:, rows.stop - rows.start :].logsumexp(dim=0))
+            elif b < self.anchors:
+                add(b, columns, logits_PM.logsumexp(dim=0))
+        for a, _, rows, logits_PM, _ in self._others(views, shard):
+            if a < self.anchors:
+                add(a, rows, logits_PM.logsumexp(dim=1))
+        return log_sums
+
+    def _add_gradients(
+        self, views: list[tuple[Tensor, Tensor]], log_sums: list[Tensor], gradients: tuple[Tensor, Tensor], shard: Shard
+    ) -> None:
+        """Adds τ times the gradients of the sum of all ranks' log-sums with respect to this rank's unit embeddings."""
+        for a, b, rows, columns, u_PQ, logits_PM in self._own(views):
+            weight_PM = (logits_PM - log_sums[a][rows, None]).exp_()
+            if b < self.anchors:
+                weight_PM.add_(logits_PM.sub_(log_sums[b][columns]).exp_())
+            zb_NQ, inverse_b_N = views[b]
+            if a == b:
+                width = rows.stop - rows.start
+                gradients[b][rows.stop :].addmm_(weight_PM[:, width:].T, u_PQ)
+            else:
+                gradients[b].addmm_(weight_PM.T, u_PQ)
+            gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_N[columns]), zb_NQ[columns])
+        for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(views, shard, *log_sums):
+            weight_PM = torch.zeros_like(logits_PM)
+            if a < self.anchors:
+                weight_PM += (logits_PM - log_sums[a][rows, None]).exp_()
+            if b < self.anchors:
+                weight_PM += logits_PM.sub_(remote_log_sums[b]).exp_()
+            gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_M), zb_MQ)

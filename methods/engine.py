@@ -1,0 +1,182 @@
+"""How a regularizer is computed: in which form, and over which ranks.
+
+Shapes: N = rows of the batch (n over all ranks, fewer on each), Q = embedding dimension (q).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regbench import RegbenchError
+
+FORMS = ("auto", "gram", "covariance", "textbook")
+EXCHANGES = ("gather", "ring")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How to compute a loss. Values and gradients are the same for every choice, up to rounding.
+
+    Attributes:
+        form: `textbook` is the published formula under plain autograd, with every n × n or q × q tensor it makes;
+            `gram` streams over blocks of the Gram matrix, O(n² q); `covariance` goes through a q × q matrix, O(n q²);
+            `auto` takes the cheaper of the streamed forms that the method has.
+        group: The processes that share the batch, each holding its own rows; None for a single process. The value is
+            that of the whole batch on every rank, and gradients are multiplied by the number of ranks, so that
+            the mean that DistributedDataParallel takes is the gradient of the whole batch.
+        exchange: `gather` gives every rank the embeddings of all for the length of the call; `ring` passes them
+            from rank to rank, so that none holds more than three ranks' rows. Only streamed forms can use a ring.
+
+    Raises:
+        RegbenchError: If `form` or `exchange` is none of these.
+    """
+
+    form: str = "auto"
+    group: dist.ProcessGroup | None = None
+    exchange: str = "gather"
+
+    def __post_init__(self) -> None:
+        """Refuses unknown names."""
+        for name, known in (("form", FORMS), ("exchange", EXCHANGES)):
+            if getattr(self, name) not in known:
+                raise RegbenchError(f"unknown {name} {getattr(self, name)!r}; choose {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's rows of a batch, and what it has to know of the others.
+
+    Attributes:
+        sizes: Rows on each rank.
+        rank: This rank.
+        group: The processes, or None for one.
+        ring: Whether blocks of other ranks are passed on instead of gathered.
+    """
+
+    sizes: Sequence[int]
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    ring: bool = False
+    n: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Sums the rows of all ranks."""
+        object.__setattr__(self, "n", sum(self.sizes))
+
+    @staticmethod
+    def of(z_NQ: Tensor, engine: Engine) -> Shard:
+        """The share of this rank, whose rows are `z_NQ`; ranks may have different numbers of rows."""
+        group = engine.group
+        if group is None or dist.get_world_size(group) == 1:
+            return Shard([len(z_NQ)])
+        size = torch.tensor([len(z_NQ)], device=z_NQ.device)
+        sizes = size.new_empty(dist.get_world_size(group))
+        dist.all_gather_into_tensor(sizes, size, group=group)
+        return Shard(sizes.tolist(), dist.get_rank(group), group, engine.exchange == "ring")
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return len(self.sizes)
+
+    @property
+    def rows(self) -> slice:
+        """Where this rank's rows lie in the whole batch."""
+        start = sum(self.sizes[: self.rank])
+        return slice(start, start + self.sizes[self.rank])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The rows of all ranks in order, shape (n, …); the gradient does not flow."""
+        return local.detach() if self.group is None else torch.cat(self._gather(local))
+
+    def _gather(self, local: Tensor) -> list[Tensor]:
+        """The rows of each rank."""
+        longest = max(self.sizes)
+        # Every backend gathers equal shapes; only batches of uneven length pay for the copy.
+        padded = local.detach() if len(local) == longest else _pad(local.detach(), longest)
+        gathered = padded.new_empty(self.world * longest, *local.shape[1:])
+        dist.all_gather_into_tensor(gathered, padded.contiguous(), group=self.group)
+        return [block[:size] for block, size in zip(gathered.split(longest), self.sizes, strict=True)]
+
+    def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """The rows of every other rank, one rank after the other: what it gave for each of the tensors `local`."""
+        if self.group is None:
+            return
+        if self.ring:
+            yield from self._ring(local)
+            return
+        gathered = [self._gather(tensor) for tensor in local]
+        for rank in range(1, self.world):
+            yield tuple(blocks[(self.rank + rank) % self.world] for blocks in gathered)
+
+    def _ring(self, local: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Passes blocks to the rank before; the next one travels while the present one is worked on."""
+        assert self.group is not None
+        before, after = (dist.get_global_rank(self.group, (self.rank + step) % self.world) for step in (-1, 1))
+        longest = max(self.sizes)
+        sent = [_pad(tensor.detach(), longest) for tensor in local]
+        pending: list[dist.Work] = []
+
+        def start(out: list[Tensor]) -> list[Tensor]:
+            into = [torch.empty_like(tensor) for tensor in out]
+            transfers = itertools.chain.from_iterable(
+                (
+                    dist.P2POp(dist.isend, give, before, self.group),
+                    dist.P2POp(dist.irecv, take, after, self.group),
+                )
+                for give, take in zip(out, into, strict=True)
+            )
+            pending[:] = dist.batch_isend_irecv(list(transfers))
+            return into
+
+        coming = start(sent)
+        for step in range(1, self.world):
+            for work in pending:
+                work.wait()
+            present = coming
+            if step + 1 < self.world:
+                coming = start(present)
+            size = self.sizes[(self.rank + step) % self.world]
+            yield tuple(tensor[:size] for tensor in present)
+
+    def gather_with_gradient(self, local_NQ: Tensor) -> Tensor:
+        """The rows of all ranks; backward hands this rank its own rows' gradient, times the number of ranks.
+
+        Nothing is communicated backward: every rank computes the whole loss, so its gradient for its own rows is
+        complete. Letting gradients of the gather be summed or dropped instead gives results off by the number of ranks.
+        """
+        if self.group is None:
+            return local_NQ
+        gathered: Tensor = _Gather.apply(local_NQ, self)
+        return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local_NQ: Tensor, shard: Shard) -> Tensor:
+        ctx.shard = shard
+        return shard.gather(local_NQ)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NQ: Tensor) -> tuple[Tensor, None]:
+        shard: Shard = ctx.shard
+        return gradient_NQ[shard.rows] * shard.world, None
+
+
+def _pad(tensor: Tensor, length: int) -> Tensor:
+    padded = tensor.new_zeros(length, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    return padded
