@@ -16,6 +16,9 @@ from torch import Tensor
 
 from regbench import RegbenchError
 
+# torch renamed it; the old name warns in the releases that have the new one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 FORMS = ("auto", "gram", "covariance", "textbook")
 EXCHANGES = ("gather", "ring")
 
@@ -78,7 +81,7 @@ class Shard:
             return Shard([len(z_NQ)])
         size = torch.tensor([len(z_NQ)], device=z_NQ.device)
         sizes = size.new_empty(dist.get_world_size(group))
-        dist.all_gather_into_tensor(sizes, size, group=group)
+        _all_gather(sizes, size, group=group)
         return Shard(sizes.tolist(), dist.get_rank(group), group, engine.exchange == "ring")
 
     @property
@@ -108,7 +111,7 @@ class Shard:
         # Every backend gathers equal shapes; only batches of uneven length pay for the copy.
         padded = local.detach() if len(local) == longest else _pad(local.detach(), longest)
         gathered = padded.new_empty(self.world * longest, *local.shape[1:])
-        dist.all_gather_into_tensor(gathered, padded.contiguous(), group=self.group)
+        _all_gather(gathered, padded.contiguous(), group=self.group)
         return [block[:size] for block, size in zip(gathered.split(longest), self.sizes, strict=True)]
 
     def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -155,6 +155,46 @@ def methods(name: str | None) -> None:
 
 
 @main.command()
+@click.argument("names", nargs=-1, shell_complete=_complete_method)
+def check(names: Sequence[str]) -> None:
+    """Check that the methods NAMES (default: all) keep what a regularizer must keep.
+
+    The gradient against differences of the value, symmetries that the method claims, what float32 and half precision
+    lose, corner cases such as collapse, streamed forms against the textbook formula, 1 to 4 processes against one,
+    configuration and documentation. Shows by how much a check fails. Methods of other packages are
+    checked the same way.
+    """
+    from tabulate import tabulate
+    from tqdm import tqdm
+
+    from regbench import methods as registry
+    from regbench.benchmark.check import check_names, check_sharded, run_check
+
+    chosen = {name: registry.build(name) for name in names or registry.names()}
+    failed = 0
+    steps = len(chosen) * len(check_names()) + 1
+    with tqdm(total=steps, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
+        sharded = check_sharded(chosen)
+        bar.update()
+        for name, method in chosen.items():
+            findings = []
+            for each in check_names():
+                findings += [finding] if (finding := run_check(method, each)) else []
+                bar.update()
+            findings.append(sharded[name])
+            bad = [finding for finding in findings if not finding.ok]
+            failed += bool(bad)
+            shown = bad if len(chosen) > 1 else findings
+            bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
+            if shown:
+                rows = [[f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where] for f in shown]
+                headers = ["check", "", "error", "allowed", "largest at"]
+                bar.write(tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
+    if failed:
+        raise click.ClickException(f"{failed} of {len(chosen)} methods failed")
+
+
+@main.command()
 @click.argument("dataset", shell_complete=_complete_dataset)
 @click.option("--source-dir", type=click.Path(path_type=Path), help="Folder of the original images (ImageFolder sets).")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")

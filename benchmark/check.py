@@ -1,0 +1,442 @@
+"""Conformance: what every regularizer must do, whoever wrote it, in numbers.
+
+`check` runs all of it on one method: the loss against its own derivative, symmetries, precision, streamed forms and
+ranks. The tests run the same over every registered method, so a new method is tested by being registered.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import math
+import os
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from regbench import methods
+from regbench.benchmark.config import Cell, load_run
+from regbench.methods import Engine, Regularizer
+
+# Rows of each rank in the sharded checks: as uneven as a last batch can be.
+SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
+_TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        check: Its name.
+        error: The largest deviation, in the unit that the check's docstring names; infinite if something broke.
+        bound: What is allowed.
+        where: Where the largest deviation was, or what broke.
+    """
+
+    check: str
+    error: float
+    bound: float
+    where: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the method passes."""
+        return self.error <= self.bound  # not so for NaN
+
+
+Outcome = tuple[float, str] | None
+_checks: dict[str, tuple[Callable[[Regularizer], Outcome], float]] = {}
+
+
+def _check(bound: float) -> Callable[[Callable[[Regularizer], Outcome]], Callable[[Regularizer], Outcome]]:
+    def register(function: Callable[[Regularizer], Outcome]) -> Callable[[Regularizer], Outcome]:
+        _checks[function.__name__.replace("_", " ")] = function, bound
+        return function
+
+    return register
+
+
+def check_names() -> list[str]:
+    """All checks but the sharded one, which runs several methods at once (`check_sharded`)."""
+    return list(_checks)
+
+
+def run_check(method: Regularizer, check: str) -> Finding | None:
+    """One check of one method; None if it claims nothing that the check is about."""
+    function, bound = _checks[check]
+    try:
+        outcome = function(method)
+    except Exception as error:  # whatever a method raises is a finding
+        return Finding(check, math.inf, bound, f"{type(error).__name__}: {error}")
+    return None if outcome is None else Finding(check, *_swap(outcome, bound))
+
+
+def _swap(outcome: tuple[float, str], bound: float) -> tuple[float, float, str]:
+    return outcome[0], bound, outcome[1]
+
+
+def check(method: Regularizer) -> list[Finding]:
+    """All checks of one method, the sharded one last (it starts four processes)."""
+    findings = [run_check(method, name) for name in _checks]
+    return [finding for finding in findings if finding] + [check_sharded({"": method})[""]]
+
+
+# What methods are given.
+
+
+def _draw(n: int, q: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    z1 = 0.6 * torch.randn(n, q, dtype=torch.float64, generator=generator)
+    return z1, z1 + 0.3 * torch.randn(n, q, dtype=torch.float64, generator=generator)
+
+
+def _rotation(q: int) -> Tensor:
+    gaussian = torch.randn(q, q, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    rotation: Tensor = torch.linalg.qr(gaussian)[0]
+    return rotation
+
+
+def _value(method: Regularizer, z1: Tensor, z2: Tensor, engine: Engine = Engine()) -> Tensor:  # noqa: B008  # frozen
+    """The loss, with the same random numbers each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        loss: Tensor = method.loss(z1, z2, engine)
+    return loss
+
+
+def _gradients(
+    method: Regularizer,
+    z1: Tensor,
+    z2: Tensor,
+    engine: Engine = Engine(),  # noqa: B008  # frozen
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and both gradients."""
+    leaf1, leaf2 = (z.detach().clone().requires_grad_() for z in (z1, z2))
+    value = _value(method, leaf1, leaf2, engine)
+    gradient1, gradient2 = torch.autograd.grad(value, (leaf1, leaf2))
+    return value.detach(), gradient1, gradient2
+
+
+def _relative(found: Tensor, wanted: Tensor, floor: float = _TINY) -> float:
+    difference, size = (float(x.norm()) for x in (found.double() - wanted.double(), wanted.double()))
+    return difference / max(size, floor)
+
+
+def _size(method: Regularizer, z1: Tensor, z2: Tensor) -> float:
+    """What a value is measured against: addends may cancel."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return float(sum(abs(term.item()) for term in method(z1, z2).terms.values()))
+
+
+def _difference(method: Regularizer, pair: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    return abs(_value(method, *pair).item() - _value(method, *other).item()) / max(_size(method, *pair), _TINY)
+
+
+def _worst(outcomes: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    # NaN is the worst of all, and would get lost in max().
+    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
+
+
+# The checks. Each returns the largest deviation and where it was.
+
+
+@_check(1e-6)
+def gradient(method: Regularizer) -> Outcome:
+    """Largest difference from central differences in float64, relative to the largest derivative."""
+    outcomes = []
+    step = 1e-5
+    for n, q in ((4, 3), (3, 5), (2, 2)):
+        z = torch.stack(_draw(n, q))
+        _, *found = _gradients(method, *z)
+        numeric = torch.zeros_like(z)
+        for index in range(z.numel()):
+            shift = torch.zeros_like(z)
+            shift.view(-1)[index] = step
+            # Fourth order, so that the step need not be tiny.
+            near = _value(method, *(z + shift)) - _value(method, *(z - shift))
+            far = _value(method, *(z + 2 * shift)) - _value(method, *(z - 2 * shift))
+            numeric.view(-1)[index] = (8 * near - far) / (12 * step)
+        floor = 1e-3 * _size(method, *z)  # below it the differences' own rounding would be measured
+        error = (torch.stack(found) - numeric).abs().max().item() / max(numeric.abs().max().item(), floor)
+        outcomes.append((error, f"n={n}, q={q}"))
+    return _worst(outcomes)
+
+
+@_check(1e-10)
+def order_of_images(method: Regularizer) -> Outcome:
+    """Relative change of the value when the images are permuted."""
+    z1, z2 = _draw(9, 5)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    return _difference(method, (z1, z2), (z1[order], z2[order])), "n=9, q=5"
+
+
+@_check(1e-10)
+def order_of_views(method: Regularizer) -> Outcome:
+    """Relative change of the value when the views are exchanged, if it is claimed not to matter."""
+    if not method.metadata.symmetric:
+        return None
+    z1, z2 = _draw(7, 4)
+    return _difference(method, (z1, z2), (z2, z1)), "n=7, q=4"
+
+
+@_check(1e-10)
+def rotation(method: Regularizer) -> Outcome:
+    """Relative change of the value when all embeddings are rotated, if it is claimed not to matter."""
+    if not method.metadata.rotation_invariant:
+        return None
+    (z1, z2), turn = _draw(8, 5), _rotation(5)
+    return _difference(method, (z1, z2), (z1 @ turn, z2 @ turn)), "n=8, q=5"
+
+
+@_check(1e-10)
+def lengths(method: Regularizer) -> Outcome:
+    """Relative change of the value when each embedding is scaled, if it is claimed not to matter."""
+    if not method.metadata.scale_invariant:
+        return None
+    z1, z2 = _draw(8, 5)
+    factors = torch.linspace(0.1, 7, 8, dtype=torch.float64)[:, None]
+    return _difference(method, (z1, z2), (factors * z1, z2 / factors)), "factors 0.1 to 7"
+
+
+@_check(1e-9)
+def minimum(method: Regularizer) -> Outcome:
+    """How far a single point is from costing more than uniform embeddings, and half-collapsed ones from lying between.
+
+    All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same within half of
+    the dimensions. Kernels of order one cannot tell these two. Relative to the spread of the three values.
+    """
+    if not method.metadata.ordered:
+        return None
+    q = 8
+    frames = [torch.linalg.qr(_draw(q, q, seed)[0])[0] for seed in range(4)]
+    uniform = math.sqrt(q) * torch.cat([sign * frame for frame in frames for sign in (1, -1)])
+    half = uniform.clone()
+    half[:, q // 2 :] = 0
+    half *= math.sqrt(q) / half.norm(dim=1, keepdim=True)
+    constant = uniform[:1].expand_as(uniform)
+    low, middle, high = (_value(method, z, z).item() for z in (uniform, half, constant))
+    spread = max(abs(high - low), abs(middle - low), _TINY)
+    gaps = [low - high + spread / 2, low - middle, middle - high]
+    where = f"uniform {low:.6g} <= half-collapsed {middle:.6g} <= constant {high:.6g}, uniform < constant"
+    return max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where
+
+
+@_check(0.0)
+def views_matter(method: Regularizer) -> Outcome:
+    """How much less views of different images cost than views of the same, relative to the value."""
+    z1, z2 = _draw(9, 5)
+    same, other = _value(method, z1, z2).item(), _value(method, z1, z2.roll(1, dims=0)).item()
+    return max(same - other, 0.0) / max(abs(same), _TINY) if same != other else math.inf, f"{same:.6g} < {other:.6g}"
+
+
+@_check(1e-4)
+def float32(method: Regularizer) -> Outcome:
+    """Relative difference of float32 from float64, in value and gradients."""
+    outcomes = []
+    for n, q in ((64, 32), (32, 64)):
+        z1, z2 = _draw(n, q)
+        exact, single = _gradients(method, z1, z2), _gradients(method, z1.float(), z2.float())
+        outcomes.append((_relative(single[0], exact[0], _size(method, z1, z2)), f"value at n={n}, q={q}"))
+        outcomes += [(_relative(a, b), f"gradient at n={n}, q={q}") for a, b in zip(single[1:], exact[1:], strict=True)]
+    return _worst(outcomes)
+
+
+@_check(0.01)
+def half_precision(method: Regularizer) -> Outcome:
+    """Relative difference of bfloat16 and float16 embeddings under autocast from the same numbers in float32."""
+    outcomes = []
+    for dtype in (torch.bfloat16, torch.float16):
+        z1, z2 = (z.to(dtype) for z in _draw(16, 8))
+        wanted = _gradients(method, z1.float(), z2.float())
+        with torch.autocast("cpu", torch.bfloat16):
+            found = _gradients(method, z1, z2)
+        if found[0].dtype != torch.float32 or found[1].dtype != dtype:
+            return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
+        outcomes += [(_relative(a, b), str(dtype)) for a, b in zip(found, wanted, strict=True)]
+    return _worst(outcomes)
+
+
+def corner_cases() -> dict[str, tuple[Tensor, Tensor]]:
+    """Embeddings that training can meet and formulas forget, float32."""
+    z1, z2 = (z.float() for z in _draw(6, 4))
+    zero_row = z1.clone()
+    zero_row[2] = 0
+    duplicates = z1[[0, 0, 0, 3, 4, 4]]
+    axis = torch.eye(6, 4)[[0] * 6]  # inner products of exactly 1
+    return {
+        "collapsed": (z1[:1].repeat(6, 1), z1[:1].repeat(6, 1)),
+        "collapsed on an axis": (axis, axis.clone()),
+        "duplicates": (duplicates, duplicates.clone()),
+        "equal views": (z1, z1.clone()),
+        "opposite views": (z1, -z1),
+        "two images": (z1[:2], z2[:2]),
+        "two equal images": (z1[:1].repeat(2, 1), z2[:1].repeat(2, 1)),
+        "a zero row": (zero_row, z2),
+        "all zero": (torch.zeros_like(z1), torch.zeros_like(z1)),
+        "large": (1e4 * z1, 1e4 * z2),
+        "small": (1e-6 * z1, 1e-6 * z2),
+    }
+
+
+@_check(0.0)
+def finite(method: Regularizer) -> Outcome:
+    """Number of corner cases in which the value or a gradient is not finite."""
+    broken = [
+        f"{name} ({form})"
+        for name, pair in corner_cases().items()
+        for form in ("auto", *method.forms)
+        if not all(x.isfinite().all() for x in _gradients(method, *pair, Engine(form=form)))
+    ]
+    return len(broken), ", ".join(broken)
+
+
+@_check(1e-10)
+def forms(method: Regularizer) -> Outcome:
+    """Relative difference of each form from the textbook's, in value, addends and gradients."""
+    if len(method.forms) == 1:
+        return None
+    outcomes = []
+    for n, q in ((300, 40), (40, 300), (5, 3)):
+        z1, z2 = _draw(n, q)
+        size = _size(method, z1, z2)
+        wanted = _gradients(method, z1, z2, Engine(form="textbook"))
+        for form in method.forms[1:]:
+            found = _gradients(method, z1, z2, Engine(form=form))
+            where = f"{form} at n={n}, q={q}"
+            outcomes.append((_relative(found[0], wanted[0], size), f"value, {where}"))
+            outcomes += [(_relative(a, b), f"gradient, {where}") for a, b in zip(found[1:], wanted[1:], strict=True)]
+            addends = method(z1, z2, Engine(form=form)).terms
+            for name, term in method(z1, z2, Engine(form="textbook")).terms.items():
+                outcomes.append((_relative(addends[name], term, size), f"{name}, {where}"))
+    return _worst(outcomes)
+
+
+@_check(0.0)
+def configuration(method: Regularizer) -> Outcome:
+    """Number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
+    values = asdict(method)  # type: ignore[call-overload]
+    name = methods.registry_name(method)
+    overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
+    cell, _ = load_run([f"method={name}", *overrides])
+    again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
+    lost = [
+        f"{key}={value!r} came back as {getattr(back.method, key)!r}"
+        for back in (cell, again)
+        for key, value in values.items()
+        if getattr(back.method, key) != value
+    ]
+    return len(lost), ", ".join(lost)
+
+
+def _hydra(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(_hydra(item) for item in value)}]"
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+@_check(0.0)
+def documentation(method: Regularizer) -> Outcome:
+    """Number of things that the docstring and the metadata leave out."""
+    cls, data = type(method), method.metadata
+    text = cls.__doc__ or ""
+    missing = [
+        f"metadata.{name}"
+        for name in ("title", "reference", "formula", "time", "memory", "published")
+        if not getattr(data, name)
+    ]
+    missing += ["metadata.url with https://"] * (not data.url.startswith("https://"))
+    missing += ["a year in metadata.reference"] * (not re.search(r"\b(19|20)\d\d\b", data.reference))
+    missing += ["the source with its year in the docstring"] * (not re.search(r"\b(19|20)\d\d\b", text))
+    fields = asdict(method)  # type: ignore[call-overload]
+    inherited = "\n".join(base.__doc__ or "" for base in cls.__mro__)
+    missing += [
+        f"{name} under Attributes" for name in fields if not re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)
+    ]
+    parameters = list(inspect.signature(method.terms).parameters)
+    shapes = all(name.endswith("_NQ") for name in parameters) or "(n, q)" in (method.terms.__doc__ or "")
+    missing += ["the shapes in terms"] * (not shapes)
+    return len(missing), ", ".join(missing)
+
+
+# Over ranks.
+
+
+def check_sharded(many: Mapping[str, Regularizer], timeout_s: float = 300.0) -> dict[str, Finding]:
+    """Whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one.
+
+    Every form is tried, streamed ones with gathered and with ring-passed embeddings.
+
+    Args:
+        many: Methods by any name.
+        timeout_s: How long to wait for a process that the others have lost.
+
+    Returns:
+        For each name the largest relative difference: of a rank's value from the single process's, and of its
+        gradients divided by the number of ranks (the mean that DistributedDataParallel takes).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = Path(folder) / "methods.pkl"
+        jobs.write_bytes(pickle.dumps(dict(many)))
+        mp.spawn(_rank, (str(folder), timeout_s), nprocs=max(SHARDS))  # type: ignore[attr-defined, no-untyped-call]
+        outcomes = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(max(SHARDS))]
+    findings = {}
+    for name in many:
+        error, where = _worst([tuple(outcome[name]) for outcome in outcomes])
+        findings[name] = Finding("sharded", error, 1e-9, where)
+    return findings
+
+
+def _rank(rank: int, folder: str, timeout_s: float) -> None:
+    """One process of `check_sharded`: writes its errors as JSON."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    world = max(SHARDS)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    many: dict[str, Regularizer] = pickle.loads((Path(folder) / "methods.pkl").read_bytes())
+    # All processes make all groups; a process outside of a group gets a placeholder that it never uses.
+    groups: dict[int, Any] = {size: dist.new_group(list(range(size))) for size in SHARDS}
+    outcomes = {name: _sharded_outcome(method, rank, groups) for name, method in many.items()}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(outcomes))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _sharded_outcome(method: Regularizer, rank: int, groups: Mapping[int, Any]) -> tuple[float, str]:
+    z1, z2 = _draw(11, 6)
+    outcomes = [(0.0, "")]
+    for size, rows in SHARDS.items():
+        if rank >= size:
+            continue
+        mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+        for form in method.forms:
+            for exchange in ("gather",) if form == "textbook" else ("gather", "ring"):
+                engine = Engine(form=form, group=groups[size], exchange=exchange)
+                where = f"{form}, {exchange}, rank {rank} of {size}"
+                try:
+                    wanted = _gradients(method, z1, z2, Engine(form=form))
+                    found = _gradients(method, z1[mine], z2[mine], engine)
+                except Exception as error:  # a method's bug; all ranks meet it alike
+                    return math.inf, f"{where}: {type(error).__name__}: {error}"
+                outcomes.append((_relative(found[0], wanted[0], _size(method, z1, z2)), f"value, {where}"))
+                floor = wanted[1].norm().item()
+                for a, b in zip(found[1:], wanted[1:], strict=True):
+                    outcomes.append((_relative(a / size, b[mine], floor), f"gradient, {where}"))
+    return _worst(outcomes)

@@ -1,0 +1,217 @@
+"""The conformance checks catch what they are for: each method here breaks one promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from regbench import methods
+from regbench.benchmark.check import check_names, check_sharded, run_check
+from regbench.cli import main
+from regbench.methods import Metadata
+from regbench.methods.engine import Shard
+from regbench.methods.rbf import RBF
+
+METADATA = replace(RBF.metadata, title="broken")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(RBF):
+    """A kernel, published in 2023, with something wrong."""
+
+    metadata: ClassVar[Metadata] = METADATA
+
+
+class WrongGradient(Broken):
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        phi, slope = super().kernel_and_derivative(t, q)
+        return phi, 1.001 * slope
+
+
+class WrongStreamedValue(Broken):
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        phi, slope = super().kernel_and_derivative(t, q)
+        return phi + 1e-6, slope
+
+
+class WeighsByPosition(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        weight_N = torch.arange(len(z1_NQ)).to(z1_NQ)
+        return {"alignment": (weight_N * (z1_NQ - z2_NQ).square().sum(dim=1)).sum()}
+
+    forms = ("textbook",)
+
+
+class SeesTheFirstViewMore(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {**super().terms(z1_NQ, z2_NQ), "more": z1_NQ.square().sum()}
+
+    forms = ("textbook",)
+
+
+class SeesAnAxis(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {"axis": (z1_NQ[:, 0] - z2_NQ[:, 0]).square().sum()}
+
+
+class LikesCollapse(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {
+            name: (-1 if name == "uniformity" else 1) * term for name, term in Broken.terms(self, z1_NQ, z2_NQ).items()
+        }
+
+
+class IgnoresPairs(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {**super().terms(z1_NQ, z2_NQ), "alignment": 0 * z1_NQ.sum()}
+
+    forms = ("textbook",)
+
+
+class Rounds(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        low1, low2 = (z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ))
+        return Broken.terms(self, low1, low2)
+
+
+class UsesTheWrongDtype(Broken):
+    def __call__(self, z1_NQ: Tensor, z2_NQ: Tensor, *more: Any) -> Any:
+        return super().__call__(z1_NQ.double(), z2_NQ.double(), *more)
+
+
+class DividesByTheSpread(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {"spread": 1 / z1_NQ.var(dim=0).sum() + 1 / z2_NQ.var(dim=0).sum()}
+
+
+class ForgetsTheOtherRanks(Broken):
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        return super().value_and_gradient(z1_NQ, z2_NQ, Shard([len(z1_NQ)]), form)
+
+
+class Fails(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        raise ValueError("not written yet")
+
+    forms = ("textbook",)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (WrongGradient, "gradient"),
+        (WrongGradient, "forms"),
+        (WrongStreamedValue, "forms"),
+        (WeighsByPosition, "order of images"),
+        (SeesTheFirstViewMore, "order of views"),
+        (SeesTheFirstViewMore, "lengths"),
+        (SeesAnAxis, "rotation"),
+        (LikesCollapse, "minimum"),
+        (IgnoresPairs, "views matter"),
+        (Rounds, "float32"),
+        (UsesTheWrongDtype, "half precision"),
+        (DividesByTheSpread, "finite"),
+        (Fails, "gradient"),
+    ],
+)
+def test_a_broken_method_fails(broken: type[Broken], check: str) -> None:
+    finding = run_check(broken(), check)
+    assert finding is not None
+    assert not finding.ok
+    assert finding.where
+    sound = run_check(Broken(), check)
+    assert sound is not None
+    assert sound.ok
+
+
+def test_what_broke_is_said() -> None:
+    finding = run_check(Fails(), "float32")
+    assert finding is not None
+    assert (finding.error, finding.where) == (math.inf, "ValueError: not written yet")
+
+
+def test_the_size_of_the_error_is_said() -> None:
+    finding = run_check(WrongGradient(alignment_weight=0.0), "gradient")
+    assert finding is not None
+    assert finding.error == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_claims_that_are_not_made_are_not_checked() -> None:
+    vicreg = methods.build("vicreg")
+    assert run_check(vicreg, "rotation") is None
+    assert run_check(vicreg, "lengths") is None
+
+
+def test_a_method_that_forgets_the_other_ranks_fails() -> None:
+    findings = check_sharded({"sound": Broken(), "broken": ForgetsTheOtherRanks(), "fails": Fails()})
+    assert findings["sound"].ok
+    assert not findings["broken"].ok
+    assert "not written yet" in findings["fails"].where
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undocumented(Broken):
+    """A kernel."""
+
+    strength: float = 1.0
+
+    metadata: ClassVar[Metadata] = replace(METADATA, url="nowhere", published="")
+
+
+@pytest.fixture
+def undocumented() -> Iterator[str]:
+    from regbench.methods import base
+
+    methods.register("undocumented")(Undocumented)
+    yield "undocumented"
+    del base._classes["undocumented"], base._presets["undocumented"]
+
+
+def test_missing_documentation_is_named(undocumented: str) -> None:
+    finding = run_check(methods.build(undocumented), "documentation")
+    assert finding is not None
+    assert finding.error == 4
+    for missing in ("metadata.published", "metadata.url with https://", "its year in the docstring", "strength under"):
+        assert missing in finding.where
+
+
+def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> None:
+    method = methods.build(undocumented, strength=2.5)
+    finding = run_check(method, "configuration")
+    assert finding is not None
+    assert finding.ok
+    object.__setattr__(method, "strength", float("nan"))  # is not equal to itself
+    finding = run_check(method, "configuration")
+    assert finding is not None
+    assert finding.error == 2
+    assert "strength=nan came back as nan" in finding.where
+
+
+def test_command(undocumented: str) -> None:
+    result = CliRunner().invoke(main, ["check", "rbf", undocumented])
+    assert result.exit_code == 1
+    assert "rbf: passed (14 of 14 checks)" in result.output
+    assert "undocumented: FAILED (13 of 14 checks)" in result.output
+    assert "documentation" in result.output
+    assert "1 of 2 methods failed" in result.output
+
+
+def test_command_shows_all_checks_of_one_method() -> None:
+    result = CliRunner().invoke(main, ["check", "simclr"])
+    assert result.exit_code == 0, result.output
+    assert all(check in result.output for check in [*check_names(), "sharded"])
+
+
+def test_command_refuses_unknown_methods() -> None:
+    result = CliRunner().invoke(main, ["check", "simclear"])
+    assert result.exit_code == 2
+    assert "did you mean simclr" in result.output
