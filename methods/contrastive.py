@@ -5,7 +5,6 @@ Shapes: N = batch (n), Q = embedding dimension (q), P = rows of a panel, M = its
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,14 +33,16 @@ class Contrastive(Regularizer):
     """Which pairs with the other view are: `all`, the positive one too; `others`, without it; `none`."""
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
+    uniformity_weight: ClassVar[float] = 1.0
+    """Factor of the mean over anchors."""
 
     def __post_init__(self) -> None:
         """Refuses a temperature that is not positive."""
         self.require(self.temperature > 0, "temperature must be > 0")
 
-    @abstractmethod
     def alignment(self, similarity_N: Tensor) -> Tensor:
-        """The addend of the positive pairs' cosine similarities, shape (n,): a scalar."""
+        """The addend of the positive pairs' cosine similarities, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ unless overridden."""
+        return -similarity_N.mean() / self.temperature
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Alignment (the positives) and uniformity (the log-sum-exp)."""
@@ -49,7 +50,8 @@ class Contrastive(Regularizer):
         uniformity = self._log_sums(z1_NQ, z2_NQ).mean()
         if self.anchors == 2:
             uniformity = 0.5 * (uniformity + self._log_sums(z2_NQ, z1_NQ).mean())
-        return {"alignment": self.alignment((z1_NQ * z2_NQ).sum(dim=1)), "uniformity": uniformity}
+        alignment = self.alignment((z1_NQ * z2_NQ).sum(dim=1))
+        return {"alignment": alignment, "uniformity": self.uniformity_weight * uniformity}
 
     def _log_sums(self, anchor_NQ: Tensor, other_NQ: Tensor) -> Tensor:
         """For each anchor log Σ exp(sim/τ), shape (n,)."""
@@ -78,8 +80,8 @@ class Contrastive(Regularizer):
         self._add_gradients(views, log_sums, gradients, shard)
         rows = self.anchors * shard.n
         for gradient_NQ in gradients:
-            gradient_NQ.mul_(1 / (self.temperature * rows))
-        uniformity = shard.sum(torch.stack([x_N.double().sum() for x_N in log_sums[: self.anchors]]).sum()) / rows
+            gradient_NQ.mul_(self.uniformity_weight / (self.temperature * rows))
+        total = shard.sum(torch.stack([log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]).sum())
 
         (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
         dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
@@ -93,7 +95,7 @@ class Contrastive(Regularizer):
             gradients[1][part].addcmul_(z1_NQ[part], (inverse1_N * slope_N)[part, None])
         for (z_NQ, inverse_N), gradient_NQ in zip(views, gradients, strict=True):
             to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        return {"alignment": alignment.detach(), "uniformity": uniformity}, *gradients
+        return {"alignment": alignment.detach(), "uniformity": self.uniformity_weight * total / rows}, *gradients
 
     def _blocks(self) -> Iterator[tuple[int, int, bool]]:
         """Pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal is left out."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from regbench.methods.base import Metadata, register
 from regbench.methods.contrastive import Contrastive
 
@@ -37,7 +35,3 @@ class SimCLR(Contrastive):
         scale_invariant=True,
         rotation_invariant=True,
     )
-
-    def alignment(self, similarity_N: Tensor) -> Tensor:
-        """−mean sim(zᵢ, z⁺ᵢ)/τ."""
-        return -similarity_N.mean() / self.temperature

@@ -99,7 +99,7 @@ class VICReg(Regularizer):
         ones_N = z_NQ.new_ones(len(z_NQ))
         if form == "gram":
             centred_NQ = z_NQ - mean_Q
-            variance_Q = shard.sum(torch.linalg.vector_norm(centred_NQ, dim=0).square()) / (n - 1)
+            variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
             # With n <= q the covariance has rank < n and the diagonal is a small part of its norm: no cancellation.
             total = shard.sum(energy(centred_NQ, ones_N, _square, gradient_NQ, shard, diagonal=True))
             covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q

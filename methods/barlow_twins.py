@@ -1,0 +1,136 @@
+"""Barlow Twins: redundancy reduction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import chunks, panels
+
+
+@register("barlow_twins")
+@dataclass(frozen=True, kw_only=True)
+class BarlowTwins(Regularizer):
+    """Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1) and (2)).
+
+    Ẑ is the batch-normalised batch: mean 0 and biased variance 1 for each coordinate, with ε under the root as in the
+    authors' code.
+
+    Attributes:
+        redundancy_weight: λ >= 0.
+        scale: Factor of the whole loss, > 0; 1 in the paper. It matters beside weight decay, and with optimizers
+            that do not adapt to the gradient's size.
+        epsilon: ε > 0, added to the variance under the root.
+    """
+
+    redundancy_weight: float = 0.0051
+    scale: float = 1.0
+    epsilon: float = 1e-5
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="Barlow Twins",
+        reference="Zbontar, Jing, Misra, LeCun, Deny, ICML 2021",
+        url="https://arxiv.org/abs/2103.03230",
+        formula="Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ²,  C = Ẑ₁ᵀẐ₂/n",
+        time="O(n² q) or O(n q²)",
+        memory="O(n q) or O(q²)",
+        published="λ = 0.0051 on ImageNet, ResNet-50, q = 8192, batch 2048",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses a negative weight, a scale or an epsilon that is not positive."""
+        self.require(self.redundancy_weight >= 0, "redundancy_weight must be >= 0")
+        self.require(self.scale > 0 and self.epsilon > 0, "scale and epsilon must be > 0")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Invariance (the diagonal) and redundancy (the rest of the correlation)."""
+        correlation_QQ = self._normalize(z1_NQ).T @ self._normalize(z2_NQ) / len(z1_NQ)
+        diagonal_Q = correlation_QQ.diagonal()
+        redundancy = correlation_QQ.square().sum() - diagonal_Q.square().sum()
+        return {
+            "alignment": self.scale * (1 - diagonal_Q).square().sum(),
+            "redundancy": self.scale * self.redundancy_weight * redundancy,
+        }
+
+    def _normalize(self, z_NQ: Tensor) -> Tensor:
+        variance_Q, mean_Q = torch.var_mean(z_NQ, dim=0, correction=0)
+        return (z_NQ - mean_Q) * (variance_Q + self.epsilon).rsqrt()
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩: the redundancy does not need the correlation."""
+        return ("textbook", "gram", "covariance")
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
+        if form == "textbook":
+            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        n = shard.n
+        (y1_NQ, inverse1_Q), (y2_NQ, inverse2_Q) = (self._normalized(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ))
+        diagonal_Q = shard.sum(torch.linalg.vecdot(y1_NQ, y2_NQ, dim=0)) / n
+        gradients = (torch.zeros_like(y1_NQ), torch.zeros_like(y2_NQ))
+        weight = self.scale * self.redundancy_weight
+        if form == "gram":
+            # With n <= q the diagonal is a small part of the norm: no cancellation.
+            norm = shard.sum(_product_of_grams(y1_NQ, y2_NQ, gradients, shard)) / n**2
+            redundancy = norm - diagonal_Q.double().square().sum()
+            for gradient_NQ in gradients:
+                gradient_NQ.mul_(2 * weight / n**2)
+            slope_Q = (2 / n) * (self.scale * (diagonal_Q - 1) - weight * diagonal_Q)
+            gradients[0].addcmul_(y2_NQ, slope_Q)
+            gradients[1].addcmul_(y1_NQ, slope_Q)
+        else:
+            correlation_QQ = shard.sum(y1_NQ.T @ y2_NQ).div_(n)
+            correlation_QQ.diagonal().zero_()
+            redundancy = torch.linalg.vector_norm(correlation_QQ).double().square()
+            correlation_QQ.mul_(2 * weight / n)
+            correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))
+            gradients[0].addmm_(y2_NQ, correlation_QQ.T)
+            gradients[1].addmm_(y1_NQ, correlation_QQ)
+        for y_NQ, inverse_Q, gradient_NQ in zip((y1_NQ, y2_NQ), (inverse1_Q, inverse2_Q), gradients, strict=True):
+            # Through the normalisation: take off the mean, and the part along y, which the variance takes back.
+            moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.linalg.vecdot(gradient_NQ, y_NQ, dim=0)])
+            mean_Q, along_Q = shard.sum(moments_2Q) / n
+            for rows in chunks(y_NQ):
+                gradient_NQ[rows].sub_(mean_Q).addcmul_(y_NQ[rows], along_Q, value=-1).mul_(inverse_Q)
+        terms = {"alignment": self.scale * (1 - diagonal_Q.double()).square().sum(), "redundancy": weight * redundancy}
+        return terms, *gradients
+
+    def _normalized(self, z_NQ: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
+        """This rank's rows with mean 0 and variance 1 over all ranks, and the factors that made the variance 1."""
+        mean_Q = shard.sum(z_NQ.sum(dim=0)) / shard.n
+        centred_NQ = z_NQ - mean_Q
+        variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / shard.n
+        inverse_Q = (variance_Q + self.epsilon).rsqrt()
+        return centred_NQ.mul_(inverse_Q), inverse_Q
+
+
+def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard) -> Tensor:
+    """Σᵢⱼ (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j; adds half of the gradients of the whole batch's sum."""
+    total = torch.zeros((), dtype=torch.float64, device=a_NQ.device)
+    gradient_a_NQ, gradient_b_NQ = gradients
+    n = len(a_NQ)
+    for rows in panels(n, n, a_NQ.element_size()):
+        width, later = rows.stop - rows.start, slice(rows.start, n)
+        gram_a_PM = a_NQ[rows] @ a_NQ[later].T
+        gram_b_PM = b_NQ[rows] @ b_NQ[later].T
+        product_PM = gram_a_PM * gram_b_PM
+        total += 2 * product_PM.sum() - product_PM[:, :width].sum()
+        gradient_a_NQ[rows].addmm_(gram_b_PM, a_NQ[later])
+        gradient_b_NQ[rows].addmm_(gram_a_PM, b_NQ[later])
+        gradient_a_NQ[rows.stop :].addmm_(gram_b_PM[:, width:].T, a_NQ[rows])
+        gradient_b_NQ[rows.stop :].addmm_(gram_a_PM[:, width:].T, b_NQ[rows])
+    for a_MQ, b_MQ in shard.others(a_NQ, b_NQ):
+        for rows in panels(n, len(a_MQ), a_NQ.element_size()):
+            gram_a_PM, gram_b_PM = a_NQ[rows] @ a_MQ.T, b_NQ[rows] @ b_MQ.T
+            total += (gram_a_PM * gram_b_PM).sum()
+            gradient_a_NQ[rows].addmm_(gram_b_PM, a_MQ)
+            gradient_b_NQ[rows].addmm_(gram_a_PM, b_MQ)
+    return total

@@ -1,0 +1,78 @@
+"""DCL and DCLW: contrastive learning without the positive pair in the denominator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.contrastive import Contrastive
+
+
+@register("dcl")
+@dataclass(frozen=True, kw_only=True)
+class DCL(Contrastive):
+    """Decoupled contrastive learning (Yeh et al., ECCV 2022, Eq. (6)).
+
+    loss = (1/2n) Σᵢ [ −sim(i, positive of i)/τ + log Σ_j exp(sim(i, j)/τ) ], j over the embeddings of all other
+    images in both views: SimCLR without the positive pair in the sum. The mean over images and views is taken where
+    the paper prints the sum.
+
+    Attributes:
+        temperature: τ > 0.
+    """
+
+    temperature: float = 0.1
+    cross_view: ClassVar[str] = "others"
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="DCL",
+        reference="Yeh, Hong, Hsu, Liu, Chen, LeCun, ECCV 2022",
+        url="https://arxiv.org/abs/2110.06848",
+        formula="(1/2n) Σᵢ [ −zᵢ·z⁺ᵢ/τ + log Σ_{j of other images} exp(zᵢ·zⱼ/τ) ] over both views",
+        time="O(n² q)",
+        memory="O(1)",
+        published="τ = 0.1",
+        scale_invariant=True,
+        rotation_invariant=True,
+    )
+
+
+@register("dclw")
+@dataclass(frozen=True, kw_only=True)
+class DCLW(DCL):
+    """DCL with weighted positive pairs (Yeh et al., ECCV 2022, Section 3.2).
+
+    The positives' addend is −(1/n) Σᵢ wᵢ sim(zᵢ, z⁺ᵢ)/τ with the negative von Mises-Fisher weight
+    wᵢ = 2 − exp(sim(zᵢ, z⁺ᵢ)/σ) / meanⱼ exp(sim(zⱼ, z⁺ⱼ)/σ), through which gradients flow as in the authors' code.
+
+    Attributes:
+        temperature: τ > 0.
+        sigma: σ > 0.
+    """
+
+    sigma: float = 0.5
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="DCLW",
+        reference="Yeh, Hong, Hsu, Liu, Chen, LeCun, ECCV 2022",
+        url="https://arxiv.org/abs/2110.06848",
+        formula="(1/2n) Σᵢ [ −wᵢ zᵢ·z⁺ᵢ/τ + log Σ_{j of other images} exp(zᵢ·zⱼ/τ) ], wᵢ = 2 − n softmaxᵢ(z·z⁺/σ)",
+        time="O(n² q)",
+        memory="O(1)",
+        published="τ = 0.1, σ = 0.5",
+        scale_invariant=True,
+        rotation_invariant=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses a temperature or sigma that is not positive."""
+        super().__post_init__()
+        self.require(self.sigma > 0, "sigma must be > 0")
+
+    def alignment(self, similarity_N: Tensor) -> Tensor:
+        """−mean w sim/τ."""
+        weight_N = 2 - len(similarity_N) * (similarity_N / self.sigma).softmax(dim=0)
+        return -(weight_N * similarity_N).mean() / self.temperature

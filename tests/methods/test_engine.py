@@ -1,0 +1,139 @@
+"""The streamed engine: many panels, what it keeps in memory, how it is differentiated and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regbench import RegbenchError, methods
+from regbench.methods import Engine, pairwise
+
+STREAMED = [name for name in methods.names() if len(methods.build(name).forms) > 1]
+
+
+def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z1 = torch.randn(n, q, dtype=dtype, generator=generator)
+    return z1, z1 + 0.5 * torch.randn(n, q, dtype=dtype, generator=generator)
+
+
+def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...]:
+    leaf1, leaf2 = (z.clone().requires_grad_() for z in (z1, z2))
+    return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, Engine(form=form)), (leaf1, leaf2))
+
+
+class LargestTensor(TorchDispatchMode):
+    """The largest tensor that an operation makes, in elements."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
+        return out
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize(("n", "q"), [(700, 9), (150, 200)])
+def test_many_ragged_panels_are_like_one(monkeypatch: pytest.MonkeyPatch, name: str, n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    wanted = gradients(name, z1, z2, "textbook")
+    monkeypatch.setattr(pairwise, "PANEL_BYTES", 17 * q * 8)
+    for form in methods.build(name).forms[1:]:
+        for found, exact in zip(gradients(name, z1, z2, form), wanted, strict=True):
+            torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    n, q = 1500, 8
+    monkeypatch.setattr(pairwise, "PANEL_BYTES", 2**20)
+    z1, z2 = draw(n, q, torch.float32)
+    sizes = {}
+    for form in ("textbook", "gram"):
+        with LargestTensor() as largest:
+            gradients(name, z1, z2, form)
+        sizes[form] = largest.elements
+    assert sizes["gram"] <= 2**20 // 4 < n * n
+    covariance = name.startswith("vicreg") or name == "barlow_twins"
+    assert sizes["textbook"] >= (n * q if covariance else n * n)
+
+
+@pytest.mark.parametrize("name", ["vicreg", "barlow_twins"])
+def test_gram_form_makes_no_covariance(name: str) -> None:
+    z1, z2 = draw(20, 1000, torch.float32)
+    with LargestTensor() as largest:
+        gradients(name, z1, z2, "gram")
+    assert largest.elements == 20 * 1000
+
+
+@pytest.mark.parametrize(("n", "q", "largest_form"), [(30, 500, "gram"), (500, 30, "covariance")])
+@pytest.mark.parametrize("name", ["vicreg", "barlow_twins", "sfrik_l2"])
+def test_auto_takes_the_smaller_form(name: str, n: int, q: int, largest_form: str) -> None:
+    z1, z2 = draw(n, q)
+    automatic, forced = gradients(name, z1, z2, "auto"), gradients(name, z1, z2, largest_form)
+    other = gradients(name, z1, z2, "covariance" if largest_form == "gram" else "gram")
+    assert all(torch.equal(a, b) for a, b in zip(automatic, forced, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(automatic, other, strict=True))
+
+
+def test_backward_may_be_repeated_if_the_graph_is_kept() -> None:
+    z1, z2 = (z.requires_grad_() for z in draw(6, 4))
+    loss = methods.build("sfrik").loss(z1, z2)
+    first = torch.autograd.grad(3 * loss, [z1, z2], retain_graph=True)
+    second = torch.autograd.grad(loss, [z1, z2], retain_graph=True)
+    third = torch.autograd.grad(5 * loss, [z1, z2])
+    for a, b, c in zip(first, second, third, strict=True):
+        torch.testing.assert_close(a, 3 * b)
+        torch.testing.assert_close(c, 5 * b)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(loss, [z1, z2])
+
+
+def test_gradient_of_one_view_alone() -> None:
+    z1, z2 = draw(6, 4)
+    both = gradients("simclr", z1, z2, "gram")
+    leaf = z2.clone().requires_grad_()
+    (alone,) = torch.autograd.grad(methods.build("simclr").loss(z1, leaf), leaf)
+    torch.testing.assert_close(alone, both[1])
+
+
+@pytest.mark.parametrize("name", ["sfrik", "simclr", "vicreg"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
+    method = methods.build(name)
+    weight = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def step(x1: Tensor, x2: Tensor, engine: Engine) -> Tensor:
+        return method.loss((x1 @ weight).tanh(), (x2 @ weight).tanh(), engine)
+
+    compiled = torch.compile(step, backend="aot_eager")
+    for form in ("auto", "textbook"):
+        engine = Engine(form=form)
+        x1, x2 = draw(8, 5)
+        (wanted,) = torch.autograd.grad(step(x1, x2, engine), weight)
+        loss = compiled(x1, x2, engine)
+        (found,) = torch.autograd.grad(loss, weight)
+        torch.testing.assert_close(loss, step(x1, x2, engine))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_unknown_exchanges_are_refused() -> None:
+    with pytest.raises(RegbenchError, match="unknown exchange 'tree'; choose gather, ring"):
+        Engine(exchange="tree")
+
+
+def test_rows_shorter_than_1e_12_count_as_zero() -> None:
+    z1, z2 = draw(5, 4)
+    z1[3] *= 1e-13 / z1[3].norm()
+    found, _ = gradients("sfrik", z1, z2, "gram")
+    assert found[3].abs().max() == 0
+    assert found.isfinite().all()
+    zero = z1.clone()
+    zero[3] = 0
+    assert methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
