@@ -30,17 +30,21 @@ def test_readme_snippet_runs() -> None:
 
 def test_contributing_example_is_a_method(tmp_path: Path) -> None:
     (example,) = blocks("CONTRIBUTING.md", "python")
-    (tmp_path / "quadratic.py").write_text(example)
+    (tmp_path / "imq.py").write_text(example)
     check = """
-import quadratic, torch
+import imq, torch
 from regbench import methods
-assert "quadratic" in methods.names()
-method = methods.build("quadratic", alignment_weight=0.0)
+assert "imq" in methods.names()
+method = methods.build("imq", alignment_weight=0.0, offset=0.5)
 z = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
 u = torch.nn.functional.normalize(z, dim=2)
-expected = 0.5 * sum((view @ view.T).square().sum() for view in u) / 49
+expected = 0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
 torch.testing.assert_close(method.loss(*z), expected, rtol=1e-12, atol=0)
-assert torch.autograd.gradcheck(lambda x: methods.build("quadratic").loss(*x), z)
+assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
+from regbench.benchmark.check import check_names, run_check
+for name in check_names():
+    finding = run_check(method, name)
+    assert finding is None or finding.ok, finding
 """
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, check=True)
 
