@@ -16,30 +16,31 @@ from regbench.methods.pairwise import chunks, panels
 @register("barlow_twins")
 @dataclass(frozen=True, kw_only=True)
 class BarlowTwins(Regularizer):
-    """Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1) and (2)).
+    """s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ] with C = Ẑ₁ᵀẐ₂/n (Zbontar et al., ICML 2021, Eqs. (1) and (2)).
 
     Ẑ is the batch-normalised batch: mean 0 and biased variance 1 for each coordinate, with ε under the root as in the
-    authors' code.
+    authors' code. The factor s is not in the paper: the code behind its ImageNet checkpoint multiplied the loss by
+    0.024; the code released later has a learning rate of its own for biases and batch normalisation instead. LARS
+    does not see s on weight matrices.
 
     Attributes:
         redundancy_weight: λ >= 0.
-        scale: Factor of the whole loss, > 0; 1 in the paper. It matters beside weight decay, and with optimizers
-            that do not adapt to the gradient's size.
+        scale: s > 0.
         epsilon: ε > 0, added to the variance under the root.
     """
 
     redundancy_weight: float = 0.0051
-    scale: float = 1.0
+    scale: float = 0.024
     epsilon: float = 1e-5
 
     metadata: ClassVar[Metadata] = Metadata(
         title="Barlow Twins",
         reference="Zbontar, Jing, Misra, LeCun, Deny, ICML 2021",
         url="https://arxiv.org/abs/2103.03230",
-        formula="Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ²,  C = Ẑ₁ᵀẐ₂/n",
+        formula="s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ],  C = Ẑ₁ᵀẐ₂/n",
         time="O(n² q) or O(n q²)",
         memory="O(n q) or O(q²)",
-        published="λ = 0.0051 on ImageNet, ResNet-50, q = 8192, batch 2048",
+        published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",
     )
 
     def __post_init__(self) -> None:

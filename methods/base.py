@@ -42,6 +42,7 @@ class Metadata:
         scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
         symmetric: Whether the views can be exchanged.
+        exact_gradient: Whether the gradient is the value's; not so where the publication stops it at a part.
         ordered: Whether, with aligned views, embeddings spread uniformly over the sphere cost less than a single point,
             and ones that fill half of its dimensions something in between.
     """
@@ -57,6 +58,7 @@ class Metadata:
     scale_invariant: bool = False
     rotation_invariant: bool = False
     symmetric: bool = True
+    exact_gradient: bool = True
     ordered: bool = True
 
 

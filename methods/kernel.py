@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,22 +28,16 @@ from regbench.methods.pairwise import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelRegularizer(Regularizer):
+class KernelEnergy(Regularizer):
     """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v) = φ(u·v).
 
     ℓ_u(Z) = n⁻² Σᵢ Σⱼ φ(zᵢ·zⱼ) over unit embeddings, diagonal included, as printed. The diagonal is a constant,
     φ(1)/n, and near uniform nearly all of the value, so it is given as the addend `diagonal`.
-
-    Attributes:
-        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of (z₁ − z₂)², which
-            is q times the λ of Eq. (2).
     """
 
-    alignment_weight: float
-
-    def __post_init__(self) -> None:
-        """Refuses a negative alignment weight."""
-        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
+    @abstractmethod
+    def alignment_scale(self, q: int) -> float:
+        """The weight of the mean over n **and** q of (z₁ − z₂)²."""
 
     @abstractmethod
     def kernel(self, t: Tensor, q: int) -> Tensor:
@@ -70,7 +65,7 @@ class KernelRegularizer(Regularizer):
 
         uniformity = 0.5 * (off_diagonal_energy(z1_NQ, phi) + off_diagonal_energy(z2_NQ, phi))
         return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
+            "alignment": self.alignment_scale(q) * mean_squared_difference(z1_NQ, z2_NQ),
             "uniformity": uniformity,
             "diagonal": phi(torch.ones_like(uniformity)) / n,
         }
@@ -99,7 +94,7 @@ class KernelRegularizer(Regularizer):
                 total = energy(z_NQ, inverse_N, lambda t: self.kernel_and_derivative(t, q), gradient_NQ, shard)
             energies.append(shard.sum(total) / n**2)
             gradient_NQ.mul_(1 / n**2)
-        weight = self.alignment_weight / (n * q)
+        weight = self.alignment_scale(q) / (n * q)
         difference = shard.sum(alignment(*views, *inverses, gradients, weight))
         for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
             to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
@@ -109,6 +104,26 @@ class KernelRegularizer(Regularizer):
             "diagonal": self.kernel(torch.ones_like(difference), q) / n,
         }
         return terms, *gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRegularizer(KernelEnergy):
+    """A kernel's energy beside the paper's alignment.
+
+    Attributes:
+        alignment_weight: λ as the paper's tables print it: the weight of the mean over n and q of (z₁ − z₂)², which
+            is q times the λ of Eq. (2).
+    """
+
+    alignment_weight: float
+
+    def __post_init__(self) -> None:
+        """Refuses a negative alignment weight."""
+        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
+
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
@@ -133,7 +148,7 @@ def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
 
 
 def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
-    """Σ_ℓ c_ℓ P_ℓ(q; t), by Clenshaw's backward recurrence: two tensors, whatever the order.
+    """Σ_ℓ c_ℓ P_ℓ(q; t), by Clenshaw's backward recurrence: two tensors, whatever the order, and differentiable.
 
     The derivative is a series in dimension q + 2, since P_ℓ′(q; t) = ℓ (ℓ + q − 2)/(q − 1) P_{ℓ−1}(q + 2; t).
 
@@ -145,6 +160,30 @@ def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
     Returns:
         The sum, same shape as t.
     """
+    series: Tensor = _LegendreSeries.apply(t, tuple(coefficients), q)
+    return series
+
+
+def series_derivative(coefficients: Sequence[float], q: int) -> list[float]:
+    """The coefficients, in dimension q + 2, of the derivative of a Legendre series in dimension q."""
+    return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [0.0]
+
+
+class _LegendreSeries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, coefficients: tuple[float, ...], q: int) -> Tensor:
+        ctx.save_for_backward(t)
+        ctx.coefficients, ctx.q = coefficients, q
+        return _clenshaw(coefficients, t, q)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
+        (t,) = ctx.saved_tensors
+        (gradient,) = outputs
+        return gradient * legendre_series(series_derivative(ctx.coefficients, ctx.q), t, ctx.q + 2), None, None
+
+
+def _clenshaw(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
     last = torch.full_like(t, coefficients[-1])
     before = torch.zeros_like(t)
     for degree in range(len(coefficients) - 2, -1, -1):

@@ -45,7 +45,8 @@ def mean_squared_difference(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
     return F.mse_loss(z1_NQ, z2_NQ)
 
 
-def _off_diagonal_mask(n: int, like: Tensor) -> Tensor:
+def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
+    """Which pairs have i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)
 
 
@@ -56,14 +57,14 @@ def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor
     derivative there; a loss that counts them adds φ(1)/n.
     """
     n = len(z_NQ)
-    pairs_NN = _off_diagonal_mask(n, z_NQ)
+    pairs_NN = off_diagonal_mask(n, z_NQ)
     gram_NN = (z_NQ @ z_NQ.T).where(pairs_NN, 0.0)
     return phi(gram_NN).where(pairs_NN, 0.0).sum() / n**2
 
 
 def mask_diagonal(logits_NN: Tensor) -> Tensor:
     """The matrix with −∞ on its diagonal, shape (n, n): these pairs are no part of a log-sum-exp."""
-    return logits_NN.where(_off_diagonal_mask(len(logits_NN), logits_NN), -torch.inf)
+    return logits_NN.where(off_diagonal_mask(len(logits_NN), logits_NN), -torch.inf)
 
 
 # Streamed.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.kernel import KernelRegularizer, legendre, legendre_series
+from regbench.methods.kernel import KernelRegularizer, legendre, legendre_series, series_derivative
 
 
 @register(
@@ -74,8 +74,8 @@ class SFRIK(KernelRegularizer):
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
         """Two Legendre series: the derivative's is in dimension q + 2."""
-        slopes = [b * order * (order + q - 2) / (q - 1) for order, b in enumerate(self.weights, 1)]
-        return legendre_series((0.0, *self.weights), t, q), legendre_series(slopes, t, q + 2)
+        coefficients = (0.0, *self.weights)
+        return legendre_series(coefficients, t, q), legendre_series(series_derivative(coefficients, q), t, q + 2)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
         """b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import sys
@@ -126,16 +127,28 @@ _overrides = click.argument("overrides", nargs=-1, shell_complete=_complete_over
 
 
 @main.command()
-@click.argument("name", required=False, shell_complete=_complete_method)
-def methods(name: str | None) -> None:
-    """List the registered regularizers, or show one: formula, reference, hyperparameters."""
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_method)
+@click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAME weigh.")
+@click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
+@click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
+def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
+    r"""List the registered regularizers, or show some: formula, reference, hyperparameters.
+
+    \b
+      regbench methods vicreg
+      regbench methods sfrik rbf quadratic --spectrum --embedding-dim 512 --out spectra.png
+    """
     import inspect
 
     from tabulate import tabulate
 
     from regbench import methods as registry
 
-    if name is None:
+    if spectrum:
+        _show_spectra(names, embedding_dim, orders, out)
+        return
+    if not names:
         rows = []
         for method in registry.names():
             regularizer = registry.build(method)
@@ -144,14 +157,58 @@ def methods(name: str | None) -> None:
         click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
         click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
         return
-    regularizer = registry.build(name)
-    data = regularizer.metadata
-    click.echo(f"{regularizer.label}   ({data.reference}; {data.url})\n\n  {data.formula}\n")
-    click.echo(inspect.getdoc(regularizer))
-    click.echo("\nHyperparameters (override with method.NAME=VALUE):")
-    for key, value in registry.defaults(name).items():
-        click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
-    click.echo(f"\nTime {data.time}, memory {data.memory} beyond the embeddings.")
+    for name in names:
+        regularizer = registry.build(name)
+        data = regularizer.metadata
+        click.echo(f"{regularizer.label}   ({data.reference}; {data.url})\n\n  {data.formula}\n")
+        click.echo(inspect.getdoc(regularizer))
+        click.echo("\nHyperparameters (override with method.NAME=VALUE):")
+        for key, value in registry.defaults(name).items():
+            click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
+        click.echo(f"Published: {data.published}.")
+        if data.limitation:
+            click.echo(f"Limitation: {data.limitation}.")
+        click.echo(
+            f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(regularizer.forms)}."
+        )
+
+
+def _evaluate_kernel(regularizer: Any, q: int, t: Any) -> Any:
+    import torch
+
+    return regularizer.kernel(torch.from_numpy(t), q).numpy()
+
+
+def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) -> None:
+    from tabulate import tabulate
+
+    from regbench import methods as registry
+    from regbench.methods.kernel import KernelEnergy
+    from regbench.methods.spectrum import expand, spectrum_figure, spectrum_rows
+
+    if not names:
+        raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
+    if q < 2 or order < 1:
+        raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
+    spectra = {}
+    for name in names:
+        regularizer = registry.build(name)
+        if not isinstance(regularizer, KernelEnergy):
+            kernels = [other for other in registry.names() if isinstance(registry.build(other), KernelEnergy)]
+            raise RegbenchError(f"{name} is no kernel of inner products and has no spectrum; {', '.join(kernels)} have")
+        spectra[regularizer.label] = expand(functools.partial(_evaluate_kernel, regularizer, q), q, order)
+    rows = [
+        [label, order, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")]
+        for label, coefficients in spectra.items()
+        for order, b, share in spectrum_rows(coefficients.tolist())
+    ]
+    click.echo(
+        f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; the share is that of b_ℓ in the orders shown, without the constant b_0.\n"
+    )
+    click.echo(tabulate(rows, headers=["kernel", "order ℓ", "b_ℓ", "share"], disable_numparse=True))
+    if out:
+        spectrum_figure({label: b.tolist() for label, b in spectra.items()}, q).savefig(out, dpi=150)
+        click.echo(f"\nfigure: {out}")
 
 
 @main.command()

@@ -1,0 +1,74 @@
+"""KoLeo: the Kozachenko-Leonenko entropy estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.pairwise import mean_squared_difference, normalize, panels
+
+
+@register("koleo")
+@dataclass(frozen=True, kw_only=True)
+class KoLeo(Regularizer):
+    """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al., ICLR 2019).
+
+    On unit embeddings. The regularizer is Eq. (3) of its paper, with ε as in DINOv2, where it is one of several losses;
+    here it stands beside the alignment that the other methods have.
+
+    Attributes:
+        alignment_weight: λ >= 0, the weight of the mean over n and q.
+        uniformity_weight: μ >= 0.
+        epsilon: ε > 0, which keeps equal embeddings finite.
+    """
+
+    alignment_weight: float = 1000.0
+    uniformity_weight: float = 0.1
+    epsilon: float = 1e-8
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="KoLeo",
+        reference="Sablayrolles, Douze, Schmid, Jégou, ICLR 2019; Oquab et al. (DINOv2), TMLR 2024",
+        url="https://arxiv.org/abs/1806.03198",
+        formula="λ ‖Z₁ − Z₂‖²/(nq) − μ ½ Σ_v (1/n) Σᵢ log(min_{j≠i} ‖zᵢ − zⱼ‖ + ε)",
+        time="O(n² q)",
+        memory="O(n q)",
+        published="μ = 0.1, ε = 1e-8 in DINOv2, beside other losses; λ is not published",
+        limitation="an addition to other losses in its papers; the alignment is this benchmark's",
+        scale_invariant=True,
+        rotation_invariant=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses negative weights."""
+        self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
+        self.require(self.epsilon > 0, "epsilon must be > 0")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Alignment, and the logarithm of the distance to the nearest embedding."""
+        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
+        entropy = 0.5 * (self._log_distance(z1_NQ) + self._log_distance(z2_NQ))
+        return {
+            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
+            "uniformity": -self.uniformity_weight * entropy,
+        }
+
+    def _log_distance(self, z_NQ: Tensor) -> Tensor:
+        nearest_N = _nearest(z_NQ.detach())
+        distance_N: Tensor = torch.linalg.vector_norm(z_NQ - z_NQ[nearest_N], dim=1)
+        return (distance_N + self.epsilon).log().mean()
+
+
+def _nearest(z_NQ: Tensor) -> Tensor:
+    """The index of each row's nearest other row, shape (n,), in panels of the Gram matrix."""
+    found = []
+    squared_N = z_NQ.square().sum(dim=1)
+    for rows in panels(len(z_NQ), len(z_NQ), z_NQ.element_size()):
+        squared_distance_PN = squared_N - 2 * (z_NQ[rows] @ z_NQ.T)
+        squared_distance_PN[:, rows.start :].diagonal().fill_(torch.inf)
+        found.append(squared_distance_PN.argmin(dim=1))
+    return torch.cat(found)

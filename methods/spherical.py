@@ -1,0 +1,140 @@
+"""Spherical MMD and kernel Stein discrepancy to the uniform distribution: heat, band-limited and SUSReg's kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.kernel import KernelEnergy, legendre_series
+from regbench.methods.spectrum import Array, log_harmonics, quadrature
+
+_PRECISION = 1e-17
+
+
+@register(
+    "spherical_mmd",
+    spherical_mmd_heat={"spectrum": "heat"},
+    spherical_mmd_bandlimited={"spectrum": "bandlimited"},
+    susreg_mmd={"spectrum": "susreg"},
+    spherical_ksd_heat={"statistic": "ksd", "spectrum": "heat"},
+    spherical_ksd_bandlimited={"statistic": "ksd", "spectrum": "bandlimited"},
+)
+@dataclass(frozen=True, kw_only=True)
+class SphericalDiscrepancy(KernelEnergy):
+    """(1 − λ) ℓ_inv + λ ½ Σ_v D(Z_v) (Nicollier et al., arXiv 2606.17603, 2026).
+
+    Eqs. (1), (2), (5), (11) and (12) of "Expanding SPHERE-JEPA". With two views ℓ_inv = (1/n) Σᵢ ¼ ‖z1ᵢ − z2ᵢ‖² on
+    unit embeddings. D is a V-statistic of a zonal kernel φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t), scaled so that a point has D = 1
+    and the uniform distribution 0:
+
+    - `mmd`: Σ_{ℓ≥1} b_ℓ P_ℓ / Σ_{ℓ≥1} b_ℓ, which is Eq. (11), since the bias ∫ φ is b_0;
+    - `ksd`: Σ λ_ℓ b_ℓ P_ℓ / Σ λ_ℓ b_ℓ with λ_ℓ = ℓ (ℓ + q − 2), which is Eq. (12), since Legendre's differential
+      equation is (t² − 1) P_ℓ″ + (q − 1) t P_ℓ′ = λ_ℓ P_ℓ.
+
+    The spectra: `heat` has b_ℓ ∝ exp(−s λ_ℓ/q) N(q, ℓ), `bandlimited` b_ℓ ∝ N(q, ℓ) for ℓ <= L, N(q, ℓ) being the
+    number of spherical harmonics; `susreg` is the kernel that SUSReg's random slices estimate (Eq. (4)), φ(t) = E
+    exp(−(1 − t) x²) for a coordinate x of a uniform vector. The paper's third statistic, a KL divergence by kernel
+    density, is left out: the heat kernel that it takes the logarithm of lies below the rounding of its series at the
+    usual q.
+
+    Attributes:
+        statistic: `mmd` or `ksd`.
+        spectrum: `heat`, `bandlimited` or `susreg`.
+        regularization_weight: λ in [0, 1].
+        diffusion_time: s, the paper's t times q, > 0; for `heat`.
+        order: L >= 1; for `bandlimited`.
+    """
+
+    statistic: str = "mmd"
+    spectrum: str = "heat"
+    regularization_weight: float = 0.05
+    diffusion_time: float = 5.0
+    order: int = 2
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="spherical MMD/KSD",
+        reference="Nicollier et al., arXiv 2026",
+        url="https://arxiv.org/abs/2606.17603",
+        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + λ ½ Σ_v n⁻² Σᵢⱼ Σ_{ℓ≥1} c_ℓ P_ℓ(q; zᵢ·zⱼ),  Σ c_ℓ = 1",
+        time="O(n² (q + L))",
+        memory="O(1)",
+        published="λ = 0.05, s = 5, L = 2 at q = 256, ResNet-18 on ImageNet-100, batch 256",
+        limitation="the original also has local crops and centres on the global views",
+        scale_invariant=True,
+        rotation_invariant=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses unknown names and numbers out of range."""
+        self.require(self.statistic in ("mmd", "ksd"), "statistic must be mmd or ksd")
+        self.require(self.spectrum in ("heat", "bandlimited", "susreg"), "spectrum must be heat, bandlimited or susreg")
+        self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
+        self.require(
+            (self.statistic, self.spectrum) != ("ksd", "susreg"), "spectrum susreg goes with statistic mmd only"
+        )
+        self.require(self.diffusion_time > 0 and self.order >= 1, "diffusion_time must be > 0 and order >= 1")
+
+    @property
+    def label(self) -> str:
+        """Statistic and spectrum: another one is another method."""
+        return f"{self.statistic.upper()} ({self.spectrum})"
+
+    def alignment_scale(self, q: int) -> float:
+        """(1 − λ) q/4: the mean over images of ¼ ‖z1 − z2‖²."""
+        return (1 - self.regularization_weight) * q / 4
+
+    def kernel(self, t: Tensor, q: int) -> Tensor:
+        """λ Σ_{ℓ≥1} c_ℓ P_ℓ(q; t), same shape as t."""
+        if self.spectrum == "susreg":
+            below_one = sum((c * (t - 1) ** k for k, c in enumerate(_susreg_series(q), 1)), torch.zeros_like(t))
+            return self.regularization_weight * (1 + below_one)
+        coefficients = _coefficients(self.statistic, self.spectrum, self.diffusion_time, self.order, q)
+        return self.regularization_weight * legendre_series(coefficients, t, q)
+
+
+@lru_cache(maxsize=64)
+def _coefficients(statistic: str, spectrum: str, diffusion_time: float, order: int, q: int) -> tuple[float, ...]:
+    """0, c_1, c_2, … up to the order where they vanish in double precision; their sum is 1."""
+    last = order if spectrum == "bandlimited" else _last_order(diffusion_time, q)
+    orders = np.arange(last + 1)
+    logarithms = _heat_logarithms(diffusion_time, q, last) if spectrum == "heat" else log_harmonics(q, last)
+    weights = np.exp(logarithms - logarithms[1:].max())
+    if statistic == "ksd":
+        weights = weights * orders * (orders + q - 2)
+    weights[0] = 0.0
+    return tuple((weights / weights.sum()).tolist())
+
+
+def _heat_logarithms(diffusion_time: float, q: int, last: int) -> Array:
+    orders = np.arange(last + 1)
+    return log_harmonics(q, last) - diffusion_time / q * orders * (orders + q - 2)
+
+
+def _last_order(diffusion_time: float, q: int) -> int:
+    """An order from which on the heat kernel's weights are below double precision."""
+    last = 8
+    while True:
+        logarithms = _heat_logarithms(diffusion_time, q, last)
+        if logarithms[-2] > logarithms[-1] < logarithms[1:].max() + math.log(_PRECISION):
+            return last
+        last *= 2
+
+
+@lru_cache(maxsize=64)
+def _susreg_series(q: int) -> tuple[float, ...]:
+    """The coefficients of (t − 1)^k, k = 1, 2, …, of (φ(t) − 1)/(1 − b_0) for SUSReg's kernel φ.
+
+    φ(t) = E exp(−(1 − t) x²) = ₁F₁(½; q/2; −(1 − t)) = Σ_k (½)_k/(q/2)_k (t − 1)^k/k!. The 1 is taken off before it can
+    cost digits: φ differs from it by about 1/q.
+    """
+    series = np.cumprod([(0.5 + k) / (q / 2 + k) / (k + 1) for k in range(40)])
+    points, weights = quadrature(q, 40)
+    one_minus_b0 = -sum(c * (weights * (points - 1) ** k).sum() for k, c in enumerate(series, 1))
+    return tuple((series / one_minus_b0)[series * 2.0 ** np.arange(1, 41) > _PRECISION * one_minus_b0].tolist())

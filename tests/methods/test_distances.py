@@ -1,0 +1,220 @@
+"""Losses by distances and distributions against evaluations in NumPy, written from the papers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from regbench import RegbenchError, methods
+
+Array = npt.NDArray[np.float64]
+SIZES = [(2, 2), (7, 3), (4, 9)]
+sizes = pytest.mark.parametrize(("n", "q"), SIZES)
+
+
+def draw(n: int, q: int, seed: int) -> tuple[Array, Array]:
+    source = np.random.default_rng(seed)
+    z1 = source.normal(size=(n, q))
+    return z1, z1 + 0.5 * source.normal(size=(n, q))
+
+
+def unit(z: Array) -> Array:
+    return np.stack([row / np.linalg.norm(row) for row in z])
+
+
+def terms_of(name: str, z1: Array, z2: Array, **hyperparameters: object) -> dict[str, float]:
+    torch.manual_seed(0)
+    loss = methods.build(name, **hyperparameters)(torch.from_numpy(z1), torch.from_numpy(z2))
+    return {name: term.item() for name, term in loss.terms.items()}
+
+
+@sizes
+@pytest.mark.parametrize("mu", [0.5, 100.0])
+def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
+    z1, z2 = draw(n, q, seed=n)
+    a, b = ([row * min(1.0, math.sqrt(mu) / np.linalg.norm(row)) for row in z] for z in (z1, z2))
+    positive = sum(float(a[i] @ b[i]) for i in range(n)) / n
+    negative = sum(float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    terms = terms_of("spectral_contrastive", z1, z2, squared_radius=mu)
+    assert terms == {
+        "alignment": pytest.approx(-2 * positive / mu, rel=1e-10),
+        "uniformity": pytest.approx(negative / mu, rel=1e-10),
+    }
+
+
+@sizes
+def test_quadratic_is_the_second_order_of_sfrik(n: int, q: int) -> None:
+    z1, z2 = draw(n, q, seed=20 + n)
+    u1, u2 = unit(z1), unit(z2)
+    energies = [sum(float(u[i] @ u[j]) ** 2 for i in range(n) for j in range(n)) / n**2 for u in (u1, u2)]
+    terms = terms_of("quadratic", z1, z2)
+    assert terms["uniformity"] + terms["diagonal"] == pytest.approx(sum(energies) / 2, rel=1e-10)
+    sfrik = terms_of("sfrik", z1, z2, weights=(0.0, 1.0))
+    linked = (q * (terms["uniformity"] + terms["diagonal"]) - 1) / (q - 1)
+    assert sfrik["uniformity"] + sfrik["diagonal"] == pytest.approx(linked, rel=1e-9, abs=1e-12)
+
+
+@sizes
+def test_koleo(n: int, q: int) -> None:
+    z1, z2 = draw(n, q, seed=30 + n)
+    logarithms = []
+    for u in (unit(z1), unit(z2)):
+        for i in range(n):
+            nearest = min(float(np.linalg.norm(u[i] - u[j])) for j in range(n) if j != i)
+            logarithms.append(math.log(nearest + 1e-8))
+    terms = terms_of("koleo", z1, z2, uniformity_weight=0.3)
+    assert terms["uniformity"] == pytest.approx(-0.3 * sum(logarithms) / (2 * n), rel=1e-10)
+    assert terms["alignment"] == pytest.approx(1000 * ((unit(z1) - unit(z2)) ** 2).mean(), rel=1e-10)
+
+
+@sizes
+def test_wasserstein_uniformity_is_the_distance_of_two_gaussians(n: int, q: int) -> None:
+    """By the general formula tr(A + B − 2 (A^½ B A^½)^½) with eigenvalues, not by singular values."""
+    z1, z2 = draw(n, q, seed=40 + n)
+    u = np.concatenate([unit(z1), unit(z2)])
+    covariance = np.cov(u.T, bias=True).reshape(q, q)
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors @ np.diag(np.sqrt(np.clip(values, 0, None))) @ vectors.T
+    cross = np.linalg.eigvalsh(root @ (np.eye(q) / q) @ root)
+    squared = (u.mean(axis=0) ** 2).sum() + np.trace(covariance) + 1 - 2 * np.sqrt(np.clip(cross, 0, None)).sum()
+    found = terms_of("wasserstein_uniformity", z1, z2, uniformity_weight=2.0)["uniformity"]
+    assert found == pytest.approx(2 * math.sqrt(squared), rel=1e-7)
+
+
+@sizes
+def test_ssl_hsic(n: int, q: int) -> None:
+    z1, z2 = draw(n, q, seed=50 + n)
+    z = np.concatenate([z1, z2])
+
+    def kernel(u: Array, v: Array) -> float:
+        return 1.5 / math.sqrt(1.5**2 + float(((u - v) ** 2).sum()))
+
+    gram = np.array([[kernel(u, v) for v in z] for u in z])
+    centring = np.eye(2 * n) - 1 / (2 * n)
+    dependence = np.trace(gram @ centring @ gram @ centring) / (2 * n) ** 2
+    terms = terms_of("ssl_hsic", z1, z2, kernel_scale=1.5)
+    assert terms == {
+        "alignment": pytest.approx(-sum(kernel(z1[i], z2[i]) for i in range(n)) / n, rel=1e-10),
+        "uniformity": pytest.approx(gram.mean(), rel=1e-10),
+        "dependence": pytest.approx(3 * math.sqrt(dependence), rel=1e-9),
+    }
+
+
+def test_sigreg_is_the_epps_pulley_statistic() -> None:
+    """In one dimension there is one direction, and the double sum of the statistic has a closed form."""
+    rng = np.random.default_rng(5)
+    x1, x2 = rng.normal(size=(2, 12, 1))
+    n = len(x1)
+    expected = []
+    for x in (x1[:, 0], x2[:, 0]):
+        # ∫ |φ̂ − e^{−s²/2}|² e^{−s²/2} ds over the real line
+        pairs = sum(math.exp(-((a - b) ** 2) / 2) for a in x for b in x) / n**2
+        singles = sum(math.exp(-(a**2) / 4) for a in x) * math.sqrt(2) / n
+        expected.append(n * math.sqrt(2 * math.pi) * (pairs - singles + 1 / math.sqrt(3)))
+    z1, z2 = (np.concatenate([x, np.zeros_like(x)], axis=1)[:, :1] for x in (x1, x2))
+    terms = terms_of("sigreg", z1, z2, knots=4001, largest_frequency=12.0, regularization_weight=1.0)
+    assert terms["normality"] == pytest.approx(sum(expected) / 2, rel=1e-6)
+    assert terms["alignment"] == 0
+
+
+def test_sigreg_by_its_quadrature() -> None:
+    z1, z2 = draw(6, 4, seed=6)
+    torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        seed = int(torch.randint(2**62, ()))  # what the engine draws
+        torch.manual_seed(seed)
+        directions = torch.randn(4, 256, dtype=torch.float64).numpy()
+    directions /= np.sqrt((directions**2).sum(axis=0))
+    frequencies = [3 * k / 16 for k in range(17)]
+    total = 0.0
+    for z in (z1, z2):
+        for a in directions.T:
+            for k, s in enumerate(frequencies):
+                error = abs(np.exp(1j * s * (z @ a)).mean() - math.exp(-(s**2) / 2)) ** 2
+                total += 6 * (3 / 16) * (1 if k in (0, 16) else 2) * math.exp(-(s**2) / 2) * error
+    terms = terms_of("sigreg", z1, z2)
+    assert terms["normality"] == pytest.approx(0.02 * total / (2 * 256), rel=1e-10)
+    assert terms["alignment"] == pytest.approx(0.98 * ((z1 - (z1 + z2) / 2) ** 2).mean(), rel=1e-10)
+
+
+def test_visreg() -> None:
+    z1, z2 = draw(5, 3, seed=7)
+    torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, ())))
+        directions = torch.randn(3, 40, dtype=torch.float64).numpy()
+    directions /= np.sqrt((directions**2).sum(axis=0))
+    # The normal quantiles at i/6, from tables.
+    quantiles = [-0.9674215661017014, -0.4307272992954576, 0.0, 0.4307272992954576, 0.9674215661017014]
+    center, scale, shape = 0.0, 0.0, 0.0
+    for z in (z1, z2):
+        mean, deviation = z.mean(axis=0), z.std(axis=0)
+        center += (mean**2).mean() / 2
+        scale += ((1 - deviation) ** 2).mean() / 2
+        for a in directions.T:
+            projections = sorted(((z - mean) / (deviation + 1e-4)) @ a)
+            shape += sum((x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)) / (5 * 40 * 2)
+    terms = terms_of("visreg", z1, z2, directions=40, center_weight=2.0, scale_weight=3.0, shape_weight=5.0)
+    assert terms == {
+        "alignment": pytest.approx(0.1 * ((z1 - z2) ** 2).mean() / 4, rel=1e-10),
+        "center": pytest.approx(0.9 * 2 * center, rel=1e-10),
+        "scale": pytest.approx(0.9 * 3 * scale, rel=1e-10),
+        "shape": pytest.approx(0.9 * 5 * shape, rel=1e-8),
+    }
+
+
+@pytest.mark.parametrize("name", ["sigreg", "visreg"])
+def test_directions_are_drawn_anew_and_follow_the_seed(name: str) -> None:
+    z1, z2 = (torch.from_numpy(z) for z in draw(6, 4, seed=8))
+    method = methods.build(name, directions=3)
+    torch.manual_seed(1)
+    first, second = method.loss(z1, z2).item(), method.loss(z1, z2).item()
+    torch.manual_seed(1)
+    assert method.loss(z1, z2).item() == first
+    assert second != first
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameter", "value"),
+    [
+        ("spectral_contrastive", "squared_radius", 0.0),
+        ("koleo", "epsilon", 0.0),
+        ("koleo", "uniformity_weight", -1.0),
+        ("wasserstein_uniformity", "uniformity_weight", -1.0),
+        ("ssl_hsic", "kernel_scale", 0.0),
+        ("ssl_hsic", "regularization_weight", -1.0),
+        ("sigreg", "directions", 0),
+        ("sigreg", "largest_frequency", 0.0),
+        ("sigreg", "regularization_weight", 1.1),
+        ("visreg", "directions", 0),
+        ("visreg", "shape_weight", -1.0),
+        ("visreg", "regularization_weight", -0.1),
+        ("spherical_mmd", "statistic", "kl"),
+        ("spherical_mmd", "spectrum", "cold"),
+        ("spherical_mmd", "order", 0),
+        ("spherical_ksd_heat", "spectrum", "susreg"),
+        ("barlow_twins", "redundancy_weight", -1.0),
+        ("barlow_twins", "scale", 0.0),
+        ("auh", "scale", 21.0),
+    ],
+)
+def test_impossible_hyperparameters_are_refused(name: str, hyperparameter: str, value: object) -> None:
+    with pytest.raises(RegbenchError, match=hyperparameter.removesuffix("_weight")):
+        methods.build(name, **{hyperparameter: value})
+
+
+@sizes
+def test_barlow_twins(n: int, q: int) -> None:
+    z1, z2 = draw(n, q, seed=60 + n)
+    y1, y2 = ((z - z.mean(axis=0)) / np.sqrt(z.var(axis=0) + 1e-5) for z in (z1, z2))
+    on = sum((1 - float(y1[:, j] @ y2[:, j]) / n) ** 2 for j in range(q))
+    off = sum((float(y1[:, j] @ y2[:, k]) / n) ** 2 for j in range(q) for k in range(q) if j != k)
+    terms = terms_of("barlow_twins", z1, z2, redundancy_weight=0.1, scale=0.5)
+    assert terms == {
+        "alignment": pytest.approx(0.5 * on, rel=1e-10),
+        "redundancy": pytest.approx(0.05 * off, rel=1e-10),
+    }

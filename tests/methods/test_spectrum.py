@@ -1,0 +1,283 @@
+"""Legendre expansions: recurrences, closed forms of the paper, and the spherical discrepancies made of them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from regbench import methods
+from regbench.cli import main
+from regbench.methods.kernel import KernelEnergy, legendre, legendre_series
+from regbench.methods.spectrum import Array, expand, log_harmonics, quadrature, spectrum_figure, spectrum_rows
+
+
+def harmonics(q: int, order: int) -> int:
+    """N(q, ℓ) of the paper's appendix, in integers."""
+    if order == 0:
+        return 1
+    if q == 2:
+        return 2
+    return (2 * order + q - 2) * math.factorial(order + q - 3) // (math.factorial(order) * math.factorial(q - 2))
+
+
+def exact_legendre(order: int, t: Fraction, q: int) -> Fraction:
+    """P_ℓ(q; t) by the recurrence in rational numbers."""
+    before, last = Fraction(1), t
+    if order == 0:
+        return before
+    for degree in range(1, order):
+        before, last = last, ((2 * degree + q - 2) * t * last - degree * before) / Fraction(degree + q - 2)
+    return last
+
+
+@pytest.mark.parametrize("q", [2, 3, 17, 65_536])
+@pytest.mark.parametrize("order", [1, 2, 3, 10, 40])
+def test_legendre_is_stable_at_any_dimension(q: int, order: int) -> None:
+    points = [Fraction(k, 8) for k in range(-8, 9)]
+    t = torch.tensor([float(x) for x in points], dtype=torch.float64)
+    unit = [0.0] * order + [1.0]
+    for found in (legendre(order, t, q)[order], legendre_series(unit, t, q)):
+        exact = [float(exact_legendre(order, x, q)) for x in points]
+        assert found.tolist() == pytest.approx(exact, rel=1e-11, abs=1e-13)
+        assert found.abs().max() <= 1 + 1e-12
+        assert found[-1].item() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("q", [2, 3, 64])
+def test_series_is_differentiable_twice(q: int) -> None:
+    t = torch.linspace(-0.9, 0.9, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: legendre_series([1.0, 2.0, -1.0, 0.5], x, q), t)
+    assert torch.autograd.gradgradcheck(lambda x: legendre_series([1.0, 2.0, -1.0, 0.5], x, q), t)
+
+
+@pytest.mark.parametrize("q", [2, 3, 4, 11, 300])
+def test_number_of_harmonics(q: int) -> None:
+    exact = [math.log(harmonics(q, order)) for order in range(9)]
+    assert log_harmonics(q, 8).tolist() == pytest.approx(exact, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("q", [2, 3, 10, 1000, 65_536])
+def test_quadrature_has_the_moments_of_a_coordinate(q: int) -> None:
+    points, weights = quadrature(q, 6)
+    moment = 1.0
+    for degree in range(0, 12, 2):
+        assert (weights * points**degree).sum() == pytest.approx(moment, rel=1e-10)
+        assert (weights * points ** (degree + 1)).sum() == pytest.approx(0, abs=1e-14)
+        moment *= (degree + 1) / (q + degree)
+
+
+def expansion(name: str, q: int, order: int, **hyperparameters: object) -> Array:
+    method = methods.build(name, **hyperparameters)
+    assert isinstance(method, KernelEnergy)
+    return expand(lambda t: method.kernel(torch.from_numpy(t), q).numpy(), q, order)
+
+
+@pytest.mark.parametrize("q", [2, 3, 50, 8192, 65_536])
+def test_sfrik_has_the_weights_it_is_given(q: int) -> None:
+    found = expansion("sfrik", q, 5, weights=(1.0, 40.0, 40.0, 7.0))
+    precision = 1e-15 * 88 * math.exp(0.5 * log_harmonics(q, 5)[-1])
+    assert found == pytest.approx([0, 1, 40, 40, 7, 0], abs=10 * precision + 1e-12)
+
+
+@pytest.mark.parametrize("q", [3, 5, 24])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_rbf_by_modified_bessel_functions(q: int, scale: float) -> None:
+    """b_ℓ = N(q, ℓ) e^{−2t} Γ(q/2) t^{1−q/2} I_{ℓ+q/2−1}(2t), with the power series of I."""
+
+    def bessel(nu: float, x: float) -> float:
+        return sum((x / 2) ** (2 * k + nu) / (math.factorial(k) * math.gamma(k + nu + 1)) for k in range(60))
+
+    front = math.exp(-2 * scale) * math.gamma(q / 2) * scale ** (1 - q / 2)
+    exact = [harmonics(q, order) * front * bessel(order + q / 2 - 1, 2 * scale) for order in range(7)]
+    assert expansion("rbf", q, 6, scale=scale) == pytest.approx(exact, rel=1e-8)
+
+
+@pytest.mark.parametrize("q", [3, 10, 100])
+def test_rbf_is_within_the_papers_bound(q: int) -> None:
+    """b_ℓ <= N(q, ℓ) |S^{q−2}|/|S^{q−1}| Γ((q−1)/2)/(2^ℓ Γ(ℓ+(q−1)/2)) · 2 (2σ)^ℓ (appendix on the expansion)."""
+    sigma = 2.0
+    ratio = math.exp(math.lgamma(q / 2) - math.lgamma((q - 1) / 2)) / math.sqrt(math.pi)  # |S^{q−2}|/|S^{q−1}|
+    for order, b in enumerate(expansion("rbf", q, 6, scale=sigma)):
+        front = math.exp(math.lgamma((q - 1) / 2) - math.lgamma(order + (q - 1) / 2)) / 2**order
+        bound = harmonics(q, order) * ratio * front * 2 * (2 * sigma) ** order
+        assert 0 < b <= bound
+
+
+@pytest.mark.parametrize("q", [3, 6, 40])
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5])
+def test_generalized_distance_by_gamma_functions(q: int, p: float) -> None:
+    """The expansion of −(2 − 2t)^{p/2}: moments of 1 − t against P_ℓ, by Rodrigues' formula and a beta integral."""
+    exact = []
+    for order in range(1, 5):
+        # E[(1 − t)^s P_ℓ] = (−s)_ℓ / (ℓ + …): from ∫ (1−t)^{s+ν} (1+t)^{ν+…}, ν = (q − 3)/2
+        s, nu = p / 2, (q - 3) / 2
+        falling = math.prod(s - k for k in range(order))
+        logarithm = (
+            math.lgamma(nu + 1)
+            - math.lgamma(order + nu + 1)
+            - order * math.log(2)
+            + (s + nu + 1 + order + nu) * math.log(2)
+            + math.lgamma(s + nu + 1)
+            + math.lgamma(order + nu + 1)
+            - math.lgamma(s + order + 2 * nu + 2)
+            - (2 * nu + 1) * math.log(2)
+            - 2 * math.lgamma(nu + 1)
+            + math.lgamma(2 * nu + 2)
+        )
+        moment = (-1) ** order * falling * math.exp(logarithm)
+        exact.append(-(2**s) * harmonics(q, order) * moment)
+    method = methods.build("generalized_distance", exponent=p)
+    assert isinstance(method, KernelEnergy)
+    kernel = method.kernel
+    # (1 − t)^{p/2} is no polynomial: the quadrature needs many nodes near t = 1, the more the smaller q is.
+    found = expand(lambda t: kernel(torch.from_numpy(t), q).numpy(), q, 4, nodes=1500)
+    assert found[1:] == pytest.approx(exact, rel=2e-4)
+    assert (found[1:] > 0).all()
+
+
+def test_spectral_rows_leave_the_constant_out() -> None:
+    assert spectrum_rows([5.0, 1.0, 3.0]) == [(1, 1.0, 0.25), (2, 3.0, 0.75)]
+
+
+def test_figure_has_a_bar_for_each_order_and_kernel() -> None:
+    figure = spectrum_figure({"a": [0.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0]}, 16)
+    axes = figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [0.25, 0.75, 0.5, 0.5]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_command(tmp_path: Path) -> None:
+    out = tmp_path / "spectra.png"
+    arguments = [
+        "methods",
+        "sfrik",
+        "quadratic",
+        "--spectrum",
+        "--embedding-dim",
+        "512",
+        "--orders",
+        "4",
+        "--out",
+        str(out),
+    ]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.output.splitlines() if line.startswith("SFRIK")]
+    assert [float(row[3]) for row in rows] == pytest.approx([1, 40, 40, 0], abs=1e-6)
+    assert "quadratic kernel" in result.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which kernels"),
+        (["vicreg"], "vicreg is no kernel of inner products and has no spectrum; .*quadratic"),
+        (["sfrik", "--embedding-dim", "1"], "--embedding-dim must be >= 2"),
+        (["sfrik", "--orders", "0"], "--orders >= 1"),
+    ],
+)
+def test_command_refuses_clearly(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["methods", *arguments, "--spectrum"])
+    assert result.exit_code == 2
+    assert len(result.output.splitlines()) == 1
+    import re
+
+    assert re.search(message, result.output)
+
+
+# Spherical MMD and KSD.
+
+
+def value_of(name: str, u: torch.Tensor, **hyperparameters: object) -> float:
+    terms = methods.build(name, regularization_weight=1.0, **hyperparameters)(u, u).terms
+    return (terms["uniformity"] + terms["diagonal"]).item()
+
+
+PRESETS = [
+    "spherical_mmd_heat",
+    "spherical_mmd_bandlimited",
+    "susreg_mmd",
+    "spherical_ksd_heat",
+    "spherical_ksd_bandlimited",
+]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("q", [2, 5, 256, 8192])
+def test_a_point_has_discrepancy_one_and_the_uniform_distribution_zero(name: str, q: int) -> None:
+    point = torch.ones(3, q, dtype=torch.float64)
+    assert value_of(name, point) == pytest.approx(1, rel=1e-9)
+    method = methods.build(name, regularization_weight=1.0)
+    assert isinstance(method, KernelEnergy)
+    nodes, weights = quadrature(q, 200)
+    assert (weights * method.kernel(torch.from_numpy(nodes), q).numpy()).sum() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("q", [3, 8])
+def test_heat_kernel_on_the_sphere(q: int) -> None:
+    """Eqs. (10) and (11): φ = Σ e^{−tλ} N P / Z from the sum as it stands, and MMD = (mean φ − b_0)/(1 − b_0)."""
+    t, orders = 0.7 / q, range(60)
+    u = torch.nn.functional.normalize(
+        torch.randn(6, q, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    )
+    weights = [math.exp(-t * k * (k + q - 2)) * harmonics(q, k) for k in orders]
+    gram = (u @ u.T).clamp(-1, 1)
+    polynomials = legendre(59, gram, q)
+    mean_phi = sum(w * p.mean().item() for w, p in zip(weights, polynomials, strict=True)) / sum(weights)
+    bias = weights[0] / sum(weights)
+    found = value_of("spherical_mmd", u, diffusion_time=0.7)
+    assert found == pytest.approx((mean_phi - bias) / (1 - bias), rel=1e-10)
+
+
+@pytest.mark.parametrize("q", [3, 12])
+def test_kernel_stein_discrepancy_by_derivatives(q: int) -> None:
+    """Eq. (12): ½ ((c² − 1) φ″ + (q − 1) c φ′), divided by (q − 1) φ′(1)/2, with φ the band-limited kernel."""
+    u = torch.nn.functional.normalize(
+        torch.randn(5, q, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    )
+    numbers = [float(harmonics(q, k)) for k in range(4)]
+
+    def phi(c: torch.Tensor) -> torch.Tensor:
+        return torch.stack([n * p for n, p in zip(numbers, legendre(3, c, q), strict=True)]).sum(dim=0)
+
+    c = (u @ u.T).requires_grad_()
+    (first,) = torch.autograd.grad(phi(c).sum(), c, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), c)
+    stein = 0.5 * ((c**2 - 1) * second + (q - 1) * c * first)
+    one = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(phi(one), one)
+    expected = (stein.mean() / ((q - 1) / 2 * slope)).item()
+    assert value_of("spherical_ksd_bandlimited", u, order=3) == pytest.approx(expected, rel=1e-9)
+
+
+def test_susreg_kernel_is_the_mean_over_slices() -> None:
+    """Eq. (4): φ(t) = E exp(−(a·(x − y))²/2) over uniform directions a, here with many of them."""
+    q = 4
+    generator = torch.Generator().manual_seed(3)
+    u = torch.nn.functional.normalize(torch.randn(4, q, dtype=torch.float64, generator=generator))
+    directions = torch.nn.functional.normalize(torch.randn(400_000, q, dtype=torch.float64, generator=generator))
+    projections = u @ directions.T
+    mean = np.mean([(-((a - b) ** 2) / 2).exp().mean().item() for a in projections for b in projections])
+    nodes, weights = quadrature(q, 100)
+    bias = sum(
+        w1 * w2 * math.exp(-(1 - t) * x**2)
+        for t, w1 in zip(nodes, weights, strict=True)
+        for x, w2 in zip(nodes, weights, strict=True)
+    )
+    assert value_of("susreg_mmd", u) == pytest.approx((mean - bias) / (1 - bias), rel=0.02)
+
+
+def test_alignment_is_the_distance_to_the_mean_of_the_views() -> None:
+    z = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    u1, u2 = torch.nn.functional.normalize(z, dim=2)
+    centre = (u1 + u2) / 2
+    expected = 0.5 * sum((u - centre).square().sum(dim=1).mean().item() for u in (u1, u2))
+    terms = methods.build("spherical_mmd", regularization_weight=0.25)(*z).terms
+    assert terms["alignment"].item() == pytest.approx(0.75 * expected, rel=1e-12)
