@@ -19,46 +19,30 @@ allocator's peak, less what was allocated before and less the gradients.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gc
 import io
-import json
 import math
 import os
-import queue
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from tabulate import tabulate
-from torch import Tensor
-from torch._C._profiler import _EventType, _ExtraFields_Allocation
 from tqdm import tqdm
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.measure import Stopwatch, hardware
+from regbench.benchmark.cost_ranks import Died, Ranks
+from regbench.benchmark.measure import hardware
 from regbench.files import write_text
-from regbench.methods.engine import FORMS, Engine
+from regbench.methods.engine import FORMS
 
 MIB = 2**20
 DTYPES = ("float32", "float64", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-
-# A probe does about this many multiplications for each view, a millisecond or so.
-_PROBE_WORK = 2**23
-# Short calls are repeated within a round until they take about so long.
-_ROUND_S = 0.02
-_START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,387 +196,6 @@ def _memory_bytes(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-# Measuring, inside one process.
-
-
-@dataclass(frozen=True)
-class Rank:
-    """A measuring process among those of its kind."""
-
-    rank: int = 0
-    world: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The processes, or None for one."""
-        return dist.group.WORLD if self.world > 1 else None
-
-    def wait(self) -> None:
-        """Until all ranks are here and their devices idle."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        if self.world > 1:
-            dist.barrier()
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """The maximum over ranks of each value."""
-        if self.world == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        maxima: list[float] = tensor.tolist()
-        return maxima
-
-
-def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
-    """The highest sum of live allocations that `run` makes on `device`, without the tensors that it returns.
-
-    On a CPU these are left out from their allocation on; on CUDA their size is taken off the peak.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        kept = sum(tensor.untyped_storage().nbytes() for tensor in run())
-        return max(0, torch.cuda.max_memory_allocated(device) - before - kept)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        kept_tensors = run()
-    assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
-    # autograd does not accumulate gradients in place while one is active.
-    events = sorted(_allocations(profile.profiler.kineto_results.experimental_event_tree()), key=lambda event: event[0])
-    newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
-    left_out = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
-    live = peak = 0
-    for i, (_, _, size) in enumerate(events):
-        if i not in left_out:
-            live += size
-            peak = max(peak, live)
-    return peak
-
-
-def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
-    """(time, address, bytes) of all allocations and, with negative bytes, releases on the CPU."""
-    pending = list(tree)
-    while pending:
-        event = pending.pop()
-        pending.extend(event.children)
-        if event.tag == _EventType.Allocation:
-            extra: _ExtraFields_Allocation = event.extra_fields
-            if extra.device.type == "cpu" and extra.ptr is not None:
-                yield event.start_time_ns, extra.ptr, extra.alloc_size
-
-
-def _embeddings(n: int, q: int, dtype: str, here: Rank) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    z1_NQ = torch.randn(n, q, generator=generator)
-    z2_NQ = z1_NQ + 0.5 * torch.randn(n, q, generator=generator)
-    kind: torch.dtype = getattr(torch, dtype)
-    return z1_NQ.to(here.device, kind), z2_NQ.to(here.device, kind)
-
-
-def _call(method: methods.Regularizer, views: Sequence[Tensor], engine: Engine) -> Callable[[], Sequence[Tensor]]:
-    """Value and gradient of leaves with the data of `views`."""
-    z1_NQ, z2_NQ = (view.detach().requires_grad_() for view in views)
-
-    def run() -> Sequence[Tensor]:
-        z1_NQ.grad = z2_NQ.grad = None
-        method.loss(z1_NQ, z2_NQ, engine).backward()
-        return [z_NQ.grad for z_NQ in (z1_NQ, z2_NQ) if z_NQ.grad is not None]
-
-    return run
-
-
-def gemm_floor(views: Sequence[Tensor]) -> tuple[Callable[[], Sequence[Tensor]], int]:
-    """The matrix products that value and gradient need at least, see the module, and their FLOP."""
-    n, q = views[0].shape
-    dtype = torch.promote_types(views[0].dtype, torch.float32)
-    views = [view.detach().to(dtype) for view in views]
-    small = min(n, q)
-    half = -(-small // 2)
-    product = views[0].new_empty(half, small)
-    square = views[0].new_full((small, small), 1e-3)
-    gradient = torch.empty_like(views[0])
-
-    def run() -> Sequence[Tensor]:
-        for view in views:
-            if n <= q:
-                torch.mm(view[:half], view.T, out=product)
-                torch.mm(square, view, out=gradient)
-            else:
-                torch.mm(view.T[:half], view, out=product)
-                torch.mm(view, square, out=gradient)
-        return []
-
-    return run, len(views) * 2 * (half + small) * n * q
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or "no message"
-    return text if isinstance(error, RegbenchError) else f"{type(error).__name__}: {text}"
-
-
-def probe(here: Rank, *, method: str, form: str, n: int, q: int, dtype: str, memory_limit_bytes: int) -> dict[str, Any]:
-    """Predicts seconds and extra bytes of a call from calls with n and q divided by one number.
-
-    Time is taken to grow with the cube of that number, which holds for matrix products, and memory with its square;
-    where that would be over the limit, as it grows between two probes.
-    """
-    regularizer = methods.build(method)
-    scale = 1
-    while (n // scale) * (q // scale) * (max(n, q) // scale) > _PROBE_WORK and min(n, q) // scale >= 16:
-        scale *= 2
-
-    def call(divisor: int) -> tuple[Callable[[], Sequence[Tensor]], float]:
-        small_n, small_q = max(2, n // divisor), max(1, q // divisor)
-        views = _embeddings(small_n, small_q, dtype, here)
-        return _call(regularizer, views, Engine(form=form)), max(n / small_n, q / small_q)
-
-    run, ratio = call(scale)
-    run()
-    clock = Stopwatch(here.device)
-    times_ms = []
-    for _ in range(2):
-        here.wait()
-        start = clock.mark()
-        run()
-        times_ms.append(clock.milliseconds(start, clock.mark()))
-    measured = peak_extra_bytes(run, here.device)
-    predicted = measured * ratio**2
-    if ratio > 1 and predicted > memory_limit_bytes:
-        smaller, smaller_ratio = call(2 * scale)
-        growth = measured / max(1, peak_extra_bytes(smaller, here.device))
-        exponent = min(2.0, max(0.0, math.log(growth, smaller_ratio / ratio)))
-        predicted = measured * ratio**exponent
-    return {"seconds": min(times_ms) / 1e3 * ratio**3, "bytes": int(predicted)}
-
-
-def measure_forms(
-    here: Rank, *, method: str, forms: Sequence[str], alone: Sequence[str], n: int, q: int, dtype: str, repeats: int
-) -> dict[str, Any]:
-    """Times and memory of a method's forms at one size.
-
-    Args:
-        here: This process.
-        method: Name in the registry.
-        forms: Forms to measure with the batch shared by the ranks.
-        alone: Forms to time with every rank computing the whole batch; not used with one rank.
-        n: Batch size over all ranks.
-        q: Embedding dimension.
-        dtype: Of the embeddings.
-        repeats: Rounds; 0 for memory only.
-
-    Returns:
-        `shared` and `alone`: milliseconds of each round by form, the slowest rank's; `floor`: those of the GEMM floor;
-        `bytes`: extra memory by form, of the rank that needs most; `failed`: errors by form.
-    """
-    regularizer = methods.build(method)
-    views = _embeddings(n, q, dtype, here)
-    local = [view.tensor_split(here.world)[here.rank] for view in views] if here.world > 1 else views
-    calls: dict[tuple[str, str], Callable[[], Sequence[Tensor]]] = {}
-    result: dict[str, Any] = {"shared": {}, "alone": {}, "floor": [], "bytes": {}, "failed": {}}
-    for form in forms:
-        run = _call(regularizer, local, Engine(form=form, group=here.group))
-        try:
-            result["bytes"][form] = int(here.largest([peak_extra_bytes(run, here.device)])[0])
-        except Exception as error:
-            if here.world > 1:  # the other ranks may be waiting for this one
-                raise
-            result["failed"][form] = _one_line(error)
-            continue
-        calls["shared", form] = run
-    if here.world > 1:
-        calls |= {("alone", form): _call(regularizer, views, Engine(form=form)) for form in alone}
-    if not repeats or not calls:
-        return result
-    calls["floor", ""], _ = gemm_floor(views)
-
-    clock = Stopwatch(here.device)
-
-    def timed(run: Callable[[], Sequence[Tensor]], number: int) -> float:
-        here.wait()
-        start = clock.mark()
-        for _ in range(number):
-            run()
-        return clock.milliseconds(start, clock.mark()) / number
-
-    warm_ms = here.largest([timed(run, 1) for run in calls.values()])
-    numbers = [max(1, min(50, int(_ROUND_S * 1e3 / max(ms, 1e-3)))) for ms in warm_ms]
-    order = list(zip(calls.items(), numbers, strict=True))
-    times_ms: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    for round_ in range(repeats):
-        for (key, run), number in order if round_ % 2 == 0 else reversed(order):
-            times_ms[key].append(timed(run, number))
-    for (kind, form), own_ms in times_ms.items():
-        slowest_ms = here.largest(own_ms)
-        if kind == "floor":
-            result["floor"] = slowest_ms
-        else:
-            result[kind][form] = slowest_ms
-    return result
-
-
-_JOBS: Mapping[str, Callable[..., dict[str, Any]]] = {"probe": probe, "measure": measure_forms}
-
-
-def serve(rank: int, world: int, device: str, threads: int, store: str) -> None:
-    """A measuring process: takes jobs from its standard input, one JSON object a line, and answers on its output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a method prints is no answer
-    torch.set_num_threads(threads)
-    place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
-    here = Rank(rank, world, place)
-
-    def answer(content: Mapping[str, Any]) -> None:
-        print(json.dumps(content), file=answers, flush=True)
-
-    try:
-        if world > 1:
-            backend = "nccl" if place.type == "cuda" else "gloo"
-            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
-        answer({"ready": True})
-        for line in sys.stdin:
-            job = json.loads(line)
-            try:
-                done = _JOBS[job.pop("do")](here, **job)
-            except Exception as error:
-                if world > 1:
-                    raise
-                done = {"error": _one_line(error)}
-            if rank == 0:
-                answer(done)
-    except Exception as error:
-        answer({"died": _one_line(error)})
-        answers.close()
-        os._exit(1)  # the other ranks may be inside a collective: no orderly end
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-# The measuring processes, from outside.
-
-
-class _Died(Exception):
-    """A measuring process ended before its time; the message is one line."""
-
-
-class _Ranks:
-    """Processes that measure together; started on the first job, ended by `close`."""
-
-    def __init__(self, world: int, device: str, threads: int) -> None:
-        self.world, self._device, self._threads = world, device, threads
-        self._processes: list[subprocess.Popen[str]] = []
-        self._lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def ask(self, **job: Any) -> dict[str, Any]:
-        """The first rank's answer to a job that all ranks do.
-
-        Raises:
-            _Died: If a process ends instead; the others are ended too, and the next job starts new ones.
-        """
-        try:
-            if not self._processes:
-                self._start()
-            for process in self._processes:
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError):  # its end is told below
-                    print(json.dumps(job), file=process.stdin, flush=True)
-            while True:
-                rank, answer = self._next()
-                if rank == 0:
-                    return answer
-        except BaseException:
-            self._kill()
-            raise
-
-    def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="regbench-cost-")
-        self._lines = queue.SimpleQueue()
-        environment = {
-            **os.environ,
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)),
-            "KINETO_LOG_LEVEL": "99",
-        }
-        if sys.platform == "linux":
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not resolve
-        for rank in range(self.world):
-            arguments = (rank, self.world, self._device, self._threads, str(Path(self._folder.name) / "store"))
-            program = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
-                f"from regbench.benchmark.cost import serve; serve(*{arguments!r})"
-            )
-            with self._errors(rank).open("w") as errors:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=environment,
-                )
-            self._processes.append(process)
-            assert process.stdout is not None
-            threading.Thread(target=self._read, args=(rank, process.stdout, self._lines), daemon=True).start()
-        for _ in self._processes:
-            self._next(_START_TIMEOUT_S)
-
-    def _errors(self, rank: int) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / f"rank{rank}.txt"
-
-    @staticmethod
-    def _read(rank: int, stream: IO[str], lines: queue.SimpleQueue[tuple[int, str | None]]) -> None:
-        with stream:
-            for line in stream:
-                lines.put((rank, line))
-        lines.put((rank, None))
-
-    def _next(self, timeout_s: float | None = None) -> tuple[int, dict[str, Any]]:
-        try:
-            rank, line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise _Died(f"not all of {self.world} processes started within {timeout_s:.0f} s") from None
-        if line is None:
-            code = self._processes[rank].wait()
-            said = self._errors(rank).read_text(errors="replace").strip().splitlines()
-            how = f"was ended by signal {-code}" if code < 0 else f"left with exit code {code}"
-            raise _Died(f"rank {rank} {how}" + (f": {said[-1].strip()}" if said else ""))
-        answer: dict[str, Any] = json.loads(line)
-        if "died" in answer:
-            raise _Died(f"rank {rank}: {answer['died']}" if self.world > 1 else answer["died"])
-        return rank, answer
-
-    def close(self) -> None:
-        """Lets the processes end."""
-        for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-        self._kill()
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-        self._processes = []
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-
-
 # The grid.
 
 
@@ -654,7 +257,8 @@ class _Session:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._start_s = time.perf_counter()
-        self._pools: dict[int, _Ranks] = {}
+        self._pools: dict[int, Ranks] = {}
+        self._predictions: dict[tuple[str, str, int, int], _Prediction | None] = {}
         self._failed: dict[tuple[str, str, int, int], str] = {}
 
     def run(self, rows: list[Row]) -> list[Row]:
@@ -680,25 +284,24 @@ class _Session:
                 pool.close()
         return rows
 
-    def _pool(self, ranks: int) -> _Ranks:
+    def _pool(self, ranks: int) -> Ranks:
         if ranks not in self._pools:
-            self._pools[ranks] = _Ranks(ranks, self._grid.device, self._grid.threads)
+            self._pools[ranks] = Ranks(ranks, self._grid.device, self._grid.threads)
         return self._pools[ranks]
 
     def _predict(self, row: Row) -> _Prediction | None:
         """Of one process with the whole batch; None if the method failed, which is noted."""
         case = (row.method, row.form, row.n, row.q)
-        known: dict[tuple[str, str, int, int], _Prediction | None] = self.__dict__.setdefault("_known", {})
-        if case not in known:
+        if case not in self._predictions:
             limit = self._grid.memory_limit_bytes
             size = {"n": row.n, "q": row.q, "dtype": self._grid.dtype, "memory_limit_bytes": limit}
             try:
                 answer = self._pool(1).ask(do="probe", method=row.method, form=row.form, **size)
-            except _Died as error:
+            except Died as error:
                 answer = {"error": str(error)}
             # A method may have reasons to refuse a probe's small sizes: unknown, so it is tried.
-            known[case] = None if "error" in answer else _Prediction(answer["seconds"], answer["bytes"])
-        return known[case]
+            self._predictions[case] = None if "error" in answer else _Prediction(answer["seconds"], answer["bytes"])
+        return self._predictions[case]
 
     def _seconds(self, prediction: _Prediction | None, ranks: int) -> float:
         """Of all rounds of a case."""
@@ -744,7 +347,7 @@ class _Session:
             size = {"n": n, "q": q, "dtype": self._grid.dtype, "repeats": self._grid.repeats}
             try:
                 result = self._pool(ranks).ask(do="measure", method=method, forms=forms, alone=forms, **size)
-            except _Died as error:
+            except Died as error:
                 result = {"error": str(error)}
             failed = dict.fromkeys(forms, result["error"]) if "error" in result else result["failed"]
             for form, line in failed.items():
@@ -782,6 +385,119 @@ def _ratio(times_ms: Sequence[float], other_ms: Sequence[float] | None) -> float
     if not other_ms:
         return None
     return statistics.median(own / other for own, other in zip(times_ms, other_ms, strict=True))
+
+
+# Targets.
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cost that is to be reached.
+
+    Attributes:
+        what: In words.
+        column: The column of `Row` that is measured.
+        value: What it should be at most.
+        n: Batch size.
+        q: Embedding dimension.
+        method: Name in the registry; empty for the largest over all methods in all streamed forms.
+        ranks: Processes that share the batch.
+    """
+
+    what: str
+    column: str
+    value: float
+    n: int
+    q: int
+    method: str = ""
+    ranks: int = 1
+
+
+TARGETS = (
+    Target("time of sfrik_l3, auto / textbook", "vs_textbook", 0.75, 2048, 8192, "sfrik_l3"),
+    Target("time of vicreg, auto / textbook", "vs_textbook", 0.02, 256, 8192, "vicreg"),
+    Target("time of vicreg, auto / textbook", "vs_textbook", 0.17, 2048, 8192, "vicreg"),
+    Target("time of barlow_twins, auto / textbook", "vs_textbook", 0.05, 256, 8192, "barlow_twins"),
+    Target("extra bytes of any streamed form", "extra_bytes", 64 * MIB, 8192, 2048),
+    Target("time per rank of sfrik_l3, two ranks / one", "vs_one_rank", 0.6, 2048, 8192, "sfrik_l3", ranks=2),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A target beside what was measured.
+
+    Attributes:
+        target: The target.
+        measured: In the same unit; None if nothing was.
+        note: What it was measured of, or why it was not.
+    """
+
+    target: Target
+    measured: float | None
+    note: str
+
+
+def measure_targets(grid: Grid, targets: Sequence[Target] = TARGETS) -> tuple[list[Outcome], list[Row]]:
+    """Measures what the targets need and no more.
+
+    Args:
+        grid: Device, threads, repeats, dtype and limits, and the methods whose targets are asked for.
+        targets: What to measure; targets of methods that are not in the grid are left out.
+
+    Returns:
+        Targets beside what was measured, and all rows.
+    """
+    known = methods.names()
+    targets = [t for t in targets if t.method in ("", *grid.methods) or t.method not in known]
+    plans = {t: _target_rows(t, grid) for t in targets if t.method in ("", *known)}
+    # Memory alone takes one call instead of all rounds.
+    timed = [row for t, rows in plans.items() if t.column != "extra_bytes" for row in rows]
+    untimed = [row for t, rows in plans.items() if t.column == "extra_bytes" for row in rows]
+    rows = _Session(grid).run(timed) + _Session(replace(grid, repeats=0)).run(untimed)
+    measured = {(row.method, row.form, row.n, row.q, row.ranks): row for row in rows}
+    outcomes = []
+    for target in targets:
+        own = [measured[row.method, row.form, row.n, row.q, row.ranks] for row in plans.get(target, ())]
+        outcomes.append(_outcome(target, own))
+    return outcomes, rows
+
+
+def _target_rows(target: Target, grid: Grid) -> list[Row]:
+    size = replace(grid, n=(target.n,), q=(target.q,), ranks=(target.ranks,))
+    if not target.method:
+        return [row for row in _plan(replace(size, forms=())) if row.form != "textbook"]
+    forms = ("textbook", "auto") if target.column == "vs_textbook" else ("auto",)
+    return _plan(replace(size, methods=(target.method,), forms=forms))
+
+
+def _outcome(target: Target, rows: Sequence[Row]) -> Outcome:
+    if not rows:
+        return Outcome(
+            target, None, f"no method {target.method} is registered" if target.method else "no streamed form"
+        )
+    values = [(value, row) for row in rows if row.auto or not target.method if (value := getattr(row, target.column))]
+    notes = [f"{row.method} {row.form} {row.note}" for row in rows if row.note]
+    if not values:
+        return Outcome(target, None, "; ".join(notes) or "was not timed")
+    value, row = max(values, key=lambda pair: pair[0])
+    return Outcome(target, value, "; ".join([f"{row.method} {row.form}", *notes]))
+
+
+def targets_table(outcomes: Sequence[Outcome], style: str = "simple") -> str:
+    """Targets beside what was measured, for people."""
+    cells = []
+    for outcome in outcomes:
+        target = outcome.target
+        unit, name = (MIB, " MiB") if target.column == "extra_bytes" else (1, "")
+        measured = outcome.measured
+        reached = "–" if measured is None else "yes" if measured <= target.value else "no"
+        value = "–" if measured is None else _number(measured / unit) + name
+        size = (str(target.n), str(target.q), str(target.ranks))
+        cells.append((target.what, *size, f"{target.value / unit:g}{name}", value, reached, outcome.note))
+    headers = ("", "n", "q", "ranks", "target", "measured", "reached", "of")
+    align = ("left", *("right",) * 5, "left", "left")
+    return tabulate(cells, headers=headers, tablefmt=style, disable_numparse=True, colalign=align)
 
 
 # What is written.
@@ -841,8 +557,8 @@ LEGEND = """\
 Time of value and gradient: median over rounds and range; of several ranks the slowest one's. `*`: what `auto` is.
 vs textbook, vs 1 rank: median of the ratios within rounds to the textbook form and to the same form on one rank, where
 every process computes the whole batch alone at the same time.
-vs GEMM: to the time of the matrix products needed at least: for each view half of a Gram matrix (n² q FLOP) and the
-gradient (2 n² q FLOP); for q < n with n and q exchanged; divided by the ranks.
+vs GEMM: to the time of the matrix products that a loss over all pairs needs at least: for each view half of a Gram
+matrix (n² q FLOP) and the gradient (2 n² q FLOP); for q < n with n and q exchanged; divided by the ranks.
 extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
 
 
