@@ -10,7 +10,7 @@ from io import BytesIO
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from regbench.reports.figures import PAPER_INK, UNTRAINED, Style, settings, styles
 
@@ -41,8 +41,7 @@ def cost_png(text: str) -> bytes | None:
     style = styles(line["method"] for line in lines)
     forms = [form for form in FORM_DASHES if any(line["form"] == form for line in lines)]
     with settings(PAPER_INK):
-        entries = len(style) + len(forms) + 1
-        height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * entries) + 0.7
+        height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * (len(style) + len(forms) + 1)) + 0.7
         figure = Figure(figsize=(9.6, height_in), layout="constrained")
         panels = figure.subplots(len(levels), len(_QUANTITIES), squeeze=False)
         for row, level in zip(panels, levels, strict=True):
@@ -50,13 +49,11 @@ def cost_png(text: str) -> bytes | None:
             for axes, key in zip(row, _QUANTITIES, strict=True):
                 _panel(axes, own, key, along, style)
                 axes.set_title(f"{fixed} = {level}", loc="left", fontsize=9)
-        grey = UNTRAINED
         handles = [Line2D([], [], color=s.colour, marker=s.marker, ms=5, label=name) for name, s in style.items()]
-        handles += [Line2D([], [], color=grey, ls=FORM_DASHES[form], label=form) for form in forms]
+        handles += [Line2D([], [], color=UNTRAINED, ls=FORM_DASHES[form], label=form) for form in forms]
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
-        machine = lines[0]
-        what = f"{machine['hardware']}, {machine['threads']} threads per rank, ranks = {ranks}, {machine['dtype']}"
-        figure.suptitle(f"Value and gradient ({what})", fontsize=9, x=0.01, ha="left")
+        what = "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(**lines[0])
+        figure.suptitle(f"Value and gradient: {what}", fontsize=9, x=0.01, ha="left")
         figure.set_facecolor("white")
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
@@ -80,9 +77,11 @@ def _panel(axes: Axes, lines: Sequence[Line], key: str, along: str, style: Mappi
     axes.set_yscale("log")
     sizes = sorted({int(line[along]) for line in lines})
     axes.set_xticks(sizes)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(_NAMES[along])
     axes.set_ylabel(title)
     axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
