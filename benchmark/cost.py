@@ -70,7 +70,7 @@ class Grid:
     methods: Sequence[str] = ()
     n: Sequence[int] = (256, 1024)
     q: Sequence[int] = (512, 2048)
-    ranks: Sequence[int] = (1, 2)
+    ranks: Sequence[int] = (1,)
     forms: Sequence[str] = ()
     device: str = "auto"
     threads: int = 1

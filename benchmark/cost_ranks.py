@@ -32,8 +32,8 @@ from regbench.methods.engine import Engine
 
 # n q max(n, q) of a probe at most: some milliseconds of a core, well above the fixed costs of a call.
 _PROBE_WORK = 2**26
-# Short calls are repeated within a round until they take about so long.
-_ROUND_S = 0.02
+# Short calls are repeated within a round for so long: a tenth of the longest case, within these bounds.
+_ROUND_MS = (20.0, 500.0)
 _START_TIMEOUT_S = 120.0
 
 
@@ -245,7 +245,8 @@ def measure_forms(
         return clock.milliseconds(start, clock.mark()) / number
 
     warm_ms = here.largest([timed(run, 1) for run in calls.values()])
-    numbers = [max(1, min(50, int(_ROUND_S * 1e3 / max(ms, 1e-3)))) for ms in warm_ms]
+    round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
+    numbers = [max(1, min(50, int(round_ms / max(ms, 1e-3)))) for ms in warm_ms]
     order = list(zip(calls.items(), numbers, strict=True))
     times_ms: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
     for round_ in range(repeats):

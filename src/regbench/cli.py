@@ -350,7 +350,7 @@ def _numbers(what: str, text: str) -> list[int]:
 @click.argument("methods", nargs=-1, shell_complete=_complete_methods)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
-@click.option("--ranks", help="Numbers of processes that share a batch.  [default: 1,2]")
+@click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
 @click.option("--forms", help="auto, textbook, gram, covariance.  [default: all that a method has]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--threads", type=int, default=1, show_default=True, help="Threads of each rank.")
