@@ -92,7 +92,7 @@ def scatter_drawings(summary: Summary, style: dict[str, Style]) -> list[Drawing]
             rows = _points(summary, score, cost)
             if not rows:
                 continue
-            with _settings(INK):
+            with settings(INK):
                 figure, (axes,) = _figure(1, summary.rows)
                 _scatter(axes, summary, rows, score, cost, style)
                 against = "training time" if cost == "train_s" else "peak memory"
@@ -109,7 +109,7 @@ def curve_drawings(summary: Summary, style: dict[str, Style]) -> list[Drawing]:
         curves = {row.name: (row, *curve) for row in summary.rows if (curve := _curve(row, key))}
         if not curves:
             continue
-        with _settings(INK):
+        with settings(INK):
             figure, (axes,) = _figure(1, [row for row, *_ in curves.values()])
             labels = []
             for name, (row, epochs, mean, spread) in curves.items():
@@ -135,7 +135,7 @@ def main_png(summary: Summary, style: dict[str, Style]) -> bytes | None:
     panels = {score: rows for score in ACCURACY if (rows := _points(summary, score, "train_s"))}
     if not panels:
         return None
-    with _settings(PAPER_INK):
+    with settings(PAPER_INK):
         figure, axes = _figure(len(panels), summary.rows)
         for ax, (score, rows) in zip(axes, panels.items(), strict=True):
             _scatter(ax, summary, rows, score, "train_s", style)
@@ -145,7 +145,8 @@ def main_png(summary: Summary, style: dict[str, Style]) -> bytes | None:
     return buffer.getvalue()
 
 
-def _settings(ink: str) -> AbstractContextManager[None]:
+def settings(ink: str) -> AbstractContextManager[None]:
+    """Matplotlib's settings for a figure whose axes and text are of the colour `ink`."""
     return matplotlib.rc_context(
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere

@@ -128,6 +128,13 @@ def test_help_is_quick() -> None:
         (["status", "quickstart"], ["no sweep 'quickstart'", "none"]),
         (["report", "quickstart"], ["quickstart"]),
         (["evaluate", "."], ["config.yaml is missing"]),
+        (["cost", "vicregg"], ["unknown method 'vicregg'; did you mean vicreg"]),
+        (["cost", "--forms", "gramm"], ["unknown form 'gramm'", "covariance"]),
+        (["cost", "--n", "256,many"], ["--n must be whole numbers separated by commas", "256,many"]),
+        (["cost", "--ranks", "1,,2"], ["--ranks must be"]),
+        (["cost", "--repeats", "-1"], ["repeats must be >= 0"]),
+        (["cost", "--memory-limit", "0"], ["memory limit must be > 0"]),
+        (["cost", "--targets", "--n", "8", "--forms", "auto"], ["leave out --n, --forms"]),
     ],
     ids=" ".join,
 )
@@ -203,6 +210,7 @@ def complete(*words: str) -> list[str]:
         (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
         (["sweep", "in20"], ["in20_table2", "in20_table3"]),
         (["prepare", "cif"], ["cifar10"]),
+        (["cost", "sfrik_l1", "sfrik_l"], ["sfrik_l2", "sfrik_l3"]),
         (["stat"], ["status"]),
     ],
     ids=str,
@@ -259,6 +267,42 @@ def test_prepare_tells_where_the_files_are(tiny: list[str], tiny_source: Path, t
     lines = result.stdout.splitlines()
     assert {tuple(line.split()[:2]) for line in lines} == {("train:", "120"), ("tuning:", "36"), ("test:", "30")}
     assert all(Path(line.split(" in ")[1]).is_file() for line in lines)
+
+
+def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--n", "8,16", "--q", "4", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
+    result = call("cost", "vicreg", "simclr", *sizes, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    for method in ("vicreg", "simclr"):
+        assert sum(line.startswith(f"{method} ") for line in result.stdout.splitlines()) == 4
+    folder = tmp_path / "runs" / "cost"
+    assert {path.name for path in folder.iterdir()} == {"cost.csv", "cost.md", "cost.png"}
+    assert len((folder / "cost.csv").read_text().splitlines()) == 9
+    assert "runs/cost/cost.csv" in result.stdout
+
+
+def test_cost_targets_of_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regbench.benchmark import cost
+
+    targets = (
+        cost.Target("time of auh", "vs_textbook", 1e9, 8, 4, "auh"),
+        cost.Target("vicreg", "n", 1, 8, 4, "vicreg"),
+    )
+    monkeypatch.setattr(cost.measure_targets, "__defaults__", (targets,))
+    result = call("cost", "auh", "--targets", "--repeats", "1", "--device", "cpu", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "time of auh" in result.stdout and "yes" in result.stdout
+    assert "vicreg" not in result.stdout
+    assert "time of auh" in (tmp_path / "cost.md").read_text()
+
+
+def test_cost_sizes_in_the_help_are_the_defaults() -> None:
+    from regbench.benchmark.cost import Grid
+
+    grid, text = Grid(), " ".join(call("cost", "--help").output.split())
+    for sizes in (grid.n, grid.q, grid.ranks):
+        assert f"[default: {','.join(map(str, sizes))}]" in text
 
 
 def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:

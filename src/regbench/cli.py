@@ -31,6 +31,14 @@ Settings are given as key=value in Hydra's grammar:
   runtime.device=cuda runtime.data_dir=/scratch/data
 """
 
+COST_HELP = """
+\b
+  regbench cost                                          all methods, small sizes: two minutes
+  regbench cost vicreg --n 256,2048 --q 8192 --budget inf
+  regbench cost sfrik_l3 --forms auto,textbook --ranks 1,2,4
+  regbench cost --targets                                a quarter of an hour on two cores
+"""
+
 
 class _Cli(click.Group):
     """Turns refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
@@ -70,6 +78,7 @@ def main(debug: bool) -> None:
       regbench train method=vicreg         one run
       regbench status quickstart           how a sweep stands
       regbench report quickstart           tables and page from what is finished
+      regbench cost                        what the losses take, in time and memory
 
     \b
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
@@ -413,6 +422,98 @@ def report(names: Sequence[str], runs_dir: Path, out: Path | None) -> None:
     """
     names = names or ["quickstart"]
     _report([runs_dir / name for name in names], out or runs_dir / names[0] / "report")
+
+
+def _complete_methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    given = ctx.params.get(param.name or "") or ()
+    return [item for item in _complete_method(ctx, param, incomplete) if item.value not in given]
+
+
+def _parts(what: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise RegbenchError(f"--{what} must be values separated by commas, not {text!r}")
+    return parts
+
+
+def _numbers(what: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in _parts(what, text)]
+    except ValueError:
+        raise RegbenchError(f"--{what} must be whole numbers separated by commas, not {text!r}") from None
+
+
+@main.command(epilog=COST_HELP)
+@click.argument("methods", nargs=-1, shell_complete=_complete_methods)
+@click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
+@click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
+@click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
+@click.option("--forms", help="auto, textbook, gram, covariance.  [default: all that a method has]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--threads", type=int, default=1, show_default=True, help="Threads of each rank.")
+@click.option("--repeats", type=int, default=5, show_default=True, help="Rounds; 0 measures memory only.")
+@click.option("--dtype", default="float32", show_default=True, help="Of the embeddings: float32, float64 or bfloat16.")
+@click.option(
+    "--budget", type=float, help="Seconds in all: what does not fit is left out.  [default: 120; with --targets: inf]"
+)
+@click.option(
+    "--memory-limit", type=float, help="GiB that one case may need.  [default: half of the machine's or GPU's memory]"
+)
+@click.option("--targets", is_flag=True, help="Measure what the project's targets need and print both side by side.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="runs/cost", show_default=True, help="Folder to write to."
+)
+def cost(
+    methods: Sequence[str],
+    n: str | None,
+    q: str | None,
+    ranks: str | None,
+    forms: str | None,
+    device: str,
+    threads: int,
+    repeats: int,
+    dtype: str,
+    budget: float | None,
+    memory_limit: float | None,
+    targets: bool,
+    out: Path,
+) -> None:
+    """Measure time and memory of METHODS (default: all), each form against the textbook's.
+
+    Measured is the loss with its gradient, over a grid of sizes given as values separated by commas. Forms of a method
+    are timed alternately, cheap cases first; what is predicted not to fit the budget or the memory is left out and says
+    so. Prints a table and writes cost.csv, cost.md and cost.png.
+    """
+    from regbench.benchmark import cost as measurement
+    from regbench.files import write_bytes
+    from regbench.reports.cost import cost_png
+
+    sizes = {"n": n, "q": q, "ranks": ranks}
+    asked: dict[str, Any] = {what: _numbers(what, text) for what, text in sizes.items() if text is not None}
+    if forms is not None:
+        asked["forms"] = _parts("forms", forms)
+    if targets and asked:
+        raise RegbenchError(f"--targets has sizes and forms of its own; leave out --{', --'.join(asked)}")
+    if budget is None:
+        budget = float("inf") if targets else 120.0
+    limit = None if memory_limit is None else int(memory_limit * 2**30)
+    common: dict[str, Any] = {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
+    grid = measurement.Grid(methods=methods, budget_s=budget, memory_limit_bytes=limit, **common, **asked)
+    machine = measurement.Machine.of(grid)
+    click.echo(f"{machine}\n")
+    compared = ""
+    if targets:
+        outcomes, rows = measurement.measure_targets(grid)
+        compared = measurement.targets_table(outcomes, "github")
+        click.echo(f"{measurement.targets_table(outcomes)}\n")
+    else:
+        rows = measurement.measure(grid)
+    click.echo(f"{measurement.table(rows)}\n\n{measurement.LEGEND}\n")
+    measurement.write(rows, machine, out, compared)
+    figure = cost_png((out / "cost.csv").read_text())
+    if figure is not None:
+        write_bytes(out / "cost.png", figure)
+    click.echo(f"written: {out / 'cost.csv'}, cost.md" + (", cost.png" if figure is not None else ""))
 
 
 def _report(folders: list[Path], out: Path) -> None:
