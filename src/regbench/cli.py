@@ -136,13 +136,13 @@ _overrides = click.argument("overrides", nargs=-1, shell_complete=_complete_over
 
 
 @main.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_method)
-@click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAME weigh.")
+@click.argument("names", nargs=-1, shell_complete=_complete_method)
+@click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
 @click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
 def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
-    r"""List the registered regularizers, or show some: formula, reference, hyperparameters.
+    r"""List the registered regularizers, or show those of NAMES: formula, reference, hyperparameters.
 
     \b
       regbench methods vicreg

@@ -1,0 +1,61 @@
+"""FroSSL: the Frobenius norm of the covariance, under a logarithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+
+
+@register("frossl")
+@dataclass(frozen=True, kw_only=True)
+class FroSSL(Regularizer):
+    """Σ_v log ‖C_v‖_F² + λ V (1/n) Σ_v ‖Ẑ_v − Z̄‖_F² (Skean et al., ECCV 2024), with V = 2 views.
+
+    Ẑ_v is Z_v with each column divided by its length (not centred), Z̄ the mean of the Ẑ_v, and C_v = Ẑ_vᵀ Ẑ_v
+    divided by its trace, so that −log ‖C_v‖_F² is a matrix-based Rényi entropy of order 2. For two views the second
+    term is (λ/n) ‖Ẑ₁ − Ẑ₂‖_F². This is the multi-view loss that the authors' code computes for any number of views;
+    an earlier two-view loss there, which the code calls deprecated, is this one with the columns centred first. A view
+    of zeros only has no trace; the smallest normal number is added under both logarithms.
+
+    Attributes:
+        alignment_weight: λ.
+    """
+
+    alignment_weight: float = 1.0
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="FroSSL",
+        reference="Skean, Dhakal, Jacobs, Sanchez Giraldo, ECCV 2024",
+        url="https://arxiv.org/abs/2310.02903",
+        formula="Σ_v log (‖Ẑ_vᵀẐ_v‖_F² / tr(Ẑ_vᵀẐ_v)²) + λ ‖Ẑ₁ − Ẑ₂‖_F²/n, columns of Ẑ_v of unit length",
+        time="O(n q min(n, q))",
+        memory="O(min(n, q)²)",
+        published="λ = 1, q = 1024, batch 256, ResNet-18 on CIFAR, STL-10, Tiny ImageNet and ImageNet-100",
+        limitation="two views, where the original gains from more",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses a negative weight."""
+        self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Alignment and entropy."""
+        z1_NQ, z2_NQ = F.normalize(z1_NQ, dim=0), F.normalize(z2_NQ, dim=0)
+        return {
+            "alignment": self.alignment_weight * (z1_NQ - z2_NQ).square().sum() / len(z1_NQ),
+            "entropy": _log_purity(z1_NQ) + _log_purity(z2_NQ),
+        }
+
+
+def _log_purity(z_NQ: Tensor) -> Tensor:
+    """The value of log (‖ZᵀZ‖_F² / tr(ZᵀZ)²), by the smaller of ZᵀZ and ZZᵀ, which have one norm and one trace."""
+    n, q = z_NQ.shape
+    gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
+    tiny = torch.finfo(z_NQ.dtype).tiny
+    return (gram.square().sum() + tiny).log() - 2 * (gram.trace() + tiny).log()

@@ -1,0 +1,71 @@
+"""INTL: iterative normalisation with trace loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.pairwise import normalize
+
+
+@register("intl")
+@dataclass(frozen=True, kw_only=True)
+class INTL(Regularizer):
+    """Mean over the images of 2 − 2 cos(w₁ᵢ, w₂ᵢ), plus β (t(W₁) + t(W₂)) (Weng et al., ICLR 2024).
+
+    W = P_T X / √(tr Σ), where X is Z with the mean over the coordinates taken from each row, Σ = X Xᵀ/(q − 1), shape
+    (n, n), and P_T is T Newton steps P ← (3 P − P³ Σ/tr Σ)/2 from P = I towards (Σ/tr Σ)^{−1/2}. The trace loss
+    t(W) = Σᵢ (vᵢ − 1)², where vᵢ is the variance, with q − 1, of row i of W. This is the authors' default axis
+    ("channel whitening"), which normalises over the images; their other one exchanges the roles of n and q. Their rule
+    for β is 0.01 (log₂ n − 3); here β is a number, and the default is that of n = 256. A view without variance
+    has tr Σ = 0, which is bounded below by the smallest normal number.
+
+    Attributes:
+        trace_weight: β.
+        iterations: T, the Newton steps.
+    """
+
+    trace_weight: float = 0.05
+    iterations: int = 4
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="INTL",
+        reference="Weng, Ni, Song, Luo, Anwer, Khan, Khan, Huang, ICLR 2024",
+        url="https://arxiv.org/abs/2305.16789",
+        formula="mean_i (2 − 2 cos(w₁ᵢ, w₂ᵢ)) + β Σ_v Σᵢ (var(w_{v,i}) − 1)², W_v ≈ Σ_v^{−1/2} X_v by Newton steps",
+        time="O(n² q + n³)",
+        memory="O(n²)",
+        published="T = 4, β = 0.01 (log₂ n − 3), q = 8192, batch 256, ResNet-50 on ImageNet",
+        limitation="two views, no momentum encoder or multi-crop (variants of the original)",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses a negative weight or number of steps."""
+        self.require(self.trace_weight >= 0 and self.iterations >= 0, "trace_weight and iterations must be >= 0")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Alignment of the normalised views, and the trace loss."""
+        w1_NQ, w2_NQ = self._normalize_spectrum(z1_NQ), self._normalize_spectrum(z2_NQ)
+        trace = _trace_loss(w1_NQ) + _trace_loss(w2_NQ)
+        return {
+            "alignment": 2 - 2 * (normalize(w1_NQ) * normalize(w2_NQ)).sum(dim=1).mean(),
+            "trace": self.trace_weight * trace,
+        }
+
+    def _normalize_spectrum(self, z_NQ: Tensor) -> Tensor:
+        n, q = z_NQ.shape
+        centred_NQ = z_NQ - z_NQ.mean(dim=1, keepdim=True)
+        sigma_NN = centred_NQ @ centred_NQ.T / (q - 1)
+        trace = sigma_NN.trace().clamp_min(torch.finfo(z_NQ.dtype).tiny)
+        root_NN = torch.eye(n, dtype=z_NQ.dtype, device=z_NQ.device)
+        for _ in range(self.iterations):
+            root_NN = 1.5 * root_NN - 0.5 * (root_NN @ root_NN @ root_NN @ (sigma_NN / trace))
+        return root_NN @ (centred_NQ / trace.sqrt())
+
+
+def _trace_loss(w_NQ: Tensor) -> Tensor:
+    return (w_NQ.var(dim=1) - 1).square().sum()

@@ -1,0 +1,58 @@
+"""W-MSE: the distance of whitened views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.pairwise import normalize
+
+
+@register("w_mse")
+@dataclass(frozen=True, kw_only=True)
+class WMSE(Regularizer):
+    """Mean over the images of ‖u₁ᵢ − u₂ᵢ‖² = 2 − 2 cos(w₁ᵢ, w₂ᵢ) of whitened views (Ermolov et al., ICML 2021).
+
+    wᵢ = L⁻¹ (zᵢ − z̄), where L Lᵀ = (1 − ε) Σ + ε I is the Cholesky factorisation of the view's covariance (with
+    n − 1), shrunk, and uᵢ = wᵢ/‖wᵢ‖. Each view is whitened by itself. The authors' ε is 0, which fails unless n > q
+    and Σ has full rank; a positive ε keeps every batch defined, and the default matters only beside variances as
+    small as itself. The paper whitens random sub-batches of 2q images; here the whole batch is whitened. Computed
+    in float64, since L⁻¹ magnifies the rounding of Σ.
+
+    Attributes:
+        epsilon: ε, the shrinkage towards the identity; 0 raises where the covariance is singular.
+    """
+
+    epsilon: float = 1e-4
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="W-MSE",
+        reference="Ermolov, Siarohin, Sangineto, Sebe, ICML 2021",
+        url="https://arxiv.org/abs/2007.06346",
+        formula="(1/n) Σᵢ ‖w₁ᵢ/‖w₁ᵢ‖ − w₂ᵢ/‖w₂ᵢ‖‖², wᵢ = L⁻¹(zᵢ − z̄), LLᵀ = (1 − ε) Cov + ε I",
+        time="O(n q² + q³)",
+        memory="O(n q + q²)",
+        published="ε = 0; q = 64, sub-batches of 128 on CIFAR; q = 128, 256 on STL-10, Tiny ImageNet, ImageNet-100",
+        limitation="the whole batch is whitened, not random sub-batches: n should be well above q; two views, not four",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses a shrinkage outside [0, 1]."""
+        self.require(0 <= self.epsilon <= 1, "epsilon must be in [0, 1]")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Alignment of the whitened views: the only term."""
+        u1_NQ, u2_NQ = self._whiten(z1_NQ.double()), self._whiten(z2_NQ.double())
+        return {"alignment": (2 - 2 * (u1_NQ * u2_NQ).sum(dim=1).mean()).to(z1_NQ)}
+
+    def _whiten(self, z_NQ: Tensor) -> Tensor:
+        n, q = z_NQ.shape
+        centred_NQ = z_NQ - z_NQ.mean(dim=0)
+        covariance_QQ = centred_NQ.T @ centred_NQ / (n - 1)
+        identity_QQ = torch.eye(q, dtype=z_NQ.dtype, device=z_NQ.device)
+        factor_QQ = torch.linalg.cholesky((1 - self.epsilon) * covariance_QQ + self.epsilon * identity_QQ)
+        return normalize(torch.linalg.solve_triangular(factor_QQ, centred_NQ.T, upper=False).T)
