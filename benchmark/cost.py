@@ -400,7 +400,7 @@ class Target:
         value: What it should be at most.
         n: Batch size.
         q: Embedding dimension.
-        method: Name in the registry; empty for the largest over all methods in all streamed forms.
+        method: Name in the registry; empty for the largest over all methods with a streamed form, in `auto`.
         ranks: Processes that share the batch.
     """
 
@@ -418,7 +418,7 @@ TARGETS = (
     Target("time of vicreg, auto / textbook", "vs_textbook", 0.02, 256, 8192, "vicreg"),
     Target("time of vicreg, auto / textbook", "vs_textbook", 0.17, 2048, 8192, "vicreg"),
     Target("time of barlow_twins, auto / textbook", "vs_textbook", 0.05, 256, 8192, "barlow_twins"),
-    Target("extra bytes of any streamed form", "extra_bytes", 64 * MIB, 8192, 2048),
+    Target("extra bytes of any streamed method, auto", "extra_bytes", 64 * MIB, 8192, 2048),
     Target("time per rank of sfrik_l3, two ranks / one", "vs_one_rank", 0.6, 2048, 8192, "sfrik_l3", ranks=2),
 )
 
@@ -466,7 +466,7 @@ def measure_targets(grid: Grid, targets: Sequence[Target] = TARGETS) -> tuple[li
 def _target_rows(target: Target, grid: Grid) -> list[Row]:
     size = replace(grid, n=(target.n,), q=(target.q,), ranks=(target.ranks,))
     if not target.method:
-        return [row for row in _plan(replace(size, forms=())) if row.form != "textbook"]
+        return [row for row in _plan(replace(size, forms=("auto",))) if row.form != "textbook"]
     forms = ("textbook", "auto") if target.column == "vs_textbook" else ("auto",)
     return _plan(replace(size, methods=(target.method,), forms=forms))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,11 +75,15 @@ class BarlowTwins(Regularizer):
         if form == "textbook":
             return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         n = shard.n
-        (y1_NQ, inverse1_Q), (y2_NQ, inverse2_Q) = (self._normalized(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ))
-        diagonal_Q = shard.sum(torch.linalg.vecdot(y1_NQ, y2_NQ, dim=0)) / n
-        gradients = (torch.zeros_like(y1_NQ), torch.zeros_like(y2_NQ))
+        views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
+        if form == "gram":
+            y1_NQ, y2_NQ = (rows(slice(None)) for rows, _ in views)
+            views = [(y1_NQ.__getitem__, views[0][1]), (y2_NQ.__getitem__, views[1][1])]
+        (rows1, _), (rows2, _) = views
+        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         weight = self.scale * self.redundancy_weight
         if form == "gram":
+            diagonal_Q = shard.sum(torch.linalg.vecdot(y1_NQ, y2_NQ, dim=0)) / n
             # With n <= q the diagonal is a small part of the norm: no cancellation.
             norm = shard.sum(_product_of_grams(y1_NQ, y2_NQ, gradients, shard)) / n**2
             redundancy = norm - diagonal_Q.double().square().sum()
@@ -88,29 +93,38 @@ class BarlowTwins(Regularizer):
             gradients[0].addcmul_(y2_NQ, slope_Q)
             gradients[1].addcmul_(y1_NQ, slope_Q)
         else:
-            correlation_QQ = shard.sum(y1_NQ.T @ y2_NQ).div_(n)
+            correlation_QQ = z1_NQ.new_zeros(z1_NQ.shape[1], z1_NQ.shape[1])
+            for part in chunks(z1_NQ):
+                correlation_QQ.addmm_(rows1(part).T, rows2(part))
+            shard.sum(correlation_QQ).div_(n)
+            diagonal_Q = correlation_QQ.diagonal().clone()
             correlation_QQ.diagonal().zero_()
             redundancy = torch.linalg.vector_norm(correlation_QQ).double().square()
             correlation_QQ.mul_(2 * weight / n)
             correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))
-            gradients[0].addmm_(y2_NQ, correlation_QQ.T)
-            gradients[1].addmm_(y1_NQ, correlation_QQ)
-        for y_NQ, inverse_Q, gradient_NQ in zip((y1_NQ, y2_NQ), (inverse1_Q, inverse2_Q), gradients, strict=True):
+            for part in chunks(z1_NQ):
+                gradients[0][part].addmm_(rows2(part), correlation_QQ.T)
+                gradients[1][part].addmm_(rows1(part), correlation_QQ)
+        for (rows, inverse_Q), gradient_NQ in zip(views, gradients, strict=True):
             # Through the normalisation: take off the mean, and the part along y, which the variance takes back.
-            moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.linalg.vecdot(gradient_NQ, y_NQ, dim=0)])
+            moments_2Q = torch.stack([gradient_NQ.sum(dim=0), torch.zeros_like(inverse_Q)])
+            for part in chunks(gradient_NQ):
+                moments_2Q[1] += torch.linalg.vecdot(gradient_NQ[part], rows(part), dim=0)
             mean_Q, along_Q = shard.sum(moments_2Q) / n
-            for rows in chunks(y_NQ):
-                gradient_NQ[rows].sub_(mean_Q).addcmul_(y_NQ[rows], along_Q, value=-1).mul_(inverse_Q)
+            for part in chunks(gradient_NQ):
+                gradient_NQ[part].sub_(mean_Q).addcmul_(rows(part), along_Q, value=-1).mul_(inverse_Q)
         terms = {"alignment": self.scale * (1 - diagonal_Q.double()).square().sum(), "redundancy": weight * redundancy}
         return terms, *gradients
 
-    def _normalized(self, z_NQ: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-        """This rank's rows with mean 0 and variance 1 over all ranks, and the factors that made the variance 1."""
+    def _normalizer(self, z_NQ: Tensor, shard: Shard) -> tuple[Callable[[slice], Tensor], Tensor]:
+        """What gives some of this rank's rows with mean 0 and variance 1 over all ranks, and the variance's factors."""
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / shard.n
-        centred_NQ = z_NQ - mean_Q
-        variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / shard.n
-        inverse_Q = (variance_Q + self.epsilon).rsqrt()
-        return centred_NQ.mul_(inverse_Q), inverse_Q
+        variance_Q = torch.zeros_like(mean_Q)
+        for part in chunks(z_NQ):
+            centred_PQ = z_NQ[part] - mean_Q
+            variance_Q += torch.linalg.vecdot(centred_PQ, centred_PQ, dim=0)
+        inverse_Q = (shard.sum(variance_Q) / shard.n + self.epsilon).rsqrt()
+        return lambda part: (z_NQ[part] - mean_Q).mul_(inverse_Q), inverse_Q
 
 
 def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard) -> Tensor:
@@ -118,7 +132,8 @@ def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tenso
     total = torch.zeros((), dtype=torch.float64, device=a_NQ.device)
     gradient_a_NQ, gradient_b_NQ = gradients
     n = len(a_NQ)
-    for rows in panels(n, n, a_NQ.element_size()):
+    others = shard.others(a_NQ, b_NQ)
+    for rows in panels(n, n, a_NQ.element_size(), triangle=True):
         width, later = rows.stop - rows.start, slice(rows.start, n)
         gram_a_PM = a_NQ[rows] @ a_NQ[later].T
         gram_b_PM = b_NQ[rows] @ b_NQ[later].T
@@ -128,7 +143,7 @@ def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tenso
         gradient_b_NQ[rows].addmm_(gram_a_PM, b_NQ[later])
         gradient_a_NQ[rows.stop :].addmm_(gram_b_PM[:, width:].T, a_NQ[rows])
         gradient_b_NQ[rows.stop :].addmm_(gram_a_PM[:, width:].T, b_NQ[rows])
-    for a_MQ, b_MQ in shard.others(a_NQ, b_NQ):
+    for a_MQ, b_MQ in others:
         for rows in panels(n, len(a_MQ), a_NQ.element_size()):
             gram_a_PM, gram_b_PM = a_NQ[rows] @ a_MQ.T, b_NQ[rows] @ b_MQ.T
             total += (gram_a_PM * gram_b_PM).sum()

@@ -6,7 +6,7 @@ Shapes: N = rows of the batch (n over all ranks, fewer on each), Q = embedding d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,55 +103,57 @@ class Shard:
 
     def gather(self, local: Tensor) -> Tensor:
         """The rows of all ranks in order, shape (n, …); the gradient does not flow."""
-        return local.detach() if self.group is None else torch.cat(self._gather(local))
+        return local.detach() if self.group is None else torch.cat(self._start_gather(local)())
 
-    def _gather(self, local: Tensor) -> list[Tensor]:
-        """The rows of each rank."""
-        longest = max(self.sizes)
+    def _start_gather(self, local: Tensor) -> Callable[[], list[Tensor]]:
+        """Starts to gather; what it returns waits for the end and gives the rows of each rank."""
         # Every backend gathers equal shapes; only batches of uneven length pay for the copy.
-        padded = local.detach() if len(local) == longest else _pad(local.detach(), longest)
+        longest = max(self.sizes)
+        padded = _pad(local, longest)
         gathered = padded.new_empty(self.world * longest, *local.shape[1:])
-        _all_gather(gathered, padded.contiguous(), group=self.group)
-        return [block[:size] for block, size in zip(gathered.split(longest), self.sizes, strict=True)]
+        work: Any = _all_gather(gathered, padded, group=self.group, async_op=True)
+
+        def finish() -> list[Tensor]:
+            work.wait()
+            return [block[:size] for block, size in zip(gathered.split(longest), self.sizes, strict=True)]
+
+        return finish
 
     def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The rows of every other rank, one rank after the other: what it gave for each of the tensors `local`."""
-        if self.group is None:
-            return
-        if self.ring:
-            yield from self._ring(local)
-            return
-        gathered = [self._gather(tensor) for tensor in local]
-        for rank in range(1, self.world):
-            yield tuple(blocks[(self.rank + rank) % self.world] for blocks in gathered)
+        """Starts the exchange; the iterator gives, rank after rank, what each other rank gave for the tensors `local`.
 
-    def _ring(self, local: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Passes blocks to the rank before; the next one travels while the present one is worked on."""
+        The first blocks travel while the caller works on its own rows.
+        """
+        if self.group is None:
+            return iter(())
+        if self.ring:
+            return self._ring(*self._pass_on([_pad(tensor, max(self.sizes)) for tensor in local]))
+        return self._gathered([self._start_gather(tensor) for tensor in local])
+
+    def _gathered(self, pending: Sequence[Callable[[], list[Tensor]]]) -> Iterator[tuple[Tensor, ...]]:
+        gathered = [finish() for finish in pending]
+        for step in range(1, self.world):
+            yield tuple(blocks[(self.rank + step) % self.world] for blocks in gathered)
+
+    def _pass_on(self, blocks: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
+        """Starts to send blocks to the rank before and to receive those of the rank after."""
         assert self.group is not None
         before, after = (dist.get_global_rank(self.group, (self.rank + step) % self.world) for step in (-1, 1))
-        longest = max(self.sizes)
-        sent = [_pad(tensor.detach(), longest) for tensor in local]
-        pending: list[dist.Work] = []
+        coming = [torch.empty_like(block) for block in blocks]
+        transfers = itertools.chain.from_iterable(
+            (dist.P2POp(dist.isend, give, before, self.group), dist.P2POp(dist.irecv, take, after, self.group))
+            for give, take in zip(blocks, coming, strict=True)
+        )
+        return coming, dist.batch_isend_irecv(list(transfers))
 
-        def start(out: list[Tensor]) -> list[Tensor]:
-            into = [torch.empty_like(tensor) for tensor in out]
-            transfers = itertools.chain.from_iterable(
-                (
-                    dist.P2POp(dist.isend, give, before, self.group),
-                    dist.P2POp(dist.irecv, take, after, self.group),
-                )
-                for give, take in zip(out, into, strict=True)
-            )
-            pending[:] = dist.batch_isend_irecv(list(transfers))
-            return into
-
-        coming = start(sent)
+    def _ring(self, coming: list[Tensor], pending: list[dist.Work]) -> Iterator[tuple[Tensor, ...]]:
+        """Gives blocks as they arrive; the next ones travel while the present ones are worked on."""
         for step in range(1, self.world):
             for work in pending:
                 work.wait()
             present = coming
             if step + 1 < self.world:
-                coming = start(present)
+                coming, pending = self._pass_on(present)
             size = self.sizes[(self.rank + step) % self.world]
             yield tuple(tensor[:size] for tensor in present)
 
@@ -180,6 +182,9 @@ class _Gather(torch.autograd.Function):
 
 
 def _pad(tensor: Tensor, length: int) -> Tensor:
+    """The tensor, contiguous, with rows of zeros to the length; a copy only if it has to be."""
+    if len(tensor) == length:
+        return tensor.detach().contiguous()
     padded = tensor.new_zeros(length, *tensor.shape[1:])
     padded[: len(tensor)] = tensor
     return padded

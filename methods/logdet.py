@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 def log_det_identity_plus(z_NQ: Tensor, scale: float) -> Tensor:
-    """The scalar log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ), by a Cholesky factor of size min(n, q).
+    """The float64 scalar log det(I + scale · ZᵀZ) = log det(I + scale · ZZᵀ), by a Cholesky factor of size min(n, q).
 
     Every eigenvalue is at least 1, so neither the value nor the gradient needs a guard as long as the rounding of
-    the largest one stays below 1: scale · ‖Z‖² below about 10⁶ in float32 and 10¹⁵ in float64.
+    the largest one stays below 1. In TF32 that can fail in a collapse, so this is float64: scale · ‖Z‖² may be 10¹⁴.
     """
+    z_NQ = z_NQ.double()
     n, q = z_NQ.shape
     gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
     shifted = torch.eye(len(gram), dtype=z_NQ.dtype, device=z_NQ.device) + scale * gram

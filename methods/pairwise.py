@@ -83,10 +83,14 @@ def chunks(z_NQ: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + rows, len(z_NQ)))
 
 
-def panels(rows: int, columns: int, itemsize: int) -> Iterator[slice]:
-    """Slices of rows whose panel of the Gram matrix, with so many columns, is of a good size to work on."""
-    # An eighth of the rows keeps the triangle's ragged edge small, 128 keep the matrix products efficient.
-    height = max(16, min(max(128, -(-rows // 8)), PANEL_BYTES // max(1, columns * itemsize)))
+def panels(rows: int, columns: int, itemsize: int, *, triangle: bool = False) -> Iterator[slice]:
+    """Slices of rows whose panel of the Gram matrix, with so many columns, is of a good size to work on.
+
+    A few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its ragged edge
+    small.
+    """
+    height = max(128, -(-rows // 8)) if triangle else 512
+    height = max(16, min(height, PANEL_BYTES // max(1, columns * itemsize)))
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
 
@@ -116,7 +120,8 @@ def energy(
     """
     total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
     n = len(z_NQ)
-    for rows in panels(n, n, z_NQ.element_size()):
+    others = shard.others(z_NQ, inverse_N)
+    for rows in panels(n, n, z_NQ.element_size(), triangle=True):
         width = rows.stop - rows.start
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         gram_PM = (u_PQ @ z_NQ[rows.start :].T).mul_(inverse_N[rows.start :])
@@ -131,7 +136,7 @@ def energy(
         if gradient_NQ is not None:
             gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
             gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
-    for z_MQ, inverse_M in shard.others(z_NQ, inverse_N):
+    for z_MQ, inverse_M in others:
         for rows in panels(n, len(z_MQ), z_NQ.element_size()):
             gram_PM = ((z_NQ[rows] * inverse_N[rows, None]) @ z_MQ.T).mul_(inverse_M)
             value_PM, slope_PM = phi(gram_PM)

@@ -55,4 +55,4 @@ class TotalCodingRate(Regularizer):
         direction_NQ = normalize(0.5 * (views[0] + views[1]))
         cosine = torch.stack([(view * direction_NQ).sum(dim=1).mean() for view in views]).mean()
         log_det = torch.stack([log_det_identity_plus(view, q / (n * self.distortion)) for view in views]).mean()
-        return {"alignment": -self.alignment_weight * cosine, "coding rate": -0.5 * log_det}
+        return {"alignment": -self.alignment_weight * cosine, "coding rate": (-0.5 * log_det).to(z1_NQ)}

@@ -198,9 +198,9 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "method=vi"], ["method=vicreg"]),
+        (["train", "method=rb"], ["method=rbf"]),
         # Bash splits words at "=" and takes the value alone.
-        (["train", "method", "=", "vi"], ["vicreg"]),
+        (["train", "method", "=", "rb"], ["rbf"]),
         (["sweep", "quickstart", "seed", "=", "3", "network", "=", "resnet18_"], ["resnet18_small"]),
         (["train", "method", "=", "vicreg", "epo"], ["epochs="]),
         (["train", "network=resnet_"], ["network=resnet_tiny"]),

@@ -61,9 +61,19 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
         setattr(method, field, 1.0)
 
 
+PRESETS = {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")} | {
+    ("spherical_mmd", name)
+    for name in methods.names()
+    if name == "susreg_mmd" or name.startswith(("spherical_mmd_", "spherical_ksd_"))
+}
+
+
 @every_name
 def test_registry_name_is_that_of_the_class(name: str) -> None:
-    assert methods.registry_name(methods.build(name)) == ("sfrik" if name.startswith("sfrik") else name)
+    method = methods.build(name)
+    found = methods.registry_name(method)
+    assert type(methods.build(found)) is type(method)
+    assert found == name or (found, name) in PRESETS
 
 
 @pytest.mark.parametrize(
@@ -139,7 +149,7 @@ def test_a_taken_name_is_refused_and_nothing_is_registered() -> None:
 
 
 def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
-    (tmp_path / "quadratic.py").write_text(
+    (tmp_path / "elsewhere_kernel.py").write_text(
         textwrap.dedent(
             '''
             from dataclasses import dataclass
@@ -147,13 +157,13 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
             from regbench.methods.base import Metadata, register
             from regbench.methods.kernel import KernelRegularizer
 
-            @register("quadratic", quadratic_strong={"alignment_weight": 99.0})
+            @register("elsewhere_kernel", elsewhere_kernel_strong={"alignment_weight": 99.0})
             @dataclass(frozen=True, kw_only=True)
             class Quadratic(KernelRegularizer):
                 """phi(t) = t^2 (2023)."""
                 alignment_weight: float = 4.0
                 metadata: ClassVar[Metadata] = Metadata(
-                    title="quadratic", reference="X 2023", url="https://x", formula="t^2", time="n",
+                    title="elsewhere_kernel", reference="X 2023", url="https://x", formula="t^2", time="n",
                     memory="n", published="x")
 
                 def kernel(self, t, q):
@@ -164,17 +174,17 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
     info = tmp_path / "elsewhere-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[regbench.methods]\nquadratic = quadratic\n")
+    (info / "entry_points.txt").write_text("[regbench.methods]\nelsewhere_kernel = elsewhere_kernel\n")
     program = textwrap.dedent(
         """
         import torch
         from regbench import methods
         from regbench.benchmark.config import Cell, load_run
-        assert {"quadratic", "quadratic_strong", "sfrik"} <= set(methods.names())
-        cell, _ = load_run(["method=quadratic_strong", "embedding_dim=8"])
-        assert cell.to_dict()["method"] == {"name": "quadratic", "alignment_weight": 99.0}
+        assert {"elsewhere_kernel", "elsewhere_kernel_strong", "sfrik"} <= set(methods.names())
+        cell, _ = load_run(["method=elsewhere_kernel_strong", "embedding_dim=8"])
+        assert cell.to_dict()["method"] == {"name": "elsewhere_kernel", "alignment_weight": 99.0}
         assert Cell.from_dict(cell.to_dict()) == cell
-        print(methods.build("quadratic", alignment_weight=0.0).loss(torch.eye(4), torch.eye(4)).item())
+        print(methods.build("elsewhere_kernel", alignment_weight=0.0).loss(torch.eye(4), torch.eye(4)).item())
         """
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}

@@ -1,0 +1,469 @@
+"""Losses of covariances and spectra against their published formulas, evaluated here with NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regbench import RegbenchError, methods
+from regbench.methods.logdet import log_det_identity_plus
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+# n < q, n > q, n = 2, q = 2, n = q.
+SHAPES = [(5, 9), (11, 3), (2, 4), (7, 2), (6, 6)]
+every_shape = pytest.mark.parametrize(("n", "q"), SHAPES)
+
+
+def draw(n: int, q: int, seed: int = 3) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    z1 = 0.2 + 0.7 * rng.standard_normal((n, q))
+    return z1, z1 + 0.4 * rng.standard_normal((n, q))
+
+
+def loss(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> float:
+    return methods.build(name, **hyperparameters).loss(torch.from_numpy(z1), torch.from_numpy(z2)).item()
+
+
+def terms(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> dict[str, float]:
+    values = methods.build(name, **hyperparameters)(torch.from_numpy(z1), torch.from_numpy(z2))
+    return {key: value.item() for key, value in values.terms.items()}
+
+
+def unit(z: Array) -> Array:
+    return np.stack([row / math.sqrt(sum(x * x for x in row)) for row in z])
+
+
+def covariance(z: Array, divisor: int) -> Array:
+    """Σᵢ (zᵢ − z̄)(zᵢ − z̄)ᵀ / divisor, as a sum of outer products."""
+    mean = z.sum(axis=0) / len(z)
+    total = np.zeros((z.shape[1], z.shape[1]))
+    for row in z:
+        total += np.outer(row - mean, row - mean)
+    return total / divisor
+
+
+# Barlow Twins
+
+
+def barlow_twins(z1: Array, z2: Array, weight: float, scale: float, epsilon: float) -> float:
+    q = z1.shape[1]
+    total = 0.0
+    for j, k in itertools.product(range(q), range(q)):
+        a, b = z1[:, j], z2[:, k]
+        c = np.mean((a - a.mean()) * (b - b.mean()))
+        c /= math.sqrt(np.mean((a - a.mean()) ** 2) + epsilon) * math.sqrt(np.mean((b - b.mean()) ** 2) + epsilon)
+        total += (1 - c) ** 2 if j == k else weight * c**2
+    return scale * total
+
+
+@every_shape
+def test_barlow_twins(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    assert loss("barlow_twins", z1, z2) == pytest.approx(barlow_twins(z1, z2, 0.0051, 0.024, 1e-5), rel=1e-10)
+    changed = {"redundancy_weight": 0.3, "scale": 1.0, "epsilon": 0.1}
+    assert loss("barlow_twins", z1, z2, **changed) == pytest.approx(barlow_twins(z1, z2, 0.3, 1.0, 0.1), rel=1e-10)
+
+
+def test_barlow_twins_is_that_of_batch_normalisation() -> None:
+    z1, z2 = (torch.from_numpy(z) for z in draw(12, 5))
+    standard = torch.nn.BatchNorm1d(5, affine=False, dtype=torch.float64)
+    c = (standard(z1).T @ standard(z2) / 12).numpy()
+    expected = ((1 - np.diag(c)) ** 2).sum() + 0.0051 * (c[~np.eye(5, dtype=bool)] ** 2).sum()
+    assert loss("barlow_twins", z1.numpy(), z2.numpy(), scale=1.0) == pytest.approx(expected, rel=1e-10)
+
+
+def test_barlow_twins_of_uncorrelated_equal_views_vanishes() -> None:
+    z = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    assert loss("barlow_twins", z, z, epsilon=1e-14) == pytest.approx(0, abs=1e-20)
+
+
+# VICReg-exp and VICReg-ctr
+
+
+def vicreg_lse(z1: Array, z2: Array, *, contrast: bool, tau: float, weights: tuple[float, float, float]) -> float:
+    n, q = z1.shape
+    total = weights[0] * sum((x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True)) / (n * q)
+    for z in (z1, z2):
+        z = z - z.mean(axis=0)
+        variables = z if contrast else z.T
+        count, observations = variables.shape
+        for i in range(count):
+            deviation = math.sqrt(np.var(variables[i], ddof=1) + 1e-4)
+            total += 0.5 * weights[1] * max(0.0, 1 - deviation) / count
+            entries = [variables[i] @ variables[j] / (observations - 1) for j in range(count) if j != i]
+            total += weights[2] * math.log(sum(math.exp(c / tau) for c in entries)) / count
+    return float(total)
+
+
+@every_shape
+@pytest.mark.parametrize("name", ["vicreg_exp", "vicreg_ctr"])
+def test_vicreg_with_a_log_sum_exp(name: str, n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    contrast = name == "vicreg_ctr"
+    expected = vicreg_lse(z1, z2, contrast=contrast, tau=0.15, weights=(25, 25, 1))
+    assert loss(name, z1, z2) == pytest.approx(expected, rel=1e-10)
+    weights = {"alignment_weight": 2.0, "variance_weight": 3.0, "covariance_weight": 5.0}
+    expected = vicreg_lse(z1, z2, contrast=contrast, tau=0.7, weights=(2, 3, 5))
+    assert loss(name, z1, z2, temperature=0.7, **weights) == pytest.approx(expected, rel=1e-10)
+
+
+def test_vicreg_exp_differs_from_vicreg_in_the_covariance_alone() -> None:
+    z1, z2 = draw(8, 5)
+    ours, vicreg = terms("vicreg_exp", z1, z2), terms("vicreg", z1, z2)
+    for term in ("alignment", "variance"):
+        assert ours[term] == pytest.approx(vicreg[term], rel=1e-12)
+    assert ours["covariance"] != pytest.approx(vicreg["covariance"], rel=1e-3)
+
+
+def test_vicreg_exp_at_a_low_temperature_is_the_largest_covariance() -> None:
+    z, _ = draw(9, 4)
+    c = covariance(z, 8)
+    np.fill_diagonal(c, -math.inf)
+    tau = 1e-4
+    covariances = terms("vicreg_exp", z, z, temperature=tau)["covariance"]
+    assert tau * covariances / 2 == pytest.approx(c.max(axis=1).mean(), abs=1e-3)
+
+
+# FroSSL
+
+
+def frossl(z1: Array, z2: Array, weight: float) -> float:
+    views = [z / np.sqrt((z**2).sum(axis=0)) for z in (z1, z2)]
+    average = (views[0] + views[1]) / 2
+    total = 0.0
+    for z in views:
+        eigenvalues = np.linalg.eigvalsh(z.T @ z / np.trace(z.T @ z))
+        total += math.log((eigenvalues**2).sum())
+        total += weight * 2 * ((z - average) ** 2).sum() / len(z)
+    return total
+
+
+@every_shape
+def test_frossl(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    for weight in (1.0, 0.3):
+        assert loss("frossl", z1, z2, alignment_weight=weight) == pytest.approx(frossl(z1, z2, weight), rel=1e-10)
+
+
+def test_frossl_entropy_is_least_for_orthogonal_columns() -> None:
+    orthogonal = np.linalg.qr(draw(9, 4)[0])[0]
+    assert loss("frossl", orthogonal, orthogonal) == pytest.approx(2 * math.log(1 / 4), rel=1e-12)
+    assert loss("frossl", *draw(9, 4)) > 2 * math.log(1 / 4)
+    column_lengths = np.array([0.1, 2.0, 5.0, 30.0])
+    z1, z2 = draw(9, 4)
+    assert loss("frossl", column_lengths * z1, z2) == pytest.approx(loss("frossl", z1, z2), rel=1e-12)
+
+
+# The log-determinants
+
+
+@every_shape
+def test_log_det_is_the_same_on_both_sides(n: int, q: int) -> None:
+    z, _ = draw(n, q)
+    for side in (np.eye(q) + 0.7 * z.T @ z, np.eye(n) + 0.7 * z @ z.T):
+        assert log_det_identity_plus(torch.from_numpy(z), 0.7).item() == pytest.approx(
+            np.linalg.slogdet(side)[1], rel=1e-12
+        )
+
+
+def tcr(z1: Array, z2: Array, weight: float, distortion: float) -> float:
+    n, q = z1.shape
+    u1, u2 = unit(z1), unit(z2)
+    total = 0.0
+    for u in (u1, u2):
+        rate = 0.5 * np.linalg.slogdet(np.eye(q) + q / (n * distortion) * u.T @ u)[1]
+        cosines = [u[i] @ (u1[i] + u2[i]) / np.linalg.norm(u1[i] + u2[i]) for i in range(n)]
+        total -= (weight * np.mean(cosines) + rate) / 2
+    return total
+
+
+@every_shape
+def test_tcr(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    assert loss("tcr", z1, z2) == pytest.approx(tcr(z1, z2, 200, 0.2), rel=1e-10)
+    assert loss("tcr", z1, z2, alignment_weight=3.0, distortion=0.05) == pytest.approx(tcr(z1, z2, 3, 0.05), rel=1e-10)
+
+
+def test_tcr_of_orthonormal_embeddings() -> None:
+    z = np.eye(6)
+    expected = -200 - 0.5 * 6 * math.log(1 + 1 / 0.2)  # every eigenvalue of ZᵀZ is 1, and q = n
+    assert loss("tcr", 3 * z, z) == pytest.approx(expected, rel=1e-12)
+
+
+def test_tcr_of_the_cosine_of_half_the_angle() -> None:
+    z1, z2 = draw(7, 4)
+    cosines = (unit(z1) * unit(z2)).sum(axis=1)
+    assert terms("tcr", z1, z2)["alignment"] == pytest.approx(-200 * np.sqrt((1 + cosines) / 2).mean(), rel=1e-12)
+
+
+def corinfomax(z1: Array, z2: Array, weight: float, epsilon: float) -> float:
+    n, q = z1.shape
+    u1, u2 = unit(z1), unit(z2)
+    total = weight * ((u1 - u2) ** 2).sum() / (n * q)
+    for u in (u1, u2):
+        total -= np.linalg.slogdet(covariance(u, n) + epsilon * np.eye(q))[1] / q
+    return float(total)
+
+
+@every_shape
+def test_corinfomax(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    for weight, epsilon in ((500.0, 1e-2), (3.0, 1e-4)):
+        assert loss("corinfomax", z1, z2, alignment_weight=weight, epsilon=epsilon) == pytest.approx(
+            corinfomax(z1, z2, weight, epsilon), rel=1e-10
+        )
+
+
+@every_shape
+def test_corinfomax_at_its_own_epsilon(n: int, q: int) -> None:
+    """NumPy's determinant of a singular covariance plus 1e-8 is good to 1e-7 only, so from the singular values."""
+    z1, z2 = draw(n, q)
+    expected = 0.0
+    for u in (unit(z1), unit(z2)):
+        rank = min(n - 1, q)
+        eigenvalues = np.sort(np.linalg.svd(u - u.mean(axis=0), compute_uv=False) ** 2 / n)[::-1][:rank]
+        expected -= (np.log(eigenvalues + 1e-8).sum() + (q - rank) * math.log(1e-8)) / q
+    assert terms("corinfomax", z1, z2)["log-determinant"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_corinfomax_in_float32_with_more_dimensions_than_images() -> None:
+    z1, z2 = (torch.from_numpy(z) for z in draw(16, 40))
+    method = methods.build("corinfomax")
+    assert method.loss(z1.float(), z2.float()).item() == pytest.approx(method.loss(z1, z2).item(), rel=1e-5)
+
+
+# I-VNE+
+
+
+def ivne(z1: Array, z2: Array, weight1: float, weight2: float) -> float:
+    n = len(z1)
+    u1, u2 = unit(z1), unit(z2)
+    total = -weight1 * sum(u1[i] @ u2[i] for i in range(n)) / n
+    for u in (u1, u2):
+        for s in np.linalg.svd(u, compute_uv=False):
+            total += 0.5 * weight2 * s**2 / n * math.log(s**2 / n)
+    return float(total)
+
+
+@every_shape
+def test_ivne(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    assert loss("ivne", z1, z2) == pytest.approx(ivne(z1, z2, 4.16, 1), rel=1e-10)
+    assert loss("ivne", z1, z2, alignment_weight=0.7, entropy_weight=3.0) == pytest.approx(
+        ivne(z1, z2, 0.7, 3), rel=1e-10
+    )
+
+
+@pytest.mark.parametrize(("z", "entropy"), [(np.eye(5), math.log(5)), (np.ones((5, 3)), 0.0)])
+def test_ivne_entropy_of_orthonormal_and_of_collapsed_embeddings(z: Array, entropy: float) -> None:
+    assert terms("ivne", z, z)["entropy"] == pytest.approx(-entropy, abs=1e-12)
+
+
+# Matrix-SSL
+
+
+def matrix_ssl(z1: Array, z2: Array, gamma: float, identity: float, shift: float, order: int) -> float:
+    n, q = z1.shape
+    centring = np.eye(n) - np.ones((n, n)) / n
+    views = unit(z1), unit(z2)
+
+    def log(m: Array) -> Array:
+        x = m - np.eye(q)
+        total = np.zeros_like(x)
+        for k in range(1, order + 1):
+            total += (-1) ** (k + 1) / k * np.linalg.matrix_power(x, k)
+        return total
+
+    def cov(a: int, b: int) -> Array:
+        return np.asarray(views[a].T @ centring @ views[b] / n + shift * np.eye(q))
+
+    total = 0.0
+    for a, b in ((0, 1), (1, 0)):
+        total -= 0.5 * np.trace(identity * np.eye(q) @ log(cov(a, b)))
+        total -= 0.5 * gamma * np.trace(cov(a, a) @ log(cov(b, b)))
+    return total
+
+
+@every_shape
+def test_matrix_ssl(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    assert loss("matrix_ssl", z1, z2) == pytest.approx(matrix_ssl(z1, z2, 1, 1, 1, 4), rel=1e-10)
+    changed: dict[str, Any] = {"alignment_weight": 0.6, "identity_weight": 2.0, "shift": 0.5, "order": 3}
+    assert loss("matrix_ssl", z1, z2, **changed) == pytest.approx(matrix_ssl(z1, z2, 0.6, 2, 0.5, 3), rel=1e-10)
+    assert loss("matrix_ssl", z1, z2, order=1) == pytest.approx(matrix_ssl(z1, z2, 1, 1, 1, 1), rel=1e-10)
+
+
+def test_matrix_ssl_of_a_high_order_is_the_log_determinant() -> None:
+    z, _ = draw(8, 4)
+    uniformity = terms("matrix_ssl", z, z, order=200)["uniformity"]
+    assert uniformity == pytest.approx(-np.linalg.slogdet(np.eye(4) + covariance(unit(z), 8))[1], rel=1e-10)
+
+
+# W-MSE and INTL
+
+
+def w_mse(z1: Array, z2: Array, epsilon: float) -> float:
+    whitened = []
+    for z in (z1, z2):
+        q = z.shape[1]
+        factor = np.linalg.cholesky((1 - epsilon) * covariance(z, len(z) - 1) + epsilon * np.eye(q))
+        whitened.append(unit(np.stack([np.linalg.inv(factor) @ (row - z.mean(axis=0)) for row in z])))
+    return float(((whitened[0] - whitened[1]) ** 2).sum() / len(z1))
+
+
+@every_shape
+def test_w_mse(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    for epsilon in (0.3, 1e-3) if n <= q else (0.3, 1e-3, 1e-6, 0.0):
+        assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
+
+
+def test_w_mse_of_lower_triangular_maps_of_one_batch_vanishes() -> None:
+    z, _ = draw(12, 4)
+    mapped = z @ np.tril(np.full((4, 4), 0.7) + np.eye(4)).T + 3
+    assert loss("w_mse", z, mapped, epsilon=0.0) == pytest.approx(0, abs=1e-12)
+    assert loss("w_mse", z, mapped @ mapped[:4], epsilon=0.0) > 1e-3
+
+
+def intl(z1: Array, z2: Array, weight: float, iterations: int) -> float:
+    n, q = z1.shape
+    total, views = 0.0, []
+    for z in (z1, z2):
+        x = np.stack([row - row.mean() for row in z])
+        sigma = np.array([[a @ b / (q - 1) for b in x] for a in x])
+        eigenvalues, vectors = np.linalg.eigh(sigma)
+        # P is a function of Σ, so Newton's steps act on its eigenvalues.
+        p = np.ones(n)
+        for _ in range(iterations):
+            p = (3 * p - p**3 * eigenvalues / np.trace(sigma)) / 2
+        w = vectors @ np.diag(p) @ vectors.T @ x / math.sqrt(np.trace(sigma))
+        views.append(w)
+        total += weight * sum((np.var(row, ddof=1) - 1) ** 2 for row in w)
+    return float(total + 2 - 2 * (unit(views[0]) * unit(views[1])).sum() / n)
+
+
+@every_shape
+def test_intl(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    assert loss("intl", z1, z2) == pytest.approx(intl(z1, z2, 0.05, 4), rel=1e-10)
+    assert loss("intl", z1, z2, trace_weight=2.0, iterations=7) == pytest.approx(intl(z1, z2, 2, 7), rel=1e-10)
+
+
+def test_intl_with_many_steps_whitens_the_images() -> None:
+    z, _ = draw(4, 30)
+    assert loss("intl", z, z, iterations=30) == pytest.approx(0, abs=1e-12)  # all variances are 1
+    assert loss("intl", z, z, iterations=1) > 1e-2
+
+
+# MMCR
+
+
+def nuclear_norm(m: Array) -> float:
+    """From the eigenvalues of the Gram matrix, not the singular values."""
+    return float(np.sqrt(np.linalg.eigvalsh(m @ m.T if len(m) < m.shape[1] else m.T @ m)).sum())
+
+
+@every_shape
+def test_mmcr(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    u1, u2 = unit(z1), unit(z2)
+    centroids = nuclear_norm((u1 + u2) / 2)
+    assert loss("mmcr", z1, z2) == pytest.approx(-centroids, rel=1e-10)
+    local = np.mean([math.sqrt(1 + c) + math.sqrt(1 - c) for c in (u1 * u2).sum(axis=1)])
+    assert loss("mmcr", z1, z2, local_weight=0.3) == pytest.approx(0.3 * local - centroids, rel=1e-9)
+
+
+@pytest.mark.parametrize(("z", "norm"), [(np.eye(6), 6.0), (np.ones((9, 4)), 3.0)])
+def test_mmcr_of_orthonormal_and_of_collapsed_embeddings(z: Array, norm: float) -> None:
+    assert loss("mmcr", z, z) == pytest.approx(-norm, rel=1e-12)
+
+
+# What all of them claim
+
+NAMES = [
+    "barlow_twins",
+    "corinfomax",
+    "frossl",
+    "intl",
+    "ivne",
+    "matrix_ssl",
+    "mmcr",
+    "tcr",
+    "vicreg_ctr",
+    "vicreg_exp",
+    "w_mse",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_invariances_are_as_stated(name: str) -> None:
+    z1, z2 = draw(9, 5)
+    metadata = methods.build(name).metadata
+    value = loss(name, z1, z2)
+    rotation = np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0]
+    lengths = np.linspace(0.3, 4, 9)[:, None]
+    rotated, scaled = loss(name, z1 @ rotation, z2 @ rotation), loss(name, lengths * z1, z2 / lengths)
+    rotation_moves, scale_moves = abs(rotated - value) > 1e-5, abs(scaled - value) > 1e-5
+    assert rotation_moves != metadata.rotation_invariant
+    assert scale_moves != metadata.scale_invariant
+    if metadata.rotation_invariant:
+        assert rotated == pytest.approx(value, rel=1e-10)
+    if metadata.scale_invariant:
+        assert scaled == pytest.approx(value, rel=1e-10)
+    assert loss(name, z2, z1) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", ["more dimensions", "one coordinate", "a dead coordinate", "opposite", "zero"])
+def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
+    z1, z2 = (torch.from_numpy(z).float() for z in draw(6, 15))
+    if case == "one coordinate":
+        z1, z2 = z1 * torch.eye(15)[0], z2 * torch.eye(15)[0]
+    elif case == "a dead coordinate":
+        z1[:, 3], z2[:, 3] = 0, 0
+    elif case == "opposite":
+        z2 = -z1
+    elif case == "zero":
+        z1, z2 = 0 * z1, 0 * z2
+    for factor in (1e-4, 1.0, 1e3):
+        leaf1, leaf2 = ((factor * z).requires_grad_() for z in (z1, z2))
+        value = methods.build(name).loss(leaf1, leaf2)
+        assert all(torch.isfinite(x).all() for x in (value, *torch.autograd.grad(value, (leaf1, leaf2))))
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "what"),
+    [
+        ("barlow_twins", {"redundancy_weight": -1.0}, "redundancy_weight must be >= 0"),
+        ("barlow_twins", {"scale": -1.0}, "scale and epsilon must be > 0"),
+        ("barlow_twins", {"epsilon": 0.0}, "epsilon must be > 0"),
+        ("vicreg_exp", {"variance_weight": -1.0}, "weights must be >= 0"),
+        ("vicreg_exp", {"temperature": 0.0}, "temperature must be > 0"),
+        ("vicreg_ctr", {"temperature": -0.1}, "temperature must be > 0"),
+        ("vicreg_ctr", {"epsilon": 0.0}, "epsilon > 0"),
+        ("frossl", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
+        ("tcr", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
+        ("tcr", {"distortion": 0.0}, "distortion must be > 0"),
+        ("corinfomax", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
+        ("corinfomax", {"epsilon": 1e-13}, "epsilon must be >= 1e-12"),
+        ("ivne", {"entropy_weight": -1.0}, "weights must be >= 0"),
+        ("matrix_ssl", {"identity_weight": -1.0}, "weights must be >= 0"),
+        ("matrix_ssl", {"order": 0}, "order must be >= 1"),
+        ("matrix_ssl", {"shift": 0.0}, "shift > 0"),
+        ("w_mse", {"epsilon": -0.1}, "epsilon must be in"),
+        ("w_mse", {"epsilon": 1.1}, "epsilon must be in"),
+        ("intl", {"trace_weight": -1.0}, "trace_weight and iterations must be >= 0"),
+        ("intl", {"iterations": -1}, "trace_weight and iterations must be >= 0"),
+        ("mmcr", {"local_weight": -1.0}, "local_weight must be >= 0"),
+    ],
+)
+def test_impossible_hyperparameters_are_refused(name: str, hyperparameters: dict[str, Any], what: str) -> None:
+    with pytest.raises(RegbenchError, match=what):
+        methods.build(name, **hyperparameters)
