@@ -12,7 +12,7 @@ TOOLS := .venv/tools.stamp
 .DEFAULT_GOAL := help
 .PHONY: benchmark clean format help install lint test test-all
 
-benchmark: $(RUNTIME) ## Train all methods on Fashion-MNIST, print the leaderboard, write the report
+benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
 test: $(TOOLS) ## Run the tests and print their coverage

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.methods.logdet import log_det_identity_plus

@@ -200,6 +200,10 @@ def test_directions_are_drawn_anew_and_follow_the_seed(name: str) -> None:
         ("barlow_twins", "redundancy_weight", -1.0),
         ("barlow_twins", "scale", 0.0),
         ("auh", "scale", 21.0),
+        ("kerjepa", "statistic", "kl"),
+        ("kerjepa", "kernel", "cauchy"),
+        ("kerjepa_ksd_imq", "statistic", "mmd"),
+        ("kerjepa", "bandwidth", 0.0),
     ],
 )
 def test_impossible_hyperparameters_are_refused(name: str, hyperparameter: str, value: object) -> None:
@@ -218,3 +222,46 @@ def test_barlow_twins(n: int, q: int) -> None:
         "alignment": pytest.approx(0.5 * on, rel=1e-10),
         "redundancy": pytest.approx(0.05 * off, rel=1e-10),
     }
+
+
+def kernel(name: str, x: torch.Tensor, y: torch.Tensor, square: float) -> torch.Tensor:
+    squared = (x - y).square().sum()
+    return (-squared / (2 * square)).exp() if name == "gaussian" else (1 + squared / square) ** -0.5
+
+
+@sizes
+@pytest.mark.parametrize("name", ["gaussian", "imq"])
+def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) -> None:
+    """By its definition: s(x)·s(y) k + s(x)·∇_y k + s(y)·∇_x k + tr ∇_x ∇_y k with the score s(x) = −x."""
+    z1, z2 = draw(n, q, seed=70 + n)
+    total = 0.0
+    for z in (torch.from_numpy(z1), torch.from_numpy(z2)):
+        for a in z:
+            for b in z:
+                x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+                k = kernel(name, x, y, 0.7 * q)
+                along_x, along_y = torch.autograd.grad(k, (x, y), create_graph=True)
+                mixed = [torch.autograd.grad(along_x[i], y, retain_graph=True)[0][i] for i in range(q)]
+                stein = (x @ y) * k - x @ along_y - y @ along_x + torch.stack(mixed).sum()
+                total += stein.item() / (2 * n**2)
+    terms = terms_of("kerjepa", z1, z2, kernel=name, bandwidth=0.7, regularization_weight=3.0)
+    assert terms["normality"] == pytest.approx(3 * total, rel=1e-9)
+    assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
+
+
+def test_kerjepa_mmd_by_quadrature() -> None:
+    """The expectations over N(0, I) in two dimensions by Gauss-Hermite quadrature."""
+    z1, z2 = draw(5, 2, seed=80)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = weights / weights.sum()
+    points = np.array([(a, b) for a in nodes for b in nodes])
+    mass = np.array([u * v for u in weights for v in weights])
+    square = 0.6 * 2
+
+    def gram(x: Array, y: Array) -> Array:
+        return np.exp(-((x[:, None] - y) ** 2).sum(axis=2) / (2 * square))
+
+    prior = mass @ gram(points, points) @ mass
+    values = [gram(z, z).mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)]
+    terms = terms_of("kerjepa_mmd", z1, z2, bandwidth=0.6, regularization_weight=1.0)
+    assert terms["normality"] == pytest.approx(sum(values) / 2, rel=1e-9)

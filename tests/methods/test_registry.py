@@ -61,11 +61,15 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
         setattr(method, field, 1.0)
 
 
-PRESETS = {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")} | {
-    ("spherical_mmd", name)
-    for name in methods.names()
-    if name == "susreg_mmd" or name.startswith(("spherical_mmd_", "spherical_ksd_"))
-}
+PRESETS = (
+    {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
+    | {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")}
+    | {
+        ("spherical_mmd", name)
+        for name in methods.names()
+        if name == "susreg_mmd" or name.startswith(("spherical_mmd_", "spherical_ksd_"))
+    }
+)
 
 
 @every_name
