@@ -46,7 +46,8 @@ class DCLW(DCL):
     """DCL with weighted positive pairs (Yeh et al., ECCV 2022, Section 3.2).
 
     The positives' addend is −(1/n) Σᵢ wᵢ sim(zᵢ, z⁺ᵢ)/τ with the negative von Mises-Fisher weight
-    wᵢ = 2 − exp(sim(zᵢ, z⁺ᵢ)/σ) / meanⱼ exp(sim(zⱼ, z⁺ⱼ)/σ), through which gradients flow as in the authors' code.
+    wᵢ = 2 − exp(sim(zᵢ, z⁺ᵢ)/σ) / meanⱼ exp(sim(zⱼ, z⁺ⱼ)/σ). Gradients flow through it, as nothing in the paper stops
+    them; lightly does.
 
     Attributes:
         temperature: τ > 0.

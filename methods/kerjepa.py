@@ -89,5 +89,7 @@ class KerJEPA(Regularizer):
             first_NN, second_NN = -f_NN / (2 * square * base_NN), 3 * f_NN / (4 * square**2 * base_NN.square())
         if self.statistic == "ksd":
             return (gram_NN * f_NN + 2 * (r2_NN - q) * first_NN - 4 * r2_NN * second_NN).mean()
-        crossed = (square / (square + 1)) ** (q / 2) * (-squared_N / (2 * square + 2)).exp().mean()
-        return f_NN.mean() - 2 * crossed + (square / (square + 2)) ** (q / 2)
+        crossed = (-squared_N / (2 * square + 2)).exp().mean()
+        front, constant = (float((square / (square + k)) ** (q / 2)) for k in (1, 2))
+        squared_distance: Tensor = f_NN.mean() - 2 * front * crossed + constant
+        return squared_distance

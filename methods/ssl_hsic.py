@@ -1,4 +1,4 @@
-"""SSL-HSIC: dependence on the image's identity, by the Hilbert-Schmidt independence criterion."""
+"""SSL-HSIC: kernel dependence on the identity of the image."""
 
 from __future__ import annotations
 
@@ -9,56 +9,66 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.pairwise import normalize
 
 
 @register("ssl_hsic")
 @dataclass(frozen=True, kw_only=True)
 class SSLHSIC(Regularizer):
-    """−HSIC(Z, Y) + γ √HSIC(Z, Z) (Li et al., NeurIPS 2021; appendix of Zheng et al., ICLR 2023).
+    """−HSIC(Z, Y) + γ √HSIC(Z, Z) (Li et al., NeurIPS 2021), with the inverse multiquadric kernel on the sphere.
 
-    With the kernel k(u, v) = c/√(c² + ‖u − v‖²) and its 2n × 2n matrix K over both views: HSIC(Z, Y) = (1/n) Σᵢ
-    k(z1ᵢ, z2ᵢ) − mean K, up to a constant, and HSIC(Z, Z) = tr(KHKH)/(2n)², H centring. The authors approximate both
-    by random Fourier features of this kernel; here they are exact. HSIC(Z, Z) is clamped below at the dtype's epsilon
-    squared, where its root has no derivative.
+    k(u, v) = c / √(c² + ‖u − v‖²). Let K be its Gram matrix over all N = 2n unit embeddings of both views, and
+    H = I − 11ᵀ/N. With the identity Y of the image as a one-hot label, the official code's estimates are
+
+        HSIC(Z, Y) = (1/n) Σᵢ k(z₁ᵢ, z₂ᵢ) − N⁻² Σ_{ab} K_ab,      HSIC(Z, Z) = N⁻² tr(K H K H) = ‖H K H‖²_F / N².
+
+    There they are approximated by random Fourier features, 512 for each kernel and drawn anew at every step (two
+    independent draws for the two kernels of HSIC(Z, Z)); here is what these features have as their mean, the kernels
+    themselves, so that the loss is deterministic. The code's HSIC(Z, Y) also counts the pairs of an embedding and
+    itself as pairs of views, which adds the constant 1/(views − 1); it is left out here. The root has the gradient
+    zero at HSIC(Z, Z) = 0, a collapsed batch.
 
     Attributes:
-        regularization_weight: γ >= 0.
-        kernel_scale: c > 0.
+        gamma: γ >= 0, the weight of the root of HSIC(Z, Z).
+        scale: c > 0 of the kernel. The original starts at 1 and adapts it while it trains.
     """
 
-    regularization_weight: float = 3.0
-    kernel_scale: float = 1.0
+    gamma: float = 3.0
+    scale: float = 1.0
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SSL-HSIC",
         reference="Li, Pogodin, Sutherland, Gretton, NeurIPS 2021",
         url="https://arxiv.org/abs/2106.08320",
-        formula="−(1/n) Σᵢ k(z1ᵢ, z2ᵢ) + mean K + γ √(tr(KHKH)/(2n)²)",
+        formula="−(1/n) Σᵢ k(z₁ᵢ, z₂ᵢ) + N⁻² Σ_{ab} K_ab + γ ‖HKH‖_F / N,  k = c/√(c² + ‖u − v‖²), N = 2n",
         time="O(n² q)",
         memory="O(n²)",
-        published="γ = 3, c learnt from 1 on, 512 Fourier features, ImageNet, batch 4096",
-        limitation="the original has a predictor, an averaged target network and a learnt kernel scale",
+        published="γ = 3, c from 1, 512 random features, on ImageNet, ResNet-50, q = 256, batch 4096",
+        limitation=(
+            "the original also has a predictor, two more embeddings of each image from a momentum network, and learns "
+            "c by Adam so that the kernel's gradient is large; here c is fixed and N = 2n"
+        ),
+        scale_invariant=True,
         rotation_invariant=True,
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight and a scale that is not positive."""
-        self.require(self.regularization_weight >= 0, "regularization_weight must be >= 0")
-        self.require(self.kernel_scale > 0, "kernel_scale must be > 0")
+        """Refuses a negative weight or a kernel without width."""
+        self.require(self.gamma >= 0 and self.scale > 0, "gamma must be >= 0 and scale > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, uniformity (the mean of the kernel) and HSIC(Z, Z)."""
+        """The two parts of −HSIC(Z, Y), and the regularizer; M = 2n embeddings."""
         n = len(z1_NQ)
-        z_MQ = torch.cat([z1_NQ, z2_NQ])
-        squared_M = z_MQ.square().sum(dim=1)
-        squared_MM = (squared_M[:, None] + squared_M - 2 * (z_MQ @ z_MQ.T)).clamp_min(0.0)
-        kernel_MM = (1 + squared_MM / self.kernel_scale**2).rsqrt()
-        centred_MM = kernel_MM - kernel_MM.mean(dim=0) - kernel_MM.mean(dim=1, keepdim=True) + kernel_MM.mean()
-        positives_N = (1 + (z1_NQ - z2_NQ).square().sum(dim=1) / self.kernel_scale**2).rsqrt()
-        dependence = centred_MM.square().sum() / (2 * n) ** 2
-        floor = torch.finfo(z1_NQ.dtype).eps ** 2
+        z_MQ = normalize(torch.cat([z1_NQ, z2_NQ]))
+        squared_distance_MM = (2 - 2 * (z_MQ @ z_MQ.T)).clamp_min(0)
+        itself_MM = torch.eye(2 * n, dtype=torch.bool, device=z_MQ.device)
+        squared_distance_MM = squared_distance_MM.where(~itself_MM, 0.0)
+        kernel_MM = self.scale / (self.scale**2 + squared_distance_MM).sqrt()
+        row_mean_M = kernel_MM.mean(dim=0)
+        mean = row_mean_M.mean()
+        centred_MM = kernel_MM - row_mean_M[:, None] - row_mean_M + mean
         return {
-            "alignment": -positives_N.mean(),
-            "uniformity": kernel_MM.mean(),
-            "dependence": self.regularization_weight * dependence.clamp_min(floor).sqrt(),
+            "positive pairs": -kernel_MM[:n, n:].diagonal().mean(),
+            "all pairs": mean,
+            "self-dependence": self.gamma / (2 * n) * torch.linalg.vector_norm(centred_MM),
         }

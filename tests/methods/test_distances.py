@@ -39,10 +39,10 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
     a, b = ([row * min(1.0, math.sqrt(mu) / np.linalg.norm(row)) for row in z] for z in (z1, z2))
     positive = sum(float(a[i] @ b[i]) for i in range(n)) / n
     negative = sum(float(a[i] @ b[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    terms = terms_of("spectral_contrastive", z1, z2, squared_radius=mu)
+    terms = terms_of("spectral_contrastive", z1, z2, mu=mu)
     assert terms == {
-        "alignment": pytest.approx(-2 * positive / mu, rel=1e-10),
-        "uniformity": pytest.approx(negative / mu, rel=1e-10),
+        "attraction": pytest.approx(-2 * positive / mu, rel=1e-10),
+        "repulsion": pytest.approx(negative / mu, rel=1e-10),
     }
 
 
@@ -88,7 +88,7 @@ def test_wasserstein_uniformity_is_the_distance_of_two_gaussians(n: int, q: int)
 @sizes
 def test_ssl_hsic(n: int, q: int) -> None:
     z1, z2 = draw(n, q, seed=50 + n)
-    z = np.concatenate([z1, z2])
+    z = unit(np.concatenate([z1, z2]))
 
     def kernel(u: Array, v: Array) -> float:
         return 1.5 / math.sqrt(1.5**2 + float(((u - v) ** 2).sum()))
@@ -96,11 +96,11 @@ def test_ssl_hsic(n: int, q: int) -> None:
     gram = np.array([[kernel(u, v) for v in z] for u in z])
     centring = np.eye(2 * n) - 1 / (2 * n)
     dependence = np.trace(gram @ centring @ gram @ centring) / (2 * n) ** 2
-    terms = terms_of("ssl_hsic", z1, z2, kernel_scale=1.5)
+    terms = terms_of("ssl_hsic", z1, z2, scale=1.5)
     assert terms == {
-        "alignment": pytest.approx(-sum(kernel(z1[i], z2[i]) for i in range(n)) / n, rel=1e-10),
-        "uniformity": pytest.approx(gram.mean(), rel=1e-10),
-        "dependence": pytest.approx(3 * math.sqrt(dependence), rel=1e-9),
+        "positive pairs": pytest.approx(-sum(kernel(z[i], z[n + i]) for i in range(n)) / n, rel=1e-10),
+        "all pairs": pytest.approx(gram.mean(), rel=1e-10),
+        "self-dependence": pytest.approx(3 * math.sqrt(dependence), rel=1e-9),
     }
 
 
@@ -181,12 +181,12 @@ def test_directions_are_drawn_anew_and_follow_the_seed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hyperparameter", "value"),
     [
-        ("spectral_contrastive", "squared_radius", 0.0),
+        ("spectral_contrastive", "mu", 0.0),
         ("koleo", "epsilon", 0.0),
         ("koleo", "uniformity_weight", -1.0),
         ("wasserstein_uniformity", "uniformity_weight", -1.0),
-        ("ssl_hsic", "kernel_scale", 0.0),
-        ("ssl_hsic", "regularization_weight", -1.0),
+        ("ssl_hsic", "scale", 0.0),
+        ("ssl_hsic", "gamma", -1.0),
         ("sigreg", "directions", 0),
         ("sigreg", "largest_frequency", 0.0),
         ("sigreg", "regularization_weight", 1.1),
@@ -259,7 +259,8 @@ def test_kerjepa_mmd_by_quadrature() -> None:
     square = 0.6 * 2
 
     def gram(x: Array, y: Array) -> Array:
-        return np.exp(-((x[:, None] - y) ** 2).sum(axis=2) / (2 * square))
+        values: Array = np.exp(-((x[:, None] - y) ** 2).sum(axis=2) / (2 * square))
+        return values
 
     prior = mass @ gram(points, points) @ mass
     values = [gram(z, z).mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)]
