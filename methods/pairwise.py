@@ -11,7 +11,7 @@ place, into the gradient with respect to z (`to_embedding_gradient`); no normali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,50 @@ def energy(
             if gradient_NQ is not None:
                 gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_M), z_MQ)
     return total
+
+
+def cross_energy(
+    views: Sequence[Tensor], factors: Sequence[Tensor], phi: PairFunction, gradients: Sequence[Tensor], shard: Shard
+) -> Tensor:
+    """Σᵢ Σ_{j≠i} φ(u1ᵢ·u2ⱼ) over this rank's i and all ranks' j, in one pass with the gradients of the whole sum.
+
+    Args:
+        views: This rank's embeddings of both views, shape (n_rank, q) each.
+        factors: What makes them u1 and u2, shape (n_rank,) each.
+        phi: φ and φ′ of inner products.
+        gradients: Buffers to which the gradients with respect to u1 and u2 are added.
+        shard: The ranks.
+
+    Returns:
+        This rank's addend, a float64 scalar.
+    """
+    (z1_NQ, z2_NQ), (factor1_N, factor2_N), (gradient1_NQ, gradient2_NQ) = views, factors, gradients
+    total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
+    n = len(z1_NQ)
+    others = shard.others(*views, *factors)
+    for rows in panels(n, n, z1_NQ.element_size()):
+        u_PQ = z1_NQ[rows] * factor1_N[rows, None]
+        value_PM, slope_PM = phi((u_PQ @ z2_NQ.T).mul_(factor2_N))
+        value_PM[:, rows].diagonal().zero_()
+        slope_PM[:, rows].diagonal().zero_()
+        total += value_PM.sum()
+        gradient2_NQ.addmm_(slope_PM.T, u_PQ)
+        gradient1_NQ[rows].addmm_(slope_PM.mul_(factor2_N), z2_NQ)
+    for remote in others:
+        for own, other in ((0, 1), (1, 0)):
+            z_MQ, factor_M = remote[other], remote[2 + other]
+            for rows in panels(n, len(z_MQ), z1_NQ.element_size()):
+                u_PQ = views[own][rows] * factors[own][rows, None]
+                value_PM, slope_PM = phi((u_PQ @ z_MQ.T).mul_(factor_M))
+                if own == 0:
+                    total += value_PM.sum()
+                gradients[own][rows].addmm_(slope_PM.mul_(factor_M), z_MQ)
+    return total
+
+
+def square(t: Tensor) -> tuple[Tensor, Tensor]:
+    """φ(t) = t² and φ′ = 2t."""
+    return t.square(), 2 * t
 
 
 def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor | None = None) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import chunks, cross_energy, square
 
 
 @register("spectral_contrastive")
@@ -34,7 +36,7 @@ class SpectralContrastive(Regularizer):
         url="https://arxiv.org/abs/2106.04156",
         formula="(1/μ) [ −2/n Σᵢ z₁ᵢ·z₂ᵢ + 1/(n(n − 1)) Σ_{i≠j} (z₁ᵢ·z₂ⱼ)² ],  ‖z‖ clipped to √μ",
         time="O(n² q)",
-        memory="O(n²)",
+        memory="O(1)",
         published="μ = 10 on ImageNet, ResNet-50, q = 8192, batch 384; μ = 1 on CIFAR-10, q = 1000, batch 512",
         limitation="the original trains with SGD and a projector without a last ReLU; only the loss is here",
         rotation_invariant=True,
@@ -56,7 +58,41 @@ class SpectralContrastive(Regularizer):
         }
 
     def _clip(self, z_NQ: Tensor) -> Tensor:
+        return z_NQ * self._factors(z_NQ)[:, None]
+
+    def _factors(self, z_NQ: Tensor) -> Tensor:
         radius = self.mu**0.5
-        length_N: Tensor = torch.linalg.vector_norm(z_NQ, dim=1, keepdim=True)
-        factor_N: Tensor = radius / length_N.clamp_min(radius)
-        return z_NQ * factor_N
+        factor_N: Tensor = radius / torch.linalg.vector_norm(z_NQ, dim=1).clamp_min(radius)
+        return factor_N
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Streamed over panels of the Gram matrix of the two views."""
+        return ("textbook", "gram")
+
+    def value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed, see `Regularizer.value_and_gradient`."""
+        if form == "textbook":
+            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        n = shard.n
+        views, factors = (z1_NQ, z2_NQ), (self._factors(z1_NQ), self._factors(z2_NQ))
+        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+        squares = cross_energy(views, factors, square, gradients, shard)
+        attraction = torch.zeros_like(squares)
+        for part in chunks(z1_NQ):
+            u1_PQ, u2_PQ = (z_NQ[part] * factor_N[part, None] for z_NQ, factor_N in zip(views, factors, strict=True))
+            attraction += torch.linalg.vecdot(u1_PQ, u2_PQ).sum()
+            for gradient_NQ, factor_N, u_PQ, other_PQ in zip(
+                gradients, factors, (u1_PQ, u2_PQ), (u2_PQ, u1_PQ), strict=True
+            ):
+                gradient_PQ = gradient_NQ[part].mul_(1 / (self.mu * n * (n - 1)))
+                gradient_PQ.sub_(other_PQ, alpha=2 / (self.mu * n))
+                # A clipped row moves on the sphere of radius √μ only.
+                clipped_P = (factor_N[part] < 1).to(factor_N) / self.mu
+                radial_P = torch.linalg.vecdot(gradient_PQ, u_PQ) * clipped_P
+                gradient_PQ.addcmul_(u_PQ, radial_P[:, None], value=-1).mul_(factor_N[part, None])
+        attraction, squares = shard.sum(torch.stack([attraction, squares]))
+        terms = {"attraction": -2 / (self.mu * n) * attraction, "repulsion": squares / (self.mu * n * (n - 1))}
+        return terms, *gradients

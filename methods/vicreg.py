@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import alignment, chunks, energy, mean_squared_difference, second_moment
+from regbench.methods.pairwise import alignment, chunks, energy, mean_squared_difference, second_moment, square
 
 
 @register("vicreg")
@@ -101,7 +101,7 @@ class VICReg(Regularizer):
             centred_NQ = z_NQ - mean_Q
             variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
             # With n <= q the covariance has rank < n and the diagonal is a small part of its norm: no cancellation.
-            total = shard.sum(energy(centred_NQ, ones_N, _square, gradient_NQ, shard, diagonal=True))
+            total = shard.sum(energy(centred_NQ, ones_N, square, gradient_NQ, shard, diagonal=True))
             covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
             gradient_NQ.mul_(2 * self.covariance_weight / (q * (n - 1) ** 2))
         else:
@@ -121,7 +121,3 @@ class VICReg(Regularizer):
             for rows in chunks(z_NQ):
                 gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)
         return hinge, covariance
-
-
-def _square(t: Tensor) -> tuple[Tensor, Tensor]:
-    return t.square(), 2 * t
