@@ -409,3 +409,36 @@ def test_probing_augmented_features_runs(tiny: list[str]) -> None:
     record = run_cell(cell, runtime, "here")
     assert "augmented features" in record["scores"][-1]["protocol"]
     assert numbers(record) == numbers(run_cell(cell, runtime, "again"))
+
+
+def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
+    records = {}
+    for form in ("auto", "textbook", "gram"):
+        cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.loss_form={form}")
+        records[form] = run_cell(cell, runtime, form)
+        assert records[form]["environment"]["loss_form"] == form
+    assert len({record["cell_id"] for record in records.values()}) == 1
+    first, *others = ([row["loss"] for row in record["history"]] for record in records.values())
+    for losses in others:
+        assert losses == pytest.approx(first, rel=1e-3)
+
+
+def test_a_form_that_the_method_lacks_is_refused(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=simclr", "runtime.loss_form=covariance")
+    with pytest.raises(RegbenchError, match="SimCLR has no covariance form; it has textbook, gram"):
+        run_cell(cell, runtime, "here")
+
+
+def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, runtime = load(tiny, "method=sigreg", "epochs=3", "method.directions=8")
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    with monkeypatch.context() as patch:
+        interrupting(patch, 1, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(cell, runtime, "interrupted")
+    torch.randn(3)  # what else the process drew does not matter
+    resumed = run_cell(cell, runtime, "interrupted")
+    losses = [[row["loss"] for row in record["history"]] for record in (resumed, undisturbed)]
+    assert losses[0] == losses[1]
