@@ -87,9 +87,14 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
     events = sorted(_allocations(profile.profiler.kineto_results.experimental_event_tree()), key=lambda event: event[0])
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
     left_out = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
+    # What was there before may be released meanwhile; that makes no room for what is measured.
+    alive: dict[int, int] = {}
     live = peak = 0
-    for i, (_, _, size) in enumerate(events):
-        if i not in left_out:
+    for i, (_, pointer, size) in enumerate(events):
+        if size < 0:
+            live -= alive.pop(pointer, 0)
+        elif i not in left_out:
+            alive[pointer] = size
             live += size
             peak = max(peak, live)
     return peak

@@ -153,6 +153,17 @@ def test_a_form_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
     assert list(result["shared"]) == ["gram"]
 
 
+def test_memory_released_meanwhile_makes_no_room() -> None:
+    old = [torch.ones(1000, dtype=torch.float64)]
+
+    def run() -> list[Tensor]:
+        old.clear()
+        torch.ones(500, dtype=torch.float64).sum()
+        return []
+
+    assert 4000 <= cost_ranks.peak_extra_bytes(run, torch.device("cpu")) < 8000
+
+
 @pytest.mark.parametrize("form", ["textbook", "gram", "covariance"])
 def test_prediction_of_memory(form: str) -> None:
     """Not far off, and not the square of the size for what streams."""
