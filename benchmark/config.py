@@ -32,6 +32,9 @@ from regbench.methods import Regularizer
 
 T = TypeVar("T")
 
+STAGES = ("pretrain", "tune", "final")
+"""What a run goes through: training, evaluation on the tuning split (if there is one), evaluation on the test split."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
@@ -131,7 +134,9 @@ class Cell:
     Attributes:
         method: The regularizer with its hyperparameters.
         embedding_dim: q, the projector's output.
-        batch_size: n, images a step; the last short batch of an epoch is dropped.
+        batch_size: n, images a step over all GPUs; the last short batch of an epoch is dropped.
+        micro_batch_size: Images over all GPUs that pass the network at a time, for batches that do not fit; None: the
+            whole batch. The loss is that of the whole batch, BN statistics are those of a pass.
         epochs: Passes over the training images; 0 evaluates the untrained network.
         seed: Of the initial weights, the order of images, the augmentation and the probe.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
@@ -153,6 +158,7 @@ class Cell:
     network: NetworkConfig
     optimizer: OptimizerConfig
     evaluation: EvaluationConfig
+    micro_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses numbers that cannot be run.
@@ -163,6 +169,10 @@ class Cell:
         for name, minimum in {"embedding_dim": 2, "batch_size": 2, "epochs": 0, "seed": 0}.items():
             if (value := getattr(self, name)) < minimum:
                 raise RegbenchError(f"{name}={value} must be at least {minimum}")
+        if self.micro_batch_size is not None and (self.micro_batch_size < 2 or self.batch_size % self.micro_batch_size):
+            raise RegbenchError(
+                f"micro_batch_size={self.micro_batch_size} must be at least 2 and divide batch_size={self.batch_size}"
+            )
         if self.precision not in ("bf16", "fp32"):
             raise RegbenchError(f"precision={self.precision} must be bf16 or fp32")
         if self.epochs and self.optimizer.warmup_epochs >= self.epochs:
@@ -191,6 +201,8 @@ class Cell:
     def id(self) -> str:
         """Twelve hex digits that depend on the cell's content alone, on any machine."""
         deciding = self.to_dict()
+        if self.micro_batch_size is None:  # so that cells from before there was one keep their ids
+            del deciding["micro_batch_size"]
         if not self.epochs:  # an untrained network knows nothing of these
             for name in ("method", "optimizer", "augmentation"):
                 del deciding[name]
@@ -239,6 +251,12 @@ class Runtime:
         threads: CPU threads that compute for one run; 0: all cores.
         loss_form: Form that the loss is computed in, see `Engine`: "auto" (the cheapest), "gram", "covariance" or
             "textbook" (the published formula under plain autograd).
+        shard_optimizer: Whether the ranks of a run share the momentum of linear layers (ZeRO-1) instead of each
+            keeping all of it.
+        compile: Whether torch.compile builds the network.
+        checkpoint_minutes: Minutes between checkpoints.
+        checkpoint_epochs: Epochs between checkpoints; whichever comes first.
+        lease_s: Seconds without a sign of life after which another process may take over a run.
         parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
     """
 
@@ -249,6 +267,11 @@ class Runtime:
     workers: int
     threads: int
     loss_form: str
+    shard_optimizer: bool
+    compile: bool
+    checkpoint_minutes: float
+    checkpoint_epochs: int
+    lease_s: float
     parallel: int
 
 

@@ -9,21 +9,25 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, KNNConfig, ProbeConfig
+from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.train import Compute
 from regbench.datasets.loader import EvalLoader
 from regbench.datasets.manifest import Manifest
+
+# Images whose logits are computed at a time.
+_BLOCK = 4096
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -36,6 +40,21 @@ class Features:
     y_N: Tensor
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A trained linear classifier.
+
+    Attributes:
+        weight_DC: (d, classes) float32.
+        bias_C: (classes,) float32.
+        protocol: How it was trained, in one line.
+    """
+
+    weight_DC: Tensor
+    bias_C: Tensor
+    protocol: str
+
+
 class Evaluator:
     """The evaluations of one frozen backbone; features are extracted once for each way of cutting the images.
 
@@ -45,37 +64,31 @@ class Evaluator:
         backend: What read the images ("ffcv" or "torchvision"), once some were read.
     """
 
-    def __init__(self, cell: Cell, backbone: nn.Module, compute: Compute) -> None:
+    def __init__(self, cell: Cell, network: SiameseNetwork, compute: Compute) -> None:
         """Freezes the backbone.
 
         Args:
             cell: States data set and evaluation.
-            backbone: Images (n, c, h, w) to representations (n, d); put in eval mode.
+            network: Whose backbone gives the representations; put in eval mode.
             compute: On what.
         """
         self._cell, self._compute = cell, compute
-        self._scored = scored_splits(cell, compute.data_dir)
-        self._backbone = backbone.eval().requires_grad_(False)
+        self._backbone = network.backbone.eval().requires_grad_(False)
+        self._dim = network.representation_dim
         self._features = functools.cache(self._extract)
         self.backend = compute.loader
 
-    def knn(self) -> list[dict[str, Any]]:
-        """Scores of weighted kNN: training images vote on the tuning and on the test split."""
+    def knn(self, split: str) -> list[dict[str, Any]]:
+        """Scores of weighted kNN: the training images vote on those of `split`."""
         config = self._cell.evaluation.knn
-        bank = self._features("train", config.interpolation)
+        bank, queries = (self._features(name, config.interpolation) for name in ("train", split))
+        top1, top5 = weighted_knn(bank, queries, config, self._cell.dataset.num_classes)
         protocol = f"weighted kNN, k={config.k}, temperature={config.temperature:g}"
-        scores = []
-        for split in self._scored:
-            queries = self._features(split, config.interpolation)
-            top1, top5 = weighted_knn(bank, queries, config, self._cell.dataset.num_classes)
-            scores += [_score("knn_top1", top1, split, protocol), _score("knn_top5", top5, split, protocol)]
-        return scores
+        return [_score("knn_top1", top1, split, protocol), _score("knn_top5", top5, split, protocol)]
 
-    def linear(self) -> list[dict[str, Any]]:
-        """Scores of linear probing at the learning rate that is best on the tuning split."""
+    def probe(self) -> Probe:
+        """The linear classifier with the learning rate that is best on the tuning split."""
         cell, config = self._cell, self._cell.evaluation.probe
-        scored = {split: self._features(split, config.interpolation) for split in self._scored}
-        chooser = scored[self._scored[0]]
         with contextlib.ExitStack() as stack:
             epochs: Callable[[int], Batches] = (
                 functools.partial(
@@ -84,25 +97,28 @@ class Evaluator:
                 if config.features == "cached"
                 else self._augmented_epochs(stack)
             )
-            heads = LinearHeads(chooser.x_ND.shape[1], cell.dataset.num_classes, config, cell.seed, chooser.x_ND.device)
+            heads = LinearHeads(self._dim, cell.dataset.num_classes, config, cell.seed, self._compute.device)
             heads.fit(epochs)
-        # With one rate there is nothing to choose; with several, the first split is the tuning split.
-        top1_by_head = [top1 for top1, _ in heads.accuracies(chooser)]
-        best = top1_by_head.index(max(top1_by_head))
-        rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
-        choice = f" chosen on tuning from {rates}" if len(config.learning_rates) > 1 else ""
+        best, choice = 0, ""
+        if len(config.learning_rates) > 1:
+            top1_by_head = [top1 for top1, _ in heads.accuracies(self._features("tuning", config.interpolation))]
+            best = top1_by_head.index(max(top1_by_head))
+            choice = f" chosen on tuning from {', '.join(f'{rate:g}' for rate in config.learning_rates)}"
         protocol = (
             f"linear probing, {config.features} features, {config.epochs} epochs, "
             f"learning rate {config.learning_rates[best]:g}{choice}"
         )
-        scores = []
-        for split, features in scored.items():
-            top1, top5 = heads.accuracies(features)[best]
-            scores += [
-                _score("linear_top1", top1, split, protocol),
-                _score("linear_top5", top5, split, protocol),
-            ]
-        return scores
+        return heads.probe(best, protocol)
+
+    def linear(self, probe: Probe, split: str) -> list[dict[str, Any]]:
+        """Scores of linear probing on `split`."""
+        features = self._features(split, self._cell.evaluation.probe.interpolation)
+        weight_HDC, bias_HC = (t.to(self._compute.device)[None] for t in (probe.weight_DC, probe.bias_C[None]))
+        ((top1, top5),) = _accuracies(weight_HDC, bias_HC, features, _BLOCK)
+        return [
+            _score("linear_top1", top1, split, probe.protocol),
+            _score("linear_top5", top5, split, probe.protocol),
+        ]
 
     def _loader(self, split: str, **options: Any) -> EvalLoader:
         cell, compute = self._cell, self._compute
@@ -266,14 +282,21 @@ class LinearHeads:
     def _logits(self, x_ND: Tensor) -> Tensor:
         return x_ND @ self._weight_HDC + self._bias_HC
 
-    def accuracies(self, features: Features, block: int = 4096) -> Sequence[tuple[float, float]]:
+    def probe(self, head: int, protocol: str) -> Probe:
+        """One of the heads."""
+        return Probe(self._weight_HDC[head].cpu(), self._bias_HC[head, 0].cpu(), protocol)
+
+    def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
         """Top-1 and top-5 accuracy of each head, in per cent."""
-        heads = len(self._rates_H)
-        correct1, correct5 = torch.zeros(heads), torch.zeros(heads)
-        for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
-            logits_HNC = self._logits(x_ND).nan_to_num(-torch.inf)
-            hits = logits_HNC.topk(min(5, logits_HNC.shape[2]), dim=2).indices == y_N[None, :, None]
-            correct1 += hits[:, :, 0].sum(dim=1).cpu()
-            correct5 += hits.sum(dim=(1, 2)).cpu()
-        total = len(features.y_N)
-        return [(100 * float(a) / total, 100 * float(b) / total) for a, b in zip(correct1, correct5, strict=True)]
+        return _accuracies(self._weight_HDC, self._bias_HC, features, block)
+
+
+def _accuracies(weight_HDC: Tensor, bias_HC: Tensor, features: Features, block: int) -> list[tuple[float, float]]:
+    correct1, correct5 = torch.zeros(len(weight_HDC)), torch.zeros(len(weight_HDC))
+    for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
+        logits_HNC = (x_ND @ weight_HDC + bias_HC).nan_to_num(-torch.inf)
+        hits = logits_HNC.topk(min(5, logits_HNC.shape[2]), dim=2).indices == y_N[None, :, None]
+        correct1 += hits[:, :, 0].sum(dim=1).cpu()
+        correct5 += hits.sum(dim=(1, 2)).cpu()
+    total = len(features.y_N)
+    return [(100 * float(a) / total, 100 * float(b) / total) for a, b in zip(correct1, correct5, strict=True)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
 import resource
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 
@@ -70,6 +73,61 @@ class PeakMemory:
         except OSError:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    def read_reserved_bytes(self) -> int:
+        """The peak of what the allocator held, fragments and caches included; on a CPU the same as `read_bytes`."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else self.read_bytes()
+
+
+ENERGY_KINDS = ("gpu", "cpu")
+
+
+class EnergyMeter:
+    """Energy used since the object was made, as far as the hardware tells.
+
+    `gpu` is what NVML counts for the device. `cpu` is what RAPL counts for all processor packages of the machine,
+    other processes' work included; most systems let only root read it. What cannot be read is left out.
+    """
+
+    def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
+        """Starts a new measurement.
+
+        Args:
+            device: The GPU that is counted, if it is one.
+            powercap: Where Linux shows RAPL's counters.
+        """
+        self._counters: list[tuple[str, Callable[[], float]]] = []
+        self._used_joules: dict[str, float] = {}
+        if device.type == "cuda":
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+                self._add("gpu", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, float("inf"))
+        for package in sorted(powercap.glob("intel-rapl:[0-9]")):
+            with contextlib.suppress(OSError):
+                wraps_joules = int((package / "max_energy_range_uj").read_text()) / 1e6
+                self._add("cpu", functools.partial(_rapl_joules, package), wraps_joules)
+
+    def _add(self, kind: str, read_joules: Callable[[], float], wraps_joules: float) -> None:
+        last = read_joules()  # raises where it must not be read
+
+        def used() -> float:
+            nonlocal last
+            previous, last = last, read_joules()
+            return last - previous if last >= previous else last - previous + wraps_joules
+
+        self._counters.append((kind, used))
+        self._used_joules.setdefault(kind, 0.0)
+
+    def read_joules(self) -> dict[str, float]:
+        """The energy so far by kind. To be asked more often than a counter wraps around: a minute suffices."""
+        for kind, used in self._counters:
+            self._used_joules[kind] += used()
+        return dict(self._used_joules)
+
+
+def _rapl_joules(package: Path) -> float:
+    return int((package / "energy_uj").read_text()) / 1e6
 
 
 def environment(device: torch.device) -> dict[str, Any]:

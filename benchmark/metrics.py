@@ -16,6 +16,12 @@ COLLAPSED_SPREAD = 0.05
 
 
 @torch.no_grad()
+def feature_spread(z_NQ: Tensor) -> float:
+    """Root of the total variance of the unit embeddings of (n, q) embeddings: 0 (collapsed) to 1."""
+    return F.normalize(z_NQ.float(), dim=1).var(dim=0, correction=0).sum().sqrt().item()
+
+
+@torch.no_grad()
 def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
     """Alignment, uniformity, effective rank and feature spread of two views' embeddings.
 
@@ -28,7 +34,7 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
         `uniformity`: log mean_{i≠j} exp(−2‖uᵢ − uⱼ‖²) of the first view, 0 (collapsed) down to about −4 (ibid.).
         `effective_rank`: exp of the entropy of the singular values of the first view's embeddings, 1 to min(n, q)
             (RankMe, Garrido et al., 2023).
-        `feature_spread`: root of the total variance of the first view's unit embeddings, 0 (collapsed) to 1.
+        `feature_spread`: of the first view.
     """
     u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
     n, q = u1.shape
@@ -43,5 +49,5 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
         "alignment": (u1 - u2).square().sum(dim=1).mean().item(),
         "uniformity": (4 * gram - 4).flatten().logsumexp(dim=0).item() - math.log(n * (n - 1)),
         "effective_rank": torch.special.entr(p).sum().exp().item(),
-        "feature_spread": u1.var(dim=0, correction=0).sum().sqrt().item(),
+        "feature_spread": feature_spread(z1_NQ),
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
-import platform
 import statistics
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,171 +17,290 @@ import torch
 import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.config import Cell, Runtime, load_config
-from regbench.benchmark.directory import only_writer, read_record, run_directory
-from regbench.benchmark.evaluate import Evaluator, scored_splits
+from regbench.benchmark.checkpoint import load_checkpoint
+from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
+from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.distributed import World, connect, environment_ranks
+from regbench.benchmark.evaluate import Evaluator, Probe, scored_splits
+from regbench.benchmark.interruption import Interruption
+from regbench.benchmark.lease import Attempt, LeaseLost, claim, now, read_attempts
 from regbench.benchmark.measure import environment
-from regbench.benchmark.metrics import COLLAPSED_SPREAD
 from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.train import Compute, Trained, train
+from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train
 from regbench.datasets.manifest import Manifest
-from regbench.files import remove_leftovers, write_text
+from regbench.files import remove_leftovers, write_atomically, write_new, write_text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 log = logging.getLogger("regbench")
 
 
 def resolve(runtime: Runtime) -> Compute:
-    """The runtime on this machine; sets torch's threads.
+    """The runtime on this machine; sets torch's threads and, for one of several processes, its GPU.
 
     Raises:
         RegbenchError: If the device is unknown or not there.
     """
     device = runtime.device
+    _, _, local_rank, local_size = environment_ranks()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda"):
         raise RegbenchError(f"runtime.device={device} must be auto, cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RegbenchError("runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu")
-    torch.set_num_threads(runtime.threads or len(os.sched_getaffinity(0)))
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise RegbenchError("runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu")
+        # A job step may show each of its processes one GPU only.
+        index = local_rank if torch.cuda.device_count() > 1 else 0
+        if index >= torch.cuda.device_count():
+            raise RegbenchError(
+                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start fewer"
+            )
+        torch.cuda.set_device(index)
+        device = f"cuda:{index}"
+    torch.set_num_threads(runtime.threads or max(1, len(os.sched_getaffinity(0)) // local_size))
     return Compute(
         device=torch.device(device),
         data_dir=Path(runtime.data_dir),
         loader=runtime.loader,
         workers=runtime.workers,
         loss_form=runtime.loss_form,
+        shard_optimizer=runtime.shard_optimizer,
+        compile=runtime.compile,
+        checkpoint_s=60 * runtime.checkpoint_minutes,
+        checkpoint_epochs=runtime.checkpoint_epochs,
     )
 
 
-def run_cell(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
+def run_cell(
+    cell: Cell,
+    runtime: Runtime,
+    sweep: str,
+    stages: Sequence[str] = STAGES,
+    interruption: Interruption | None = None,
+) -> dict[str, Any] | None:
     """Brings a cell to its record: trains, evaluates, writes; goes on from whatever an earlier attempt left.
 
-    One process at a time works in a run directory: a second one waits for the first and takes its record.
+    One attempt at a time works in a run directory: another waits for it and takes its record. Started by torchrun
+    or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
 
     Args:
         cell: What to run.
         runtime: Where and with what.
         sweep: The folder under `runtime.runs_dir`.
+        stages: Those to bring to their end, in the order of `STAGES`; the ones before must be done.
+        interruption: Answers signals; without one they act as Python has them.
 
     Returns:
-        The record.
+        The record; None on ranks other than the first, and if the last stage is not asked for.
 
     Raises:
-        RegbenchError: If the run is refused or diverges. The message is kept in `error.txt`.
+        RegbenchError: If the run is refused. The message is kept with the attempt.
+        Interrupted: If a signal asked to stop.
+        LeaseLost: If a later attempt took over.
     """
-    directory = run_directory(runtime, sweep, cell)
-    directory.mkdir(parents=True, exist_ok=True)
-    with only_writer(directory):
-        if (record := read_record(directory)) is not None:
-            return record
-        remove_leftovers(directory)
-        (directory / "error.txt").unlink(missing_ok=True)
+    run = _Run(cell, runtime, sweep, interruption or Interruption())
+    run.directory.mkdir(parents=True, exist_ok=True)
+    trained: Trained | None = None
+    with contextlib.ExitStack() as stack:
+        with connect(run.compute.device) as world:
+            attempt = stack.enter_context(_attempt(run.directory, runtime.lease_s)) if world.rank == 0 else None
+            if attempt is not None:
+                run.begin(world)
+            if world.from_first(attempt is not None) and "pretrain" in stages:
+                trained = run.pretrain(world, attempt)
+        if world.rank > 0:
+            return None
+        if attempt is not None and not (run.directory / "record.json").exists() and set(stages) != {"pretrain"}:
+            run.evaluate(attempt, trained or run.pretrained(), stages)
+        return read_record(run.directory)
+
+
+@contextlib.contextmanager
+def _attempt(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
+    """Holds an attempt at the run and notes how it ended; None if the run is finished."""
+    attempt = claim(directory, lease_s)
+    if attempt is None:
+        yield None
+        return
+    remove_leftovers(directory)
+    try:
+        yield attempt
+    except LeaseLost:
+        attempt.end("superseded")
+        raise
+    except KeyboardInterrupt:
+        attempt.end("interrupted")
+        raise
+    except BaseException as error:
+        attempt.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    attempt.end("done")
+
+
+class _Run:
+    """The stages of one cell in its directory."""
+
+    def __init__(self, cell: Cell, runtime: Runtime, sweep: str, interruption: Interruption) -> None:
+        self.cell, self.runtime, self.sweep, self.interruption = cell, runtime, sweep, interruption
+        self.directory = run_directory(runtime, sweep, cell)
+        self.compute = resolve(runtime)
+
+    def begin(self, world: World) -> None:
+        """Writes what the run is made of; refuses it where it cannot end well, before the training."""
+        self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset.name)
+        scored_splits(self.cell, self.compute.data_dir)
+        self.surroundings = {
+            **environment(self.compute.device),
+            "world_size": world.size,
+            "loss_form": self.compute.loss_form,
+            "compile": self.compute.compile,
+            "shard_optimizer": self.compute.shard_optimizer,
+        }
+        config = yaml.safe_dump(json.loads(json.dumps(self.cell.to_dict())), sort_keys=False)
+        write_text(self.directory / "config.yaml", config)
+        write_text(self.directory / "environment.json", json.dumps(self.surroundings, indent=2))
+
+    def pretrain(self, world: World, attempt: Attempt | None) -> Trained | None:
+        """The trained network; None if the run diverged, whose record is then written."""
+        if attempt is not None:
+            attempt.update(stage="pretrain")
         try:
-            return _run(cell, runtime, sweep, directory)
-        except Exception as error:
-            write_text(directory / "error.txt", f"{type(error).__name__}: {error}\n")
-            raise
+            return train(self.cell, self.compute, self.directory, world, attempt, self.interruption)
+        except Diverged as error:
+            if attempt is not None:
+                log.warning("%s", error)
+                attempt.update(outcome="diverged", detail=str(error))
+                self._write_record(attempt, "diverged", [], error.progress, diverged=error.what)
+            return None
 
+    def pretrained(self) -> Trained:
+        """The network that an earlier job trained."""
+        network = SiameseNetwork(self.cell.network, self.cell.embedding_dim, self.cell.dataset.channels, self.cell.seed)
+        progress = Progress()
+        if (state := load_checkpoint(self.directory)) is not None:
+            network.load_state_dict(state["network"])
+            progress = Progress(**state["progress"])
+        if len(progress.history) < self.cell.epochs:
+            raise RegbenchError(f"{self.directory} is not trained to the end; run the stage pretrain first")
+        return Trained(network=network.to(self.compute.device), progress=progress)
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
+        """The scores of the stages asked for and, with the last, the record; finished ones are not repeated."""
+        evaluator = Evaluator(self.cell, trained.network, self.compute)
+        tuned = [split for split in scored_splits(self.cell, self.compute.data_dir) if split == "tuning"]
+        path = self.directory / "scores.json"
+        done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
-
-def _run(cell: Cell, runtime: Runtime, sweep: str, directory: Path) -> dict[str, Any]:
-    manifest = Manifest.load(Path(runtime.data_dir), cell.dataset.name)
-    compute = resolve(runtime)
-    scored_splits(cell, compute.data_dir)  # refuses before the training rather than after it
-    surroundings = environment(compute.device)
-    write_text(directory / "config.yaml", yaml.safe_dump(json.loads(json.dumps(cell.to_dict())), sort_keys=False))
-    write_text(directory / "environment.json", json.dumps(surroundings, indent=2))
-    attempts = _begin_attempt(directory)
-    trained = train(cell, compute, directory)
-    scores, evaluate_s, loader = _evaluate(cell, trained, compute, directory)
-    attempts[-1]["finished"] = _now()
-    collapsed = bool(trained.history) and trained.history[-1]["feature_spread"] < COLLAPSED_SPREAD
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "cell_id": cell.id,
-        "sweep": sweep,
-        "label": cell.label,
-        "method": methods.registry_name(cell.method),
-        "seed": cell.seed,
-        "status": "collapsed" if collapsed else "done",
-        "cell": cell.to_dict(),
-        "scores": scores,
-        "cost": {**_training_cost(trained), "evaluate_s": evaluate_s},
-        "history": trained.history,
-        "environment": {**surroundings, "loader": loader, "loss_form": compute.loss_form},
-        "data": {
-            "source": manifest.source,
-            "content_sha256": {name: split["content_sha256"] for name, split in manifest.splits.items()},
-        },
-        "attempts": attempts,
-        "command": f"regbench train --config {directory / 'config.yaml'}",
-    }
-    write_text(directory / "record.json", json.dumps(record, indent=1))
-    return record
-
-
-def _begin_attempt(directory: Path) -> list[dict[str, Any]]:
-    """Notes that this process begins; returns all attempts at the cell so far, this one last."""
-    path = directory / "attempts.json"
-    attempts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    attempts.append({"started": _now(), "finished": None, "hostname": platform.node()})
-    write_text(path, json.dumps(attempts, indent=1))
-    return attempts
-
-
-def _evaluate(
-    cell: Cell, trained: Trained, compute: Compute, directory: Path
-) -> tuple[list[dict[str, Any]], float, str]:
-    """All scores, the seconds they took and the loader's backend; what an earlier attempt finished is kept."""
-    path = directory / "scores.json"
-    done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    evaluator = Evaluator(cell, trained.network.backbone, compute)
-    for name, evaluation in {"knn": evaluator.knn, "linear": evaluator.linear}.items():
-        if name not in done:
+        def score(name: str, split: str, evaluation: Callable[[], list[dict[str, Any]]]) -> None:
+            if (key := f"{name} {split}") in done:
+                return
+            attempt.update(detail=f"{name} on {split}")
             began_s = time.perf_counter()
             scores = evaluation()
-            done[name] = {
-                "scores": scores,
-                "seconds": time.perf_counter() - began_s,
-                "loader": evaluator.backend,
-            }
+            seconds = time.perf_counter() - began_s
+            done[key] = {"scores": scores, "seconds": seconds, "loader": evaluator.backend}
+            attempt.check()
             write_text(path, json.dumps(done, indent=1))
-            log.info(
-                "%s: %s",
-                cell.label,
-                ", ".join(f"{s['name']} {s['value']:.2f} % ({s['split']})" for s in scores),
-            )
-    return (
-        [score for evaluation in done.values() for score in evaluation["scores"]],
-        sum(evaluation["seconds"] for evaluation in done.values()),
-        done["knn"]["loader"],
-    )
+            shown = ", ".join(f"{s['name']} {s['value']:.2f} % ({s['split']})" for s in scores)
+            log.info("%s: %s", self.cell.label, shown)
+
+        for stage, splits in {"tune": tuned, "final": ["test"]}.items():
+            if stage not in stages:
+                continue
+            attempt.update(stage=stage)
+            for split in splits:
+                score("knn", split, functools.partial(evaluator.knn, split))
+            began_s = time.perf_counter()
+            probe = self._probe(attempt, evaluator, stage)
+            probe_s = time.perf_counter() - began_s
+            for split in splits:
+                score("linear", split, functools.partial(evaluator.linear, probe, split))
+            done.setdefault("probe", {"scores": [], "seconds": probe_s})
+        if "final" in stages:
+            names = [key for name in ("knn", "linear") for key in done if key.startswith(name)]
+            scores = [score for name in names for score in done[name]["scores"]]
+            seconds = sum(evaluation["seconds"] for evaluation in done.values())
+            tests = {score["name"]: score["value"] for score in scores if score["split"] == "test"}
+            attempt.update(outcome="done", detail=f"kNN {tests['knn_top1']:.2f} %, linear {tests['linear_top1']:.2f} %")
+            self.surroundings["loader"] = done["knn test"]["loader"]
+            self._write_record(attempt, "done", scores, trained.progress, evaluate_s=seconds)
+
+    def _probe(self, attempt: Attempt, evaluator: Evaluator, stage: str) -> Probe:
+        """The linear probe: trained by the stage tune, and kept for the stage final."""
+        path = self.directory / "probe.pt"
+        if path.exists():
+            return Probe(**torch.load(path, weights_only=True))
+        attempt.update(detail="linear probing")
+        probe = evaluator.probe()
+        attempt.check()
+        write_atomically(path, functools.partial(torch.save, vars(probe)))
+        return probe
+
+    def _write_record(
+        self, attempt: Attempt, status: str, scores: list[dict[str, Any]], progress: Progress, **more: Any
+    ) -> None:
+        evaluate_s = more.pop("evaluate_s", 0.0)
+        attempt.beat()
+        attempts = read_attempts(self.directory)
+        attempts[-1]["finished"] = now()
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "cell_id": self.cell.id,
+            "sweep": self.sweep,
+            "label": self.cell.label,
+            "method": methods.registry_name(self.cell.method),
+            "seed": self.cell.seed,
+            "status": status,
+            "cell": self.cell.to_dict(),
+            "scores": scores,
+            "cost": {**_training_cost(progress), "evaluate_s": evaluate_s},
+            **more,
+            "environment": self.surroundings,
+            "data": {
+                "source": self.manifest.source,
+                "content_sha256": {name: split["content_sha256"] for name, split in self.manifest.splits.items()},
+            },
+            "attempts": [
+                {
+                    **{name: entry.get(name) for name in ("number", "started", "finished", "ended", "error")},
+                    "hostname": entry["owner"].get("hostname"),
+                    "from_step": entry["progress"].get("from_step"),
+                }
+                for entry in attempts
+            ],
+            "command": f"regbench train --config {self.directory / 'config.yaml'}",
+            "history": progress.history,
+        }
+        attempt.check()
+        # There is at most one record, whoever comes first.
+        write_new(self.directory / "record.json", json.dumps(record, indent=1))
 
 
-def _training_cost(trained: Trained) -> dict[str, Any]:
-    """Time and memory of training; medians over epochs of the medians over steps."""
-    history = trained.history
-    train_s = sum(epoch["epoch_s"] for epoch in history)
+def _training_cost(progress: Progress) -> dict[str, Any]:
+    """Time, memory and energy of training; times of a step are medians over epochs of the medians over steps."""
+    history = progress.history
+    train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
     return {
         "train_s": train_s,
+        "checkpoint_s": progress.checkpoint_s,
         "img_per_s": sum(epoch["images"] for epoch in history) / train_s if history else None,
-        "step_ms": statistics.median(epoch["step_ms"] for epoch in history) if history else None,
-        "loss_ms": statistics.median(epoch["loss_ms"] for epoch in history) if history else None,
-        "peak_memory_bytes": trained.peak_memory_bytes if history else None,
-        "peak_memory_kind": trained.peak_memory_kind,
+        **{
+            name: statistics.median(epoch[name] for epoch in history) if history else None
+            for name in ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+        },
+        "peak_memory_bytes": progress.peak_memory_bytes or None,
+        "peak_reserved_bytes": progress.peak_reserved_bytes or None,
+        "peak_memory_kind": progress.peak_memory_kind,
+        **{f"energy_{kind}_joules": joules for kind, joules in progress.energy_joules.items()},
     }
 
 
 def evaluate_directory(directory: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Evaluates the checkpoint of a run directory anew and writes nothing.
+    """Evaluates the last checkpoint of a run directory anew and writes nothing.
 
     Args:
-        directory: With `config.yaml` and `checkpoint.pt`.
+        directory: With `config.yaml` and a checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
 
     Returns:
@@ -193,13 +312,18 @@ def evaluate_directory(directory: Path, overrides: Sequence[str]) -> list[dict[s
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
             raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
-    for name in ("config.yaml", "checkpoint.pt"):
-        if not (directory / name).exists():
-            raise RegbenchError(f"{directory / name} is missing; give the directory of a run that has trained")
+    if not (directory / "config.yaml").exists():
+        raise RegbenchError(f"{directory / 'config.yaml'} is missing; give the directory of a run that has trained")
     cell, runtime = load_config(directory / "config.yaml", overrides)
     compute = resolve(runtime)
-    state = torch.load(directory / "checkpoint.pt", map_location="cpu", weights_only=True)
+    if (state := load_checkpoint(directory)) is None:
+        raise RegbenchError(f"{directory} has no checkpoint; give the directory of a run that has trained")
     network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
     network.load_state_dict(state["network"])
-    evaluator = Evaluator(cell, network.backbone.to(compute.device), compute)
-    return [*evaluator.knn(), *evaluator.linear()]
+    evaluator = Evaluator(cell, network.to(compute.device), compute)
+    splits = scored_splits(cell, compute.data_dir)
+    probe = evaluator.probe()
+    return [
+        *(score for split in splits for score in evaluator.knn(split)),
+        *(score for split in splits for score in evaluator.linear(probe, split)),
+    ]

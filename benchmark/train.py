@@ -1,34 +1,47 @@
-"""The training loop: one for all methods."""
+"""The training loop: one for all methods, on one process or many."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import json
 import logging
 import math
+import random
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.config import Cell
-from regbench.benchmark.measure import PeakMemory, Stopwatch
-from regbench.benchmark.metrics import COLLAPSED_SPREAD, spread_metrics
+from regbench.benchmark.distributed import World, synchronize_batch_norm
+from regbench.benchmark.interruption import Interrupted, Interruption
+from regbench.benchmark.lease import Attempt, LeaseLost
+from regbench.benchmark.measure import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
+from regbench.benchmark.metrics import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
+from regbench.benchmark.step import PARTS, Step, Stepped
 from regbench.datasets.loader import TwoViewLoader
-from regbench.files import write_atomically, write_text
+from regbench.files import write_text
 from regbench.methods import Engine
+from regbench.methods.engine import Shard
 
 log = logging.getLogger("regbench")
+
+LOGGING_STEPS = 50
+"""Steps between looks at the loss, which a GPU has to stop for."""
+
+_LAPS = ("data", *PARTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +53,58 @@ class Compute:
     loader: str
     workers: int
     loss_form: str
+    shard_optimizer: bool
+    compile: bool
+    checkpoint_s: float
+    checkpoint_epochs: int
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far training is and what it has cost; with the weights, all of a checkpoint.
+
+    Attributes:
+        step: Steps done.
+        history: A dictionary of numbers for each finished epoch.
+        sums: Sums of the loss's addends over the steps of the present epoch.
+        laps_ms: Milliseconds of each part of each step of the present epoch.
+        epoch_s: Seconds of the present epoch, checkpoints not counted.
+        checkpoint_s: Seconds spent on checkpoints.
+        energy_joules: Over all ranks, by kind; see `EnergyMeter`.
+        peak_memory_bytes: Of the rank that needed most, over all attempts.
+        peak_reserved_bytes: The same of what the allocator held.
+        peak_memory_kind: What the two count.
+        last_good: Step, loss and feature spread when the loop last looked at them.
+    """
+
+    step: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    laps_ms: list[list[float]] = field(default_factory=list)
+    epoch_s: float = 0.0
+    checkpoint_s: float = 0.0
+    energy_joules: dict[str, float] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_memory_kind: str = ""
+    last_good: dict[str, float] | None = None
+
+
+class Diverged(RegbenchError):
+    """The loss is no longer finite, or the embeddings have become a point: a result, not a defect.
+
+    Attributes:
+        what: `step` (from 1), `epoch`, `reason` and `last_good`, plain data for the record.
+        progress: Of the run until then.
+    """
+
+    def __init__(self, label: str, what: dict[str, Any], progress: Progress) -> None:
+        """For the method `label`."""
+        super().__init__(
+            f"{label} diverged: {what['reason']} in step {what['step']} (epoch {what['epoch']}); "
+            "lower optimizer.base_lr or the method's weights"
+        )
+        self.what, self.progress = what, progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,153 +113,301 @@ class Trained:
 
     Attributes:
         network: With its last weights, on the device.
-        history: A dictionary of numbers for each epoch.
-        peak_memory_bytes: Of training, over all attempts.
-        peak_memory_kind: What `peak_memory_bytes` counts.
+        progress: The history and the cost.
     """
 
     network: SiameseNetwork
-    history: list[dict[str, Any]]
-    peak_memory_bytes: int
-    peak_memory_kind: str
+    progress: Progress
 
 
-def train(cell: Cell, compute: Compute, directory: Path) -> Trained:
+def train(
+    cell: Cell,
+    compute: Compute,
+    directory: Path,
+    world: World,
+    attempt: Attempt | None,
+    interruption: Interruption,
+) -> Trained:
     """Trains a cell to the end, from its last checkpoint if it has one.
 
-    Every epoch ends with a checkpoint, so a killed run loses at most one epoch; the resumed run sees the same images
-    and, with the same number of threads on a CPU, ends with the same weights.
+    A resumed run goes on in the middle of an epoch and sees the same images; with the same number of threads on a CPU
+    it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
 
     Args:
         cell: What to train.
         compute: On what.
-        directory: Run directory; `checkpoint.pt` and `metrics.jsonl` are written there.
+        directory: Run directory; checkpoints and `metrics.jsonl` are written there.
+        world: The processes that train.
+        attempt: The right to write; None on every rank but the first.
+        interruption: Tells when to stop.
 
     Returns:
         The trained network and what was measured.
 
     Raises:
-        RegbenchError: If the loss is no longer finite, or the data set or batch size is refused.
+        Diverged: If the loss is not finite or the embeddings collapse.
+        Interrupted: If a signal asked to stop; a checkpoint was written.
+        LeaseLost: If another process has taken over the run.
+        RegbenchError: If the data set or batch size is refused.
     """
-    device, config = compute.device, cell.optimizer
-    network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
-    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = LARS(
-        network.parameters(),
-        lr=0.0,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        trust_coefficient=config.trust_coefficient,
-    )
-    history: list[dict[str, Any]] = []
-    peak_memory_bytes = 0
-    checkpoint = directory / "checkpoint.pt"
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        network.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        history, peak_memory_bytes = state["history"], state["peak_memory_bytes"]
-        _write_metrics(history, directory)  # a kill may have come between the two files
-        log.info("%s: goes on after epoch %d of %d", cell.label, len(history), cell.epochs)
+    return _Training(cell, compute, directory, world, attempt, interruption).run()
 
-    memory = PeakMemory(device)
-    engine = Engine(form=compute.loss_form)
-    network.train()
-    with contextlib.ExitStack() as stack:
-        if len(history) < cell.epochs:
-            loader = stack.enter_context(
-                TwoViewLoader(
-                    cell.dataset,
-                    cell.augmentation,
-                    data_dir=compute.data_dir,
-                    batch_size=cell.batch_size,
-                    seed=cell.seed,
-                    device=device,
-                    backend=compute.loader,
-                    workers=compute.workers,
-                )
+
+class _Training:
+    def __init__(
+        self,
+        cell: Cell,
+        compute: Compute,
+        directory: Path,
+        world: World,
+        attempt: Attempt | None,
+        interruption: Interruption,
+    ) -> None:
+        self.cell, self.compute, self.directory = cell, compute, directory
+        self.world, self.attempt, self.interruption = world, attempt, interruption
+        for what, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
+            if size is not None and size % world.size:
+                raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")
+        device = compute.device
+        self.memory, self.energy, self.clock = PeakMemory(device), EnergyMeter(device), Stopwatch(device)
+        self.network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
+        self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        synchronize_batch_norm(self.network, world, device)
+        config = cell.optimizer
+        self.optimizer = LARS(
+            self.network.parameters(),
+            lr=0.0,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            trust_coefficient=config.trust_coefficient,
+            group=world.group if compute.shard_optimizer else None,
+        )
+        self.progress = Progress()
+        self._resume()
+        if compute.compile:
+            self.network.compile()
+        # Read again after each report, so that only what is new is added to the checkpoint's sums.
+        self._spent_joules = self.energy.read_joules()
+        self._written_s = time.monotonic()
+
+    def _resume(self) -> None:
+        """Takes up the last checkpoint; every rank the same one."""
+        state = load_checkpoint(self.directory, self.compute.device) if self.world.rank == 0 else None
+        step = self.world.from_first(None if state is None else state["progress"]["step"])
+        if step is None:
+            return
+        if state is None:
+            state = load_checkpoint(self.directory, self.compute.device)
+        if state is None or state["progress"]["step"] != step:
+            raise RegbenchError(
+                f"{self.directory}: not all ranks see the checkpoint of step {step}; is the folder shared?"
             )
-        for epoch in range(len(history), cell.epochs):
-            history.append(_epoch(cell, network, optimizer, loader, engine, epoch))
-            peak_memory_bytes = max(peak_memory_bytes, memory.read_bytes())
-            state = {
-                "network": network.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "history": history,
-                "peak_memory_bytes": peak_memory_bytes,
-            }
-            write_atomically(checkpoint, functools.partial(torch.save, state))
-            _write_metrics(history, directory)
-            _report(cell, history[-1])
-    return Trained(network=network, history=history, peak_memory_bytes=peak_memory_bytes, peak_memory_kind=memory.kind)
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.attempt is not None:
+            self.attempt.update(from_step=step)
+        self.progress = Progress(**state["progress"])
+        self._write_metrics()  # a kill may have come between the two files
 
+    def run(self) -> Trained:
+        cell, world, progress = self.cell, self.world, self.progress
+        self.network.train()
+        if len(progress.history) < cell.epochs:
+            loader = TwoViewLoader(
+                cell.dataset,
+                cell.augmentation,
+                data_dir=self.compute.data_dir,
+                batch_size=cell.batch_size // world.size,
+                seed=cell.seed,
+                device=self.compute.device,
+                backend=self.compute.loader,
+                workers=self.compute.workers,
+                rank=world.rank,
+                world_size=world.size,
+                parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
+            )
+            with loader, self.interruption.deferred():
+                if progress.step:
+                    log.info("%s: goes on after step %d of %d", cell.label, progress.step, cell.epochs * len(loader))
+                step = self._step()
+                while len(progress.history) < cell.epochs:
+                    self._epoch(step, loader)
+        return Trained(network=self.network, progress=progress)
 
-def _write_metrics(history: list[dict[str, Any]], directory: Path) -> None:
-    write_text(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
+    def _step(self) -> Step:
+        cell, world, device = self.cell, self.world, self.compute.device
+        network: nn.Module = self.network
+        if world.group is not None:
+            network = DistributedDataParallel(
+                network,
+                device_ids=[device] if device.type == "cuda" else None,
+                process_group=world.group,
+                broadcast_buffers=False,  # synchronised BN gives every rank the same
+                gradient_as_bucket_view=True,
+                static_graph=cell.micro_batch_size is None,
+            )
+        return Step(
+            network=network,
+            optimizer=self.optimizer,
+            method=cell.method,
+            engine=Engine(form=self.compute.loss_form, group=world.group),
+            precision=cell.precision,
+            micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
+            mark=self.clock.mark,
+        )
 
-
-def _epoch(
-    cell: Cell, network: SiameseNetwork, optimizer: LARS, loader: TwoViewLoader, engine: Engine, epoch: int
-) -> dict[str, Any]:
-    """Trains one epoch (counted from 0) and returns its row of the history."""
-    # For methods that draw: what they draw depends on the seed and the epoch, not on what ran before.
-    torch.manual_seed(cell.seed * 1_000_003 + epoch)
-    began_s = time.perf_counter()
-    device = next(network.parameters()).device
-    clock = Stopwatch(device)
-    sums: dict[str, Tensor] = {}
-    laps = []
-    with loader.epoch(epoch) as batches:
+    def _epoch(self, step: Step, loader: TwoViewLoader) -> None:
+        """Trains to the end of the present epoch."""
+        cell, progress = self.cell, self.progress
+        epoch, done = divmod(progress.step, len(loader))
         title = f"{cell.label} epoch {epoch + 1}/{cell.epochs}"
-        bar = tqdm(batches, title, len(loader), leave=False, unit="batch", disable=not sys.stderr.isatty())
-        for step, (x1_NCHW, x2_NCHW) in enumerate(bar, epoch * len(loader)):
-            lr = learning_rate(cell.optimizer, cell.batch_size, step, len(loader), cell.epochs)
-            optimizer.param_groups[0]["lr"] = lr
-            start = clock.mark()
-            # Two passes, so that BN statistics are per view.
-            with torch.autocast(device.type, torch.bfloat16, enabled=cell.precision == "bf16"):
-                z1_NQ, z2_NQ = network(x1_NCHW), network(x2_NCHW)
-            # The loss acts on leaves of its own, so that its cost can be told from the network's.
-            leaf1_NQ, leaf2_NQ = (z.detach().float().requires_grad_() for z in (z1_NQ, z2_NQ))
-            loss_start = clock.mark()
-            loss, terms = cell.method(leaf1_NQ, leaf2_NQ, engine)
-            gradients = torch.autograd.grad(loss, [leaf1_NQ, leaf2_NQ])
-            loss_end = clock.mark()
-            torch.autograd.backward([z1_NQ, z2_NQ], [g.to(z1_NQ.dtype) for g in gradients])
-            optimizer.step()
-            optimizer.zero_grad()
-            laps.append((start, loss_start, loss_end, clock.mark()))
-            for name, term in terms.items():
-                sums[name] = sums.get(name, torch.zeros_like(term)) + term
-    means = {name: (total / len(loader)).item() for name, total in sums.items()}
-    if not math.isfinite(sum(means.values())):
-        raise RegbenchError(
-            f"{cell.label}: the loss is not finite in epoch {epoch + 1} ({means}); "
-            "lower optimizer.base_lr or the method's weights"
+        hidden = self.world.rank > 0 or not sys.stderr.isatty()
+        began_s = time.perf_counter() - progress.epoch_s
+        losses: list[dict[str, Tensor]] = []
+        laps: list[list[Any]] = []
+        stepped: Stepped | None = None
+        with (
+            loader.epoch(epoch, first=done) as batches,
+            tqdm(total=len(loader), initial=done, desc=title, leave=False, unit="batch", disable=hidden) as bar,
+        ):
+            waiting = self.clock.mark()
+            for x1_NCHW, x2_NCHW in batches:
+                _seed(cell.seed, progress.step)
+                lr = learning_rate(cell.optimizer, cell.batch_size, progress.step, len(loader), cell.epochs)
+                self.optimizer.param_groups[0]["lr"] = lr
+                stepped = step(x1_NCHW, x2_NCHW)
+                progress.step += 1
+                losses.append(stepped.terms)
+                laps.append([waiting, *stepped.marks])
+                ends = progress.step % len(loader) == 0
+                due = time.monotonic() - self._written_s >= self.compute.checkpoint_s
+                lost = self.attempt is not None and self.attempt.lost
+                # A few numbers over the CPU: every rank must come to the same decision in the same step.
+                stop, write, superseded = self.world.maximum(self.interruption.requested, due, lost)
+                if superseded:
+                    raise LeaseLost(f"{self.directory}: another process has taken over this run")
+                if ends or stop or write or progress.step % LOGGING_STEPS == 0:
+                    progress.epoch_s = time.perf_counter() - began_s
+                    self._look(losses, laps, stepped, len(loader))
+                    losses, laps = [], []
+                    if ends:
+                        self._end_epoch(stepped, lr, len(loader))
+                    if stop or write or (ends and len(progress.history) % self.compute.checkpoint_epochs == 0):
+                        began_s += self._checkpoint()
+                    elif ends and len(progress.history) == cell.epochs:
+                        self._checkpoint()
+                    if stop:
+                        raise Interrupted(int(stop))
+                waiting = self.clock.mark()
+                bar.update()
+
+    def _look(self, losses: list[dict[str, Tensor]], laps: list[list[Any]], stepped: Stepped, steps: int) -> None:
+        """Takes in what the last steps left on the device, and ends the run if it has diverged."""
+        cell, progress = self.cell, self.progress
+        names = list(losses[0])
+        values = torch.stack([torch.stack([terms[name] for name in names]) for terms in losses]).tolist()
+        first = progress.step - len(losses) + 1
+        for number, row in enumerate(values, start=first):
+            if not math.isfinite(sum(row)):
+                self._diverge(number, steps, f"the loss is not finite ({dict(zip(names, row, strict=True))})")
+            for name, value in zip(names, row, strict=True):
+                progress.sums[name] = progress.sums.get(name, 0.0) + value
+        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group))
+        spread = feature_spread(shard.gather(stepped.z1_NQ))
+        # While the rate still rises, embeddings may pass through a narrow place.
+        warm = progress.step > cell.optimizer.warmup_epochs * steps
+        if warm and spread < COLLAPSED_SPREAD:
+            reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
+            self._diverge(progress.step, steps, reason)
+        progress.last_good = {"step": progress.step, "loss": sum(values[-1]), "feature_spread": spread}
+        progress.laps_ms += [
+            [self.clock.milliseconds(start, end) for start, end in itertools.pairwise(marks)] for marks in laps
+        ]
+        memory, reserved = self.world.maximum(self.memory.read_bytes(), self.memory.read_reserved_bytes())
+        progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(memory))
+        progress.peak_memory_kind = self.memory.kind
+        progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))
+        self._count_energy()
+        if self.attempt is not None:
+            done = (progress.step - 1) % steps + 1
+            img_per_s = done * cell.batch_size / progress.epoch_s
+            self.attempt.update(
+                epoch=len(progress.history),
+                epochs=cell.epochs,
+                step=progress.step,
+                steps=cell.epochs * steps,
+                img_per_s=img_per_s,
+                remaining_s=(cell.epochs * steps - progress.step) * cell.batch_size / img_per_s,
+            )
+
+    def _count_energy(self) -> None:
+        used = self.energy.read_joules()
+        for kind in ENERGY_KINDS:
+            # Every rank has a GPU of its own; the processors are their machine's.
+            counted = kind == "gpu" or self.world.local_rank == 0
+            new = self.world.sum((used.get(kind, 0.0) - self._spent_joules.get(kind, 0.0)) * counted)
+            if new:
+                self.progress.energy_joules[kind] = self.progress.energy_joules.get(kind, 0.0) + new
+        self._spent_joules = used
+
+    def _diverge(self, step: int, steps: int, reason: str) -> None:
+        what = {"step": step, "epoch": (step - 1) // steps + 1, "reason": reason, "last_good": self.progress.last_good}
+        raise Diverged(self.cell.label, what, self.progress)
+
+    def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
+        """Adds the finished epoch to the history."""
+        cell, progress = self.cell, self.progress
+        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group))
+        means = {name: total / steps for name, total in progress.sums.items()}
+        progress.history.append(
+            {
+                "epoch": len(progress.history) + 1,
+                "loss": sum(means.values()),
+                **spread_metrics(shard.gather(stepped.z1_NQ), shard.gather(stepped.z2_NQ)),
+                "learning_rate": lr,
+                "epoch_s": progress.epoch_s,
+                "images": steps * cell.batch_size,
+                "step_ms": statistics.median(sum(laps[1:]) for laps in progress.laps_ms),
+                **{
+                    f"{name}_ms": statistics.median(laps[i] for laps in progress.laps_ms)
+                    for i, name in enumerate(_LAPS)
+                },
+                "terms": means,
+            }
         )
-    return {
-        "epoch": epoch + 1,
-        "loss": sum(means.values()),
-        **spread_metrics(z1_NQ.detach(), z2_NQ.detach()),
-        "learning_rate": lr,
-        "epoch_s": time.perf_counter() - began_s,
-        "images": len(loader) * cell.batch_size,
-        "step_ms": statistics.median(clock.milliseconds(a, d) for a, _, _, d in laps),
-        "loss_ms": statistics.median(clock.milliseconds(b, c) for _, b, c, _ in laps),
-        "terms": means,
-    }
+        progress.sums, progress.laps_ms, progress.epoch_s = {}, [], 0.0
+        if self.attempt is not None:
+            self.attempt.update(epoch=len(progress.history))
+            row = progress.history[-1]
+            shown = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
+            numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4g}" for name in shown)
+            img_per_s = row["images"] / row["epoch_s"]
+            log.info("%s epoch %d/%d: %s, %.0f img/s", cell.label, row["epoch"], cell.epochs, numbers, img_per_s)
+
+    def _checkpoint(self) -> float:
+        """Writes a checkpoint; returns the seconds that it took."""
+        began_s = time.perf_counter()
+        optimizer = self.optimizer.state_dict()  # with shared momentum, all ranks take part
+        if self.attempt is not None:
+            self.attempt.check()
+            state = {"network": self.network.state_dict(), "optimizer": optimizer, "progress": vars(self.progress)}
+            save_checkpoint(self.directory, self.attempt.number, self.progress.step, state)
+            self._write_metrics()
+            self.attempt.beat()
+        self._written_s = time.monotonic()
+        took_s = time.perf_counter() - began_s
+        self.progress.checkpoint_s += took_s  # known to the next checkpoint and to the record
+        return took_s
+
+    def _write_metrics(self) -> None:
+        if self.attempt is not None:
+            rows = "".join(json.dumps(row) + "\n" for row in self.progress.history)
+            write_text(self.directory / "metrics.jsonl", rows)
 
 
-def _report(cell: Cell, epoch: dict[str, Any]) -> None:
-    """One line a finished epoch, and a warning if the embeddings have become a point."""
-    log.info(
-        "%s epoch %d/%d: loss %.5g, alignment %.3f, uniformity %.3f, effective rank %.1f, spread %.3f, %.0f img/s",
-        *(cell.label, epoch["epoch"], cell.epochs, epoch["loss"], epoch["alignment"], epoch["uniformity"]),
-        *(epoch["effective_rank"], epoch["feature_spread"], epoch["images"] / epoch["epoch_s"]),
-    )
-    if epoch["feature_spread"] < COLLAPSED_SPREAD:
-        log.warning(
-            "%s has COLLAPSED: all embeddings are nearly the same point (feature spread %.4f < %g); "
-            "lower the alignment weight or base_lr",
-            *(cell.label, epoch["feature_spread"], COLLAPSED_SPREAD),
-        )
+def _seed(seed: int, step: int) -> None:
+    """Sets every generator, so that what a step draws depends on nothing that ran before it, in any process."""
+    number = seed * 1_000_003 + step
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)  # the global generator is the one that others may draw from

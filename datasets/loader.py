@@ -184,6 +184,7 @@ class TwoViewLoader(_Loader):
         workers: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        parts: int = 1,
     ) -> None:
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
 
@@ -197,8 +198,11 @@ class TwoViewLoader(_Loader):
             backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
             workers: threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
             rank: this process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
-                `world_size` x B images, which is the batch that one process with that batch size would get.
+                `world_size` x B images (of each part of it), which is the batch that one process with that batch size
+                would get.
             world_size: number of processes.
+            parts: into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
+                of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
 
         Raises:
             RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
@@ -224,7 +228,7 @@ class TwoViewLoader(_Loader):
         super().__init__(dataset, beton, shape, batch_size, device, backend, workers)
         self._views = {0: augmentation.view1, 1: augmentation.view2}
         self._seed = seed
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._parts = rank, world_size, parts
 
     def __len__(self) -> int:
         """Batches per epoch; a last one that would be short is left out."""
@@ -234,11 +238,12 @@ class TwoViewLoader(_Loader):
         """Return itself."""
         return self
 
-    def epoch(self, e: int) -> Epoch[tuple[Tensor, Tensor]]:
-        """The batches of epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device."""
+    def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
+        """The batches of epoch `e` from number `first` on: pairs of (N, C, S, S) float32, normalised, on the device."""
         order = draws.epoch_order(self._seed, e, self._indices)
         order = order[: len(self) * self.batch_size * self._world_size]
-        order = order.reshape(len(self), self._world_size, self.batch_size)[:, self._rank].reshape(-1)
+        shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
+        order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
 
         def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
             crops = self._transfer(crops)

@@ -204,7 +204,7 @@ def _scatter(axes: Axes, summary: Summary, rows: Sequence[Row], score: str, cost
             fmt=s.marker,
             color=s.colour,
             ms=6.5,
-            mfc="none" if row.collapsed else s.colour,
+            mfc="none" if row.diverged else s.colour,
             elinewidth=1.1,
             capsize=2.5,
         )

@@ -80,9 +80,9 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     started = min((r.started for r in records if r.started), default="")
     finished = max((r.finished for r in records if r.finished), default="")
     days = dict.fromkeys(day for day in (started[:10], finished[:10]) if day)
-    collapsed = sum(r.status == "collapsed" for r in records)
+    diverged = sum(r.status == "diverged" for r in records)
     cells = f"{len(records)} finished"
-    cells += f" ({collapsed} collapsed)" if collapsed else ""
+    cells += f" ({diverged} diverged)" if diverged else ""
 
     def environment(key: str) -> str:
         return _distinct(str(r.environment[key]) for r in records if r.environment.get(key) is not None)

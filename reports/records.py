@@ -19,7 +19,7 @@ import pandas as pd
 
 from regbench import RegbenchError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 T = TypeVar("T")
 
@@ -217,8 +217,8 @@ def _parse(path: Path) -> Record:
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}, this regbench reads {SCHEMA_VERSION}")
     status = _get(raw, "status", str)
-    if status not in ("done", "collapsed"):
-        raise ValueError(f"status is {status!r}, not 'done' or 'collapsed'")
+    if status not in ("done", "diverged"):
+        raise ValueError(f"status is {status!r}, not 'done' or 'diverged'")
     cell = _get(raw, "cell", dict)
     for key in ("embedding_dim", "batch_size", "epochs"):
         _get(cell, key, int, "cell.")

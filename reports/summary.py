@@ -65,9 +65,9 @@ class Configuration:
         return self.first.untrained
 
     @property
-    def collapsed(self) -> int:
-        """How many of the cells collapsed."""
-        return sum(r.status == "collapsed" for r in self.records)
+    def diverged(self) -> int:
+        """How many of the cells diverged: they have no score."""
+        return sum(r.status == "diverged" for r in self.records)
 
     def score(self, name: str, split: str = "test") -> Stat | None:
         """Statistics of a score over the seeds."""
@@ -218,11 +218,12 @@ def _summarize(summary: Summary) -> Summary:
 
 def _choose(configurations: Sequence[Configuration]) -> Configuration | None:
     """The configuration that the tuning split prefers; None if it was not asked about each of several."""
-    if len(configurations) == 1:
-        return configurations[0]
-    tuning = [c.score(SELECTION, "tuning") for c in configurations]
+    alive = [c for c in configurations if c.diverged < len(c.records)] or configurations[:1]
+    if len(alive) == 1:
+        return alive[0]
+    tuning = [c.score(SELECTION, "tuning") for c in alive]
     known = [(t.mean, i) for i, t in enumerate(tuning) if t is not None]
-    return configurations[max(known)[1]] if len(known) == len(configurations) else None
+    return alive[max(known)[1]] if len(known) == len(alive) else None
 
 
 def _varying_settings(records: Sequence[Record]) -> list[str]:
@@ -251,9 +252,9 @@ def _notes(summary: Summary, unchosen: list[str]) -> list[str]:
             "Not in the table, because several hyperparameters were tried and not all have a kNN top-1 on "
             f"the tuning split to choose by: {', '.join(unchosen)}."
         )
-    if collapsed := [row for row in summary.rows if row.collapsed]:
-        counts = ", ".join(f"{row.name} ({row.collapsed} of {len(row.records)} cells)" for row in collapsed)
-        notes.append(f"† collapsed to (nearly) constant embeddings, and counted in the means: {counts}.")
+    if diverged := [row for row in summary.rows if row.diverged]:
+        counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
+        notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
     trained = [r for r in summary.records if not r.untrained]
     machines = {_machine(r) for r in trained}
     if len(machines) > 1:

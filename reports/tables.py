@@ -154,7 +154,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
         entry: dict[str, object] = {"sweep": summary.name, "label": row.label, **settings}
         entry |= {
             "n": len(row.records),
-            "n_collapsed": row.collapsed,
+            "n_diverged": row.diverged,
             "configurations_tried": row.tried,
         }
         for name in ("knn_top1", "linear_top1"):
@@ -379,7 +379,7 @@ def _head(summary: Summary) -> list[Column]:
 
 
 def _name(row: Row) -> list[Cell]:
-    return [Cell(row.label + " †" * bool(row.collapsed)), *(Cell(v) for v in row.settings.values())]
+    return [Cell(row.label + " †" * bool(row.diverged)), *(Cell(v) for v in row.settings.values())]
 
 
 def _accuracy(summary: Summary, row: Row, name: str) -> Cell:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from regbench import RegbenchError, __version__, methods
 from regbench.benchmark.config import load_run, sweep_names
-from regbench.benchmark.directory import is_running, read_record, run_directory
+from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.lease import is_running, last_attempt, read_attempts
 from regbench.cli import main
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -176,7 +176,7 @@ def test_a_full_disk_is_one_line_and_exit_code_1(tiny: list[str], monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("regbench.benchmark.run._run", full)
+    monkeypatch.setattr("regbench.benchmark.run.train", full)
     result = call("train", *tiny, *SHORT)
     assert result.exit_code == 1
     assert result.stderr.splitlines() == ["regbench: [Errno 28] No space left on device"]
@@ -339,8 +339,7 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
-    assert not is_running(directory)
+    assert not is_running(last_attempt(directory))
     done = len((directory / "metrics.jsonl").read_text().splitlines())
     assert 1 <= done < 60
-    attempts = json.loads((directory / "attempts.json").read_text())
-    assert [attempt["finished"] for attempt in attempts] == [None]
+    assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]

@@ -293,17 +293,27 @@ def prepare(dataset: str, source_dir: Path | None, force: bool, overrides: Seque
 def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
 
-    Prints the scores and the run directory, which holds config.yaml, checkpoint.pt, metrics.jsonl and record.json. A
+    Prints the scores and the run directory, which holds config.yaml, checkpoints, metrics.jsonl and record.json. A
     cell that is finished is not trained again.
     """
     from regbench.benchmark.config import load_config, load_run
     from regbench.benchmark.directory import run_directory
+    from regbench.benchmark.distributed import environment_ranks
+    from regbench.benchmark.interruption import Interruption
     from regbench.benchmark.run import run_cell
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
-    _prepare(cell.dataset, runtime.data_dir)
-    record = run_cell(cell, runtime, name)
-    _print_scores(record["scores"])
+    if environment_ranks()[2] == 0:
+        _prepare(cell.dataset, runtime.data_dir)
+    interruption = Interruption()
+    with interruption.listening(signal.SIGINT, signal.SIGTERM):
+        record = run_cell(cell, runtime, name, interruption=interruption)
+    if record is None:  # another rank has it
+        return
+    if record["status"] == "diverged":
+        click.echo(f"diverged in step {record['diverged']['step']}: {record['diverged']['reason']}")
+    else:
+        _print_scores(record["scores"])
     click.echo(f"run directory: {run_directory(runtime, name, cell)}")
 
 
@@ -343,10 +353,8 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool) 
     grid = load_sweep(name, overrides)
     folder = Path(grid.runtime.runs_dir) / grid.name
     if plan:
-        from regbench.benchmark.directory import read_record
-
         for cell in grid.cells:
-            done = "done" if read_record(folder / cell.id) else "to run"
+            done = "done" if (folder / cell.id / "record.json").exists() else "to run"
             click.echo(
                 f"{cell.id}  {done:<6}  {cell.label:<22} q={cell.embedding_dim} n={cell.batch_size} "
                 f"epochs={cell.epochs} seed={cell.seed} {cell.dataset.name} {cell.network.backbone}"
@@ -354,10 +362,11 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool) 
         return
     for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
         _prepare(dataset, grid.runtime.data_dir)
-    from regbench.slurm.sweep import run_sweep
+    from regbench.slurm.local import run_sweep
+    from regbench.slurm.status import FINISHED
 
     statuses = run_sweep(grid)
-    unfinished = [status for status in statuses if status.state not in ("done", "collapsed")]
+    unfinished = [status for status in statuses if status.state not in FINISHED]
     if report and len(unfinished) < len(statuses):
         _report([folder], folder / "report")
     if unfinished:
@@ -392,7 +401,7 @@ def status(name: str | None, runs_dir: Path) -> None:
 
     from tabulate import tabulate
 
-    from regbench.slurm.sweep import sweep_status
+    from regbench.slurm.status import sweep_status
 
     started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
     if name is not None and name not in started:

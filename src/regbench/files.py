@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,19 +17,28 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         path: The file; its folder is made if missing. A reader sees the old content or the new, never a part.
         write: Called with the open temporary file.
     """
+    _write(path, write, Path.replace)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes `path` atomically, unless it is there already: then nothing happens."""
+    with contextlib.suppress(FileExistsError):
+        _write(path, lambda file: file.write(text.encode()), lambda temporary, path: path.hardlink_to(temporary))
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], Any], name: Callable[[Path, Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(temporary_name)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
-        temporary.replace(path)
-    except BaseException:
+        name(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_bytes(path: Path, data: bytes) -> None:

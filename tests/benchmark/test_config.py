@@ -91,6 +91,7 @@ OTHERS: dict[str, Any] = {
     "method.name": None,  # with its hyperparameters, below
     "dataset.channels": None,  # with mean and std, below
     "precision": "fp32",
+    "micro_batch_size": 64,
     "dataset.source": "cifar10",
     "dataset.mean": [0.1],
     "dataset.std": [0.9],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from regbench.benchmark import measure
-from regbench.benchmark.measure import PeakMemory, Stopwatch, environment
+from regbench.benchmark.measure import EnergyMeter, PeakMemory, Stopwatch, environment
 
 CPU = torch.device("cpu")
 
@@ -72,3 +72,31 @@ def test_git_state_is_not_that_of_a_checkout_around_the_installation(
     assert measure.git_state() is None
     subprocess.run(["git", "-C", str(tmp_path), "add", str(installed)], check=True)
     assert measure.git_state() is not None
+
+
+def rapl(folder: Path, package: int, joules: float, wraps_joules: float = 1000.0) -> None:
+    """What Linux shows of one processor package."""
+    path = folder / f"intel-rapl:{package}"
+    path.mkdir(exist_ok=True)
+    (path / "energy_uj").write_text(f"{round(joules * 1e6)}\n")
+    (path / "max_energy_range_uj").write_text(f"{round(wraps_joules * 1e6)}\n")
+
+
+def test_energy_is_summed_over_packages_and_wraps_around(tmp_path: Path) -> None:
+    rapl(tmp_path, 0, 100.0)
+    rapl(tmp_path, 1, 990.0)
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of package 0, which must not count twice
+    meter = EnergyMeter(CPU, tmp_path)
+    assert meter.read_joules() == {"cpu": 0.0}
+    rapl(tmp_path, 0, 130.0)
+    rapl(tmp_path, 1, 15.0)
+    assert meter.read_joules() == {"cpu": pytest.approx(55.0)}
+    rapl(tmp_path, 0, 131.5)
+    assert meter.read_joules() == {"cpu": pytest.approx(56.5)}
+
+
+def test_energy_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    rapl(tmp_path, 0, 100.0)
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    assert EnergyMeter(CPU, tmp_path).read_joules() == {}
+    assert EnergyMeter(CPU, tmp_path / "none").read_joules() == {}

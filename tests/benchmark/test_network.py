@@ -33,7 +33,7 @@ def test_shapes(backbone: str, stem: str, channels: int, dim: int) -> None:
     x = torch.randn(3, channels, 32, 32)
     assert network.representation_dim == dim
     assert network.backbone(x).shape == (3, dim)
-    assert network(x).shape == (3, 24)
+    assert [z.shape for z in network(x, x[:2])] == [(3, 24), (2, 24)]
 
 
 @pytest.mark.parametrize("hidden_dim", [None, 40])

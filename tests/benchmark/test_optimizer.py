@@ -56,12 +56,21 @@ def test_lars(weight_decay: float) -> None:
         assert p.flatten().tolist() == pytest.approx(one.p, rel=1e-12, abs=1e-14)
 
 
-def test_lars_leaves_the_gradients_as_they_are() -> None:
-    (p,) = (torch.nn.Parameter(x) for x in draw(1, [(3, 3)]))
-    (gradient,) = draw(2, [(3, 3)])
-    p.grad = gradient.clone()
-    LARS([p], lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01).step()
-    assert torch.equal(p.grad, gradient)
+def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
+    """After the first step, which makes the momentum; counted from the profiler's allocations."""
+    parameters = [torch.nn.Parameter(torch.randn(300, 400)) for _ in range(4)]
+    optimizer = LARS(parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01)
+    for p in parameters:
+        p.grad = torch.randn(300, 400)
+    optimizer.step()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer.step()
+    allocated = [e.self_cpu_memory_usage for e in profile.events()]
+    assert 0 < max(allocated) < 10_000  # one tensor has 480,000 bytes
+    before = torch.randn(300, 400)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        before.clone()
+    assert max(e.self_cpu_memory_usage for e in profile.events()) == 480_000  # this is how it would show
 
 
 def test_lars_with_zero_norms() -> None:

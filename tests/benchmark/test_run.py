@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,24 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
+from regbench.benchmark.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
 from regbench.benchmark.config import Cell, Runtime, load_run
-from regbench.benchmark.directory import is_running, read_record, run_directory
+from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, run_cell
+from regbench.benchmark.train import Trained
 from regbench.datasets.loader import EvalLoader, TwoViewLoader
 from regbench.datasets.prepare import prepare
-from regbench.files import write_atomically
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
+
+
+def finish(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
+    record = run_cell(cell, runtime, sweep)
+    assert record is not None
+    return record
 
 
 def numbers(record: dict[str, Any]) -> Any:
@@ -32,7 +41,9 @@ def numbers(record: dict[str, Any]) -> Any:
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    network: dict[str, torch.Tensor] = torch.load(directory / "checkpoint.pt", weights_only=True)["network"]
+    state = load_checkpoint(directory)
+    assert state is not None
+    network: dict[str, torch.Tensor] = state["network"]
     return network
 
 
@@ -47,7 +58,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
         *("method=vicreg", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
         "optimizer.trust_coefficient=0.01",
     )
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     network = SiameseNetwork(cell.network, 16, 3, seed=3)
     network.train()
     momenta = [torch.zeros_like(p) for p in network.parameters()]
@@ -66,7 +77,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
             total = 0.0
             with loader.epoch(epoch) as batches:
                 for x1, x2 in batches:
-                    loss = cell.method.loss(network(x1), network(x2))  # two passes: BN statistics are per view
+                    loss = cell.method.loss(*network(x1, x2))  # two passes: BN statistics are per view
                     total += loss.item() / 3
                     network.zero_grad()
                     loss.backward()
@@ -101,12 +112,12 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
 
 def test_the_record_is_complete(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=sfrik_l2", "evaluation.probe.learning_rates=[0.1,1.0]", "seed=7")
-    record = run_cell(cell, runtime, "mine")
+    record = finish(cell, runtime, "mine")
     directory = run_directory(runtime, "mine", cell)
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
     assert read_record(directory) == json.loads(json.dumps(record))
     expected = {
-        "schema_version": 1,
+        "schema_version": 2,
         "cell_id": cell.id,
         "sweep": "mine",
         "label": "SFRIK (L=2)",
@@ -146,14 +157,14 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
     assert len(record["attempts"]) == 1
     assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
-    assert not (directory / "error.txt").exists()
+    assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_data_dir: Path) -> None:
     """k = 1 at scale: the nearest training image by cosine similarity of the representations."""
     cell, runtime = load(tiny, "method=vicreg", "evaluation.knn.k=1", "evaluation.probe.epochs=1")
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     network = SiameseNetwork(cell.network, 16, 3, seed=0)
     network.load_state_dict(weights(run_directory(runtime, "here", cell)))
     network.eval()
@@ -182,10 +193,10 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
 
 def test_a_finished_cell_is_not_run_again(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "epochs=1", "optimizer.warmup_epochs=0")
-    first = run_cell(cell, runtime, "here")
+    first = finish(cell, runtime, "here")
     path = run_directory(runtime, "here", cell) / "record.json"
     written_ns = path.stat().st_mtime_ns
-    assert run_cell(cell, runtime, "here") == json.loads(json.dumps(first))
+    assert finish(cell, runtime, "here") == json.loads(json.dumps(first))
     assert path.stat().st_mtime_ns == written_ns
 
 
@@ -193,16 +204,15 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseE
     """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
     from regbench.benchmark import train as train_module
 
-    write = write_atomically
     saved: list[int] = []
 
-    def stop(path: Path, save: Callable[..., Any]) -> None:
+    def stop(*args: Any) -> float:
         if len(saved) == after_epoch:
             raise error
         saved.append(1)
-        write(path, save)
+        return save_checkpoint(*args)
 
-    monkeypatch.setattr(train_module, "write_atomically", stop)
+    monkeypatch.setattr(train_module, "save_checkpoint", stop)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -211,40 +221,49 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch, precision: str, after_epoch: int
 ) -> None:
     cell, runtime = load(tiny, "method=simclr", "epochs=3", f"precision={precision}")
-    undisturbed = run_cell(cell, runtime, "undisturbed")
+    undisturbed = finish(cell, runtime, "undisturbed")
     with monkeypatch.context() as patch:
         interrupting(patch, after_epoch, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            run_cell(cell, runtime, "disturbed")
+            finish(cell, runtime, "disturbed")
     directory = run_directory(runtime, "disturbed", cell)
-    assert (directory / "checkpoint.pt").exists() == bool(after_epoch)
+    assert bool(checkpoint_files(directory)) == bool(after_epoch)
     assert read_record(directory) is None
-    resumed = run_cell(cell, runtime, "disturbed")
+    resumed = finish(cell, runtime, "disturbed")
     assert numbers(resumed) == numbers(undisturbed)
     expected = weights(run_directory(runtime, "undisturbed", cell))
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert len(resumed["attempts"]) == 2
-    assert resumed["attempts"][0]["finished"] is None
+    assert [attempt["ended"] for attempt in resumed["attempts"]] == ["interrupted", None]
+    assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 6 if after_epoch else None]
 
 
 def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     directory = run_directory(runtime, "here", cell)
 
-    def fail(_: Evaluator) -> list[dict[str, Any]]:
+    def fail(_: Evaluator, *__: Any) -> list[dict[str, Any]]:
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "linear", fail)
         with pytest.raises(OSError, match="disk full"):
-            run_cell(cell, runtime, "here")
-    assert (directory / "error.txt").read_text() == "OSError: disk full\n"
-    checkpoint_ns = (directory / "checkpoint.pt").stat().st_mtime_ns
+            finish(cell, runtime, "here")
+    attempt = last_attempt(directory)
+    assert attempt is not None
+    assert (attempt["ended"], attempt["error"]) == ("failed", "OSError: disk full")
+    checkpoint_ns = checkpoint_files(directory)[0].stat().st_mtime_ns
+    knn = Evaluator.knn
+
+    def knn_on_the_test_split(self: Evaluator, split: str) -> list[dict[str, Any]]:
+        assert split == "test"
+        return knn(self, split)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "knn", fail)  # what the first attempt finished is not done again
-        record = run_cell(cell, runtime, "here")
-    assert (directory / "checkpoint.pt").stat().st_mtime_ns == checkpoint_ns
-    assert not (directory / "error.txt").exists()
+        # What the first attempt finished is not done again.
+        patch.setattr(Evaluator, "knn", knn_on_the_test_split)
+        patch.setattr(Evaluator, "probe", fail)
+        record = finish(cell, runtime, "here")
+    assert checkpoint_files(directory)[0].stat().st_mtime_ns == checkpoint_ns
     assert len(record["scores"]) == 8
     assert len(record["attempts"]) == 2
 
@@ -254,16 +273,16 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
 ) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     with monkeypatch.context() as patch:
-        patch.setattr("regbench.benchmark.train._report", interrupted)
+        patch.setattr("regbench.benchmark.train._Training._write_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_cell(cell, runtime, "here")
+            finish(cell, runtime, "here")
     curve = run_directory(runtime, "here", cell) / "metrics.jsonl"
-    curve.unlink()
-    record = run_cell(cell, runtime, "here")
+    assert not curve.exists()
+    record = finish(cell, runtime, "here")
     assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
     curve.unlink()
     (curve.parent / "record.json").unlink()
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
 
 
@@ -274,41 +293,50 @@ def interrupted(*_: object) -> None:
 def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str]) -> None:
     cells = [load(tiny, "method=vicreg", f"seed={seed}")[0] for seed in (0, 1)]
     runtime = load(tiny)[1]
-    first, other, again = (run_cell(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
+    first, other, again = (finish(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
     assert numbers(first) == numbers(again)
     assert first["history"][0]["loss"] != other["history"][0]["loss"]
 
 
 def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     assert (record["label"], record["history"], record["status"]) == ("untrained", [], "done")
     assert len(record["scores"]) == 8
     cost = record["cost"]
     assert [cost[key] for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
 
 
-def test_a_collapsed_run_says_so(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "epochs=1", "optimizer.warmup_epochs=0")
-    assert run_cell(cell, runtime, "spread")["status"] == "done"
-    assert "COLLAPSED" not in caplog.text
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "COLLAPSED_SPREAD", 1.1)
-        patch.setattr("regbench.benchmark.train.COLLAPSED_SPREAD", 1.1)
-        assert run_cell(cell, runtime, "collapsed")["status"] == "collapsed"
-    assert "COLLAPSED" in caplog.text
+def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=1")
+    assert finish(cell, runtime, "spread")["status"] == "done"
+    monkeypatch.setattr("regbench.benchmark.train.COLLAPSED_SPREAD", 1.1)
+    record = finish(cell, runtime, "collapsed")
+    assert (record["status"], record["scores"]) == ("diverged", [])
+    what = record["diverged"]
+    assert (what["epoch"], what["step"]) == (2, 6)  # not in the first, in which the rate still rises
+    assert "collapsed" in what["reason"]
+    assert what["last_good"]["step"] == 3
+    assert len(record["history"]) == 1
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30")
-    with pytest.raises(RegbenchError, match=r"VICReg: the loss is not finite in epoch 1.*base_lr"):
-        run_cell(cell, runtime, "here")
-    directory = run_directory(runtime, "here", cell)
-    assert "not finite" in (directory / "error.txt").read_text()
-    assert not (directory / "checkpoint.pt").exists()
-    assert read_record(directory) is None
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "epochs=4")
+    record = finish(cell, runtime, "here")
+    assert (record["status"], record["scores"], record["history"]) == ("diverged", [], [])
+    what = record["diverged"]
+    assert "not finite" in what["reason"]
+    assert (what["epoch"], what["step"]) == (1, 3)  # the first step's rate is 0, so the second still sees good weights
+    assert record["cost"]["train_s"] > 0
+    assert finish(cell, runtime, "here") == json.loads(json.dumps(record))  # a result: not tried again
+
+
+def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regbench.benchmark.train.LOGGING_STEPS", 2)
+    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
+    what = finish(cell, runtime, "here")["diverged"]
+    assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
+    assert math.isfinite(what["last_good"]["loss"])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +354,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tiny: list[str]) -> None:
 def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str], message: str) -> None:
     cell, runtime = load(tiny, *overrides, "epochs=1", "optimizer.warmup_epochs=0")
     with pytest.raises(RegbenchError, match=message):
-        run_cell(cell, runtime, "here")
+        finish(cell, runtime, "here")
 
 
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
@@ -340,9 +368,9 @@ def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source
     cell, runtime = load(tiny, *settings)
     prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
     with pytest.raises(RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["):
-        run_cell(cell, runtime, "here")
+        finish(cell, runtime, "here")
     cell, runtime = load(tiny, *settings, "evaluation.probe.learning_rates=[0.5]")
-    scores = run_cell(cell, runtime, "here")["scores"]
+    scores = finish(cell, runtime, "here")["scores"]
     assert {score["split"] for score in scores} == {"test"}
     assert not any("chosen" in score["protocol"] for score in scores)
 
@@ -352,37 +380,37 @@ def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
         pytest.skip("there is a GPU here")
     cell, runtime = load(tiny, "runtime.device=cuda")
     with pytest.raises(RegbenchError, match=r"runtime\.device=cpu"):
-        run_cell(cell, runtime, "here")
+        finish(cell, runtime, "here")
 
 
 def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second waits for the first and takes its record (the lock is of the open file, so threads will do)."""
+    """The second waits for the first and takes its record."""
     cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
     directory = run_directory(runtime, "here", cell)
     inside, go_on = threading.Event(), threading.Event()
-    run_once = run_module._run
+    train_once = run_module.train
     entered: list[int] = []
 
-    def slow(*args: Any) -> dict[str, Any]:
+    def slow(*args: Any) -> Trained:
         entered.append(1)
         inside.set()
         go_on.wait(60)
-        return run_once(*args)
+        return train_once(*args)
 
-    monkeypatch.setattr(run_module, "_run", slow)
+    monkeypatch.setattr(run_module, "train", slow)
     records: list[dict[str, Any]] = []
-    first, second = (threading.Thread(target=lambda: records.append(run_cell(cell, runtime, "here"))) for _ in "ab")
-    assert not is_running(directory)
+    first, second = (threading.Thread(target=lambda: records.append(finish(cell, runtime, "here"))) for _ in "ab")
+    assert not is_running(last_attempt(directory))
     first.start()
     assert inside.wait(60)
-    assert is_running(directory)
+    assert is_running(last_attempt(directory))
     second.start()
     second.join(0.3)
     assert second.is_alive()
     go_on.set()
     first.join(120)
     second.join(120)
-    assert not is_running(directory)
+    assert not is_running(last_attempt(directory))
     assert len(entered) == 1
     assert json.loads(json.dumps(records[0])) == json.loads(json.dumps(records[1]))
     assert len(records[0]["attempts"]) == 1
@@ -390,7 +418,7 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
 
 def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.5]")
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
     before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
     own = [override for override in tiny if override.startswith("runtime.")]
@@ -406,16 +434,16 @@ def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
 
 def test_probing_augmented_features_runs(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2")
-    record = run_cell(cell, runtime, "here")
+    record = finish(cell, runtime, "here")
     assert "augmented features" in record["scores"][-1]["protocol"]
-    assert numbers(record) == numbers(run_cell(cell, runtime, "again"))
+    assert numbers(record) == numbers(finish(cell, runtime, "again"))
 
 
 def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
     records = {}
     for form in ("auto", "textbook", "gram"):
         cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.loss_form={form}")
-        records[form] = run_cell(cell, runtime, form)
+        records[form] = finish(cell, runtime, form)
         assert records[form]["environment"]["loss_form"] == form
     assert len({record["cell_id"] for record in records.values()}) == 1
     first, *others = ([row["loss"] for row in record["history"]] for record in records.values())
@@ -426,19 +454,19 @@ def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
 def test_a_form_that_the_method_lacks_is_refused(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=simclr", "runtime.loss_form=covariance")
     with pytest.raises(RegbenchError, match="SimCLR has no covariance form; it has textbook, gram"):
-        run_cell(cell, runtime, "here")
+        finish(cell, runtime, "here")
 
 
 def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell, runtime = load(tiny, "method=sigreg", "epochs=3", "method.directions=8")
-    undisturbed = run_cell(cell, runtime, "undisturbed")
+    undisturbed = finish(cell, runtime, "undisturbed")
     with monkeypatch.context() as patch:
         interrupting(patch, 1, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            run_cell(cell, runtime, "interrupted")
+            finish(cell, runtime, "interrupted")
     torch.randn(3)  # what else the process drew does not matter
-    resumed = run_cell(cell, runtime, "interrupted")
+    resumed = finish(cell, runtime, "interrupted")
     losses = [[row["loss"] for row in record["history"]] for record in (resumed, undisturbed)]
     assert losses[0] == losses[1]

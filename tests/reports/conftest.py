@@ -90,7 +90,7 @@ def record(runs: Path) -> Callable[..., Path]:
         }
         started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
         data = {
-            "schema_version": 1,
+            "schema_version": 2,
             "cell_id": cell_id,
             "sweep": sweep,
             "label": label,

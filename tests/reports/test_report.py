@@ -129,7 +129,7 @@ def test_half_way(runs: Path, tmp_path: Path, record: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no score", "untrained only", "no history", "no cost", "collapsed", "wide", "no provenance"]
+    "case", ["no score", "untrained only", "no history", "no cost", "diverged", "wide", "no provenance"]
 )
 def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, case: str) -> None:
     if case == "no score":
@@ -146,11 +146,17 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, 
     elif case == "no provenance":
         record("VICReg", command="", environment={"hardware": None, "git": None}, data={}, attempts=[])
     else:
-        record("VICReg", status="collapsed", history=[{"epoch": 1, "loss": None, "uniformity": float("nan")}])
+        record(
+            "VICReg",
+            status="diverged",
+            knn=None,
+            linear=None,
+            history=[{"epoch": 1, "loss": None, "uniformity": float("nan")}],
+        )
     report = write_report(runs, tmp_path / "report")
     Page(report.page.read_text())
     picture = tmp_path / "report" / "accuracy_vs_time.png"
-    assert picture.exists() == (case not in ("no score", "untrained only", "no cost"))
+    assert picture.exists() == (case not in ("no score", "untrained only", "no cost", "diverged"))
 
 
 def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:

@@ -107,13 +107,25 @@ def test_a_seed_without_the_score_shows_in_its_n(record: Make, summary: Callable
     assert row[LINEAR] == "**75.00 (n=1)**"
 
 
-def test_collapsed_cells_are_marked_and_counted(record: Make, summary: Callable[[], Summary]) -> None:
+def test_diverged_cells_are_marked_and_counted(record: Make, summary: Callable[[], Summary]) -> None:
+    gone = {"status": "diverged", "knn": None, "linear": None, "tuning": None}
     record("VICReg", 0, knn=70.0)
-    record("VICReg", 1, knn=10.0, status="collapsed")
+    record("VICReg", 1, **gone)
     record("AUH")
+    record("SimCLR", **gone)
     table = tables.leaderboard(summary())
-    assert grid(table)["VICReg †"][KNN].startswith("40.00 ±")
-    assert any("VICReg (1 of 2 cells)" in note for note in table.notes)
+    assert grid(table)["VICReg †"][KNN].startswith("70.00")
+    assert grid(table)["VICReg †"]["n"] == "1"
+    assert grid(table)["SimCLR †"][KNN] == "–"
+    assert any("VICReg (1 of 2 cells), SimCLR (1 of 1 cells)" in note for note in table.notes)
+
+
+def test_a_configuration_that_diverged_is_not_chosen(record: Make, summary: Callable[[], Summary]) -> None:
+    record("VICReg", tuning=60.0, linear=61.0, cell={"method": {"alignment_weight": 1.0}})
+    record("VICReg", tuning=65.0, linear=66.0, cell={"method": {"alignment_weight": 2.0}})
+    gone = {"status": "diverged", "knn": None, "linear": None, "tuning": None}
+    record("VICReg", **gone, cell={"method": {"alignment_weight": 9.0}})
+    assert "66.00" in grid(tables.leaderboard(summary()))["VICReg"][LINEAR]
 
 
 def test_columns_without_a_number_are_left_out(record: Make, summary: Callable[[], Summary]) -> None:
@@ -265,7 +277,7 @@ def test_other_sweeps_have_no_table_of_the_paper(record: Make, summary: Callable
 
 def test_latex_is_balanced_booktabs(record: Make, summary: Callable[[], Summary]) -> None:
     record("50 % & $x_1$ #{~^\\}", 0, knn=70.0)
-    record("AUH", 0, knn=60.0, status="collapsed")
+    record("AUH", 0, knn=60.0, status="diverged")
     text = tables.to_latex(tables.leaderboard(summary()))
     rules = [text.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")]
     assert rules == sorted(rules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -17,11 +16,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from regbench.benchmark.checkpoint import load_checkpoint
 from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import is_running, read_record, run_directory
+from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.lease import _identity, is_running, last_attempt
 from regbench.benchmark.run import run_cell
 from regbench.cli import main
-from regbench.slurm.sweep import sweep_status
+from regbench.slurm.status import Job, sweep_status
 
 # ------------------------------------------------------------------ status, from files alone
 
@@ -32,49 +33,96 @@ def plan(folder: Path, *cells: str) -> None:
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": entries}))
 
 
-def record_of(status: str) -> str:
-    names = ("knn_top1", "knn_top5", "linear_top1", "linear_top5")
-    scores = [
-        {"name": name, "value": 10.0 * i + (split == "test"), "unit": "%", "split": split, "protocol": ""}
-        for split in ("tuning", "test")
-        for i, name in enumerate(names)
-    ]
-    return json.dumps({"status": status, "scores": scores})
+HERE = _identity()
+ELSEWHERE = {**HERE, "hostname": "another"}
+
+
+def attempt(directory: Path, *, ended: str | None = None, error: str = "", silent_s: float = 0.0, **more: Any) -> None:
+    """One attempt at a run, two epochs far."""
+    state = {
+        "owner": HERE,
+        "heartbeat": time.time() - silent_s,
+        "beat": 1,
+        "lease_s": 60,
+        "ended": ended,
+        "error": error,
+        "progress": {"epoch": 2},
+        **more,
+    }
+    (directory / "attempts").mkdir(parents=True, exist_ok=True)
+    number = len(list((directory / "attempts").iterdir())) + 1
+    (directory / "attempts" / f"{number:04d}.json").write_text(json.dumps(state))
 
 
 def test_the_states_of_cells(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    states = ("done", "collapsed", "running", "failed", "interrupted", "pending", "fresh")
-    plan(folder, *states)
-    for state in states[:-1]:
-        (folder / state).mkdir()
-    for state in ("done", "collapsed", "running", "failed", "interrupted"):
-        (folder / state / "lock").touch()
-        (folder / state / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n')
-    (folder / "done" / "record.json").write_text(record_of("done"))
-    (folder / "collapsed" / "record.json").write_text(record_of("collapsed"))
-    (folder / "failed" / "error.txt").write_text("RegbenchError: too large\n")
-    with (folder / "running" / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found = sweep_status(folder)
-    assert [cell.state for cell in found] == [*states[:-1], "pending"]
-    assert [cell.epochs_done for cell in found] == [2, 2, 2, 2, 2, 0, 0]
-    assert {(cell.epochs, cell.seed) for cell in found} == {(5, 3)}
-    assert [cell.label for cell in found[:2]] == ["DONE", "COLLAPSED"]
-    assert found[0].detail == "kNN 1.00 %, linear 21.00 %"
-    assert "too large" in found[3].detail
-    assert str(folder / "failed" / "logs") in found[3].detail
-    assert [cell.detail for cell in found[4:]] == ["", "", ""]
+    states = ("done", "diverged", "running", "failed", "interrupted", "queued", "lost", "pending", "pending")
+    names = (*states[:-1], "fresh")
+    plan(folder, *names)
+    (folder / "pending").mkdir()
+    finished = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
+    attempt(folder / "done", ended="done", progress=finished)
+    attempt(folder / "diverged", ended="done", progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"})
+    for name in ("done", "diverged"):
+        (folder / name / "record.json").write_text("{}")
+    attempt(folder / "running", progress={"epoch": 2, "img_per_s": 100.0, "remaining_s": 30.0})
+    attempt(folder / "failed", ended="failed", error="RegbenchError: too large")
+    for name in ("interrupted", "queued", "lost"):
+        attempt(folder / name, ended="interrupted")
+    jobs = {"queued": Job("7_1", "PENDING", "Priority"), "lost": Job("7_2", None), "running": Job("7_3", "RUNNING")}
+    found = {cell.cell_id: cell for cell in sweep_status(folder, jobs)}
+    assert [cell.state for cell in found.values()] == list(states)
+    assert [cell.epochs_done for cell in found.values()] == [5, 2, 2, 2, 2, 2, 2, 0, 0]
+    assert {(cell.epochs, cell.seed) for cell in found.values()} == {(5, 3)}
+    assert [cell.label for cell in found.values()][:2] == ["DONE", "DIVERGED"]
+    assert (found["running"].img_per_s, found["running"].remaining_s) == (100.0, 30.0)
+    details = {name: cell.detail for name, cell in found.items()}
+    assert details["done"] == "kNN 1.00 %, linear 21.00 %"
+    assert details["diverged"] == "not finite"
+    assert details["failed"] == "RegbenchError: too large (logs: none)"
+    assert details["queued"] == "pending (Priority)"
+    assert details["lost"] == "job 7_2 is gone (logs: none)"
+    assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
 
 
-def test_a_running_cell_is_not_called_failed_for_an_earlier_error(tmp_path: Path) -> None:
+def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
     plan(tmp_path, "cell")
-    (tmp_path / "cell").mkdir()
-    (tmp_path / "cell" / "error.txt").write_text("OSError: once\n")
-    with (tmp_path / "cell" / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert sweep_status(tmp_path)[0].state == "running"
+    attempt(tmp_path / "cell", ended="failed", error="OSError: once")
     assert sweep_status(tmp_path)[0].state == "failed"
+    attempt(tmp_path / "cell")
+    assert sweep_status(tmp_path)[0].state == "running"
+
+
+@pytest.mark.parametrize(
+    ("owner", "silent_s", "state"),
+    [
+        (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
+        ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
+        ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
+        (ELSEWHERE, 5.0, "running"),
+        (ELSEWHERE, 1000.0, "interrupted"),
+        ({}, 5.0, "running"),
+    ],
+)
+def test_who_is_alive(tmp_path: Path, owner: dict[str, Any], silent_s: float, state: str) -> None:
+    plan(tmp_path, "cell")
+    attempt(tmp_path / "cell", owner=owner, silent_s=silent_s)
+    assert sweep_status(tmp_path)[0].state == state
+
+
+def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
+    plan(tmp_path, "cell")
+    attempt(tmp_path / "cell")
+    (tmp_path / "cell" / "record.json").write_text('{"status": "diverged"}')
+    assert sweep_status(tmp_path)[0].state == "diverged"
+
+
+def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
+    plan(tmp_path, "a", "b")
+    attempt(tmp_path / "a")
+    (tmp_path / "a" / "metrics.jsonl").mkdir()  # what must not be read cannot be
+    (tmp_path / "a" / "scores.json").mkdir()
+    assert [cell.state for cell in sweep_status(tmp_path)] == ["running", "pending"]
 
 
 def test_a_sweep_that_was_never_started_has_no_status(tmp_path: Path) -> None:
@@ -163,19 +211,18 @@ def written_ns(directory: Path) -> int:
 def numbers(record: dict[str, Any] | None) -> Any:
     """What an undisturbed run and a resumed one must agree on to the last bit."""
     assert record is not None
-    measured = ("epoch_s", "step_ms", "loss_ms")
-    history = [{key: value for key, value in row.items() if key not in measured} for row in record["history"]]
+    history = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in record["history"]]
     return record["scores"], history
 
 
 def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    bad, good, more = "method=vicreg optimizer.base_lr=1e30", "method=vicreg", "method=sfrik_l2"
+    bad, good, more = "method=vicreg evaluation.knn.k=5000", "method=vicreg", "method=sfrik_l2"
     own.write(bad, good)
     first = own.run()
     assert first.returncode == 1
     assert own.states() == ["failed", "done"]  # the failure did not stop the other
     assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
-    assert "the loss is not finite in epoch 1" in first.stderr
+    assert "evaluation.knn.k=5000 is larger than the 120 training images" in first.stderr
     before_ns = written_ns(own.directory(good))
 
     own.write(good, more)  # the bad cell is taken out of the file
@@ -204,7 +251,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     rows = [line.split() for line in status.splitlines()[2:]]
     assert [row[0] for row in rows] == [own.directory(*cell.split()).name for cell in (bad, good, more)]
     assert ["failed" in row for row in rows] == [True, False, False]
-    assert "not finite" in status
+    assert "larger than" in status
     assert status.count("2/2") == 2
     assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 2 done\n"
 
@@ -221,7 +268,7 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     finally:
         kill(descendants(process.pid))
         process.communicate()
-    wait_for(lambda: not is_running(running))
+    wait_for(lambda: not is_running(last_attempt(running)))
     assert own.states() == ["done", "interrupted", "pending"]
     epochs_done = len((running / "metrics.jsonl").read_text().splitlines())
     assert 1 <= epochs_done < 12
@@ -235,17 +282,18 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     record = read_record(running)
     assert record is not None
     assert len(record["attempts"]) == 2
+    assert [attempt["ended"] for attempt in record["attempts"]] == [None, None]  # killed; not yet ended as it wrote
     assert [attempt["finished"] is None for attempt in record["attempts"]] == [True, False]
+    assert record["attempts"][1]["from_step"] >= 3 * epochs_done
     assert not list(running.glob(".*"))
 
     cell, runtime = load_run([*own.tiny, *long])
     undisturbed = run_cell(cell, runtime, "undisturbed")
     assert numbers(record) == numbers(json.loads(json.dumps(undisturbed)))
-    one, other = (
-        torch.load(folder / "checkpoint.pt", weights_only=True)["network"]
-        for folder in (running, run_directory(runtime, "undisturbed", cell))
-    )
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    one, other = (load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell)))
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(value, other["network"][name]) for name, value in one["network"].items())
 
 
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
@@ -262,10 +310,15 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
-    assert not is_running(directory)
+    assert not is_running(last_attempt(directory))
     assert not [pid for pid in jobs if Path(f"/proc/{pid}/cmdline").exists() and _is_ours(pid, own.folder)]
     assert own.states() == ["interrupted"]
-    assert not (directory / "error.txt").exists()
+    attempt = last_attempt(directory)
+    assert attempt is not None
+    assert attempt["ended"] == "interrupted"
+    checkpoint = load_checkpoint(directory)
+    assert checkpoint is not None  # the step in which it was asked to stop
+    assert checkpoint["progress"]["step"] > 3 * len((directory / "metrics.jsonl").read_text().splitlines()) - 1
 
 
 def _is_ours(pid: int, folder: Path) -> bool:

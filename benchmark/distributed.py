@@ -1,0 +1,185 @@
+"""Several processes that train one network: who they are, how they talk, and BN over all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regbench import RegbenchError
+from regbench.methods.engine import all_gather
+
+_TIMEOUT = timedelta(minutes=30)
+# The first rank may have to wait for another run's process before it can tell the others to begin.
+_CONTROL_TIMEOUT = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of one run, as torchrun or a Slurm job started them.
+
+    Attributes:
+        rank: This process.
+        size: How many there are.
+        local_rank: This process among those of its machine.
+        local_size: How many those are.
+        group: For tensors on the training device; None for a single process.
+        control: For numbers that steer the loop: over the CPU, so that asking does not stall a GPU.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+
+    def maximum(self, *values: float) -> list[float]:
+        """The largest over all ranks of each of the values."""
+        if self.control is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        return tensor.tolist()
+
+    def sum(self, value: float) -> float:
+        """The sum over all ranks."""
+        if self.control is None:
+            return value
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        return tensor.item()
+
+    def from_first(self, value: Any) -> Any:
+        """The value that the first rank gave."""
+        if self.control is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+
+def environment_ranks() -> tuple[int, int, int, int]:
+    """Rank, size, local rank and local size that the launcher (torchrun, a Slurm job) put into the environment.
+
+    Raises:
+        RegbenchError: If it did so only in part.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1, 0, 1
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RegbenchError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but {', '.join(missing)} not set; start the processes with "
+            "torchrun, or unset WORLD_SIZE"
+        )
+    rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
+    return rank, size, local_rank, local_size
+
+
+@contextlib.contextmanager
+def connect(device: torch.device) -> Iterator[World]:
+    """Joins the processes that the launcher started; a world of one without a launcher.
+
+    Args:
+        device: That this process trains on: NCCL connects GPUs, gloo CPUs.
+    """
+    rank, size, local_rank, local_size = environment_ranks()
+    if size == 1:
+        yield World()
+        return
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device_id)
+    try:
+        control = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+        yield World(rank, size, local_rank, local_size, dist.distributed_c10d._get_default_group(), control)
+    finally:
+        dist.destroy_process_group()
+
+
+def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
+    """Makes every BN layer of `network` take its statistics over the batches of all ranks.
+
+    Does nothing for a world of one. The layers are changed in place and keep the names of their weights.
+    """
+    if world.group is None:
+        return
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                if device.type == "cuda":
+                    new = nn.SyncBatchNorm.convert_sync_batchnorm(child, world.group)
+                else:
+                    new = _CpuSyncBatchNorm(child, world.group)
+                setattr(parent, name, new)
+
+
+class _Normalise(torch.autograd.Function):
+    """Normalises x (n, c, …) by mean and variance over the rows of all ranks: one exchange forward, one backward.
+
+    Returns the normalised values, the mean and the variance (c,), and the number of values per channel over all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+        own = torch.stack([x.mean(axes), x.var(axes, correction=0), x.new_full((x.shape[1],), x.numel() / x.shape[1])])
+        gathered = own.new_empty(dist.get_world_size(group), *own.shape)
+        all_gather(gathered, own[None], group=group)
+        means, variances, counts = gathered.unbind(dim=1)
+        count = counts.sum(dim=0)
+        mean = (counts * means).sum(dim=0) / count
+        variance = (counts * (variances + (means - mean).square())).sum(dim=0) / count
+        inverse = (variance + eps).rsqrt().view(shape)
+        out = (x - mean.view(shape)) * inverse
+        ctx.save_for_backward(out, inverse, count.view(shape))
+        ctx.axes, ctx.shape, ctx.group = axes, shape, group
+        ctx.mark_non_differentiable(mean, variance, count)
+        return out, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
+        gradient = outputs[0]
+        out, inverse, count = ctx.saved_tensors
+        sums = torch.stack([gradient.sum(ctx.axes), (gradient * out).sum(ctx.axes)])
+        dist.all_reduce(sums, group=ctx.group)
+        of_gradient, of_product = (total.view(ctx.shape) / count for total in sums)
+        return inverse * (gradient - of_gradient - out * of_product), None, None
+
+
+class _CpuSyncBatchNorm(nn.Module):
+    """What torch's SyncBatchNorm is on GPUs, for CPUs, which it refuses; in float32 within."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, replaced: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.weight, self.bias = replaced.weight, replaced.bias
+        self.momentum, self.eps = replaced.momentum or 0.0, replaced.eps
+        self.group = group
+        for name, buffer in replaced.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        values, mean, variance, count = _Normalise.apply(x.float(), self.eps, self.group)
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+        scaled: Tensor = values * self.weight.view(shape) + self.bias.view(shape)
+        return scaled.to(x.dtype)

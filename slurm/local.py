@@ -1,0 +1,122 @@
+"""Runs the cells of a sweep on this machine through submitit, a few at a time, and waits for the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from submitit.local.local import LocalExecutor, LocalJob
+from tqdm import tqdm
+
+from regbench.benchmark.config import Cell, Runtime, Sweep
+from regbench.benchmark.directory import run_directory
+from regbench.slurm.job import run_local_job
+from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
+
+log = logging.getLogger("regbench")
+
+POLL_S = 0.2
+
+
+def run_sweep(sweep: Sweep) -> list[CellStatus]:
+    """Runs every unfinished cell of a sweep on this machine and waits for the end.
+
+    Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
+    and is tried again by the next call.
+
+    Args:
+        sweep: The grid.
+
+    Returns:
+        How the sweep's cells stand in the end.
+    """
+    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    write_plan(sweep, folder)
+    gpus = torch.cuda.device_count() if sweep.runtime.device != "cpu" else 0
+    cores = len(os.sched_getaffinity(0))
+    parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))
+    runtime = replace(sweep.runtime, threads=sweep.runtime.threads or max(1, cores // parallel))
+    todo = deque(cell for cell in sweep.cells if not (folder / cell.id / "record.json").exists())
+    log.info(
+        "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each",
+        *(sweep.name, len(sweep.cells), len(sweep.cells) - len(todo), len(todo), parallel, runtime.threads),
+        "s" * (runtime.threads > 1),
+    )
+    if todo:
+        _drain(todo, runtime, sweep.name, parallel, gpus)
+    return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
+
+
+def _drain(todo: deque[Cell], runtime: Runtime, name: str, parallel: int, gpus: int) -> None:
+    """Keeps `parallel` jobs going until none is left; on Ctrl-C ends them and passes it on."""
+    running: dict[int, tuple[Cell, LocalJob[Any]]] = {}
+    finished, count, finished_epochs = 0, len(todo), 0
+    bar = tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
+    try:
+        while todo or running:
+            for slot in range(parallel):
+                if slot not in running and todo:
+                    cell = todo.popleft()
+                    running[slot] = (cell, _submit(cell, runtime, name, slot % gpus if gpus else None))
+            time.sleep(POLL_S)
+            bar.set_description(", ".join(cell.label for cell, _ in running.values()))
+            present_epochs = 0
+            for slot, (cell, job) in list(running.items()):
+                status = cell_status(run_directory(runtime, name, cell), plan_of(cell))
+                if job.done():
+                    del running[slot]
+                    finished += 1
+                    finished_epochs += cell.epochs
+                    status = cell_status(status.directory, plan_of(cell))
+                    with bar.external_write_mode(sys.stderr):
+                        _announce(status, finished, count)
+                else:
+                    present_epochs += status.epochs_done
+            bar.n = finished_epochs + present_epochs
+            bar.refresh()
+    except KeyboardInterrupt:
+        _end([job for _, job in running.values()])
+        raise
+    finally:
+        bar.close()
+
+
+def _submit(cell: Cell, runtime: Runtime, name: str, gpu: int | None) -> LocalJob[Any]:
+    executor = LocalExecutor(run_directory(runtime, name, cell) / "logs")
+    gpus: Sequence[int] = () if gpu is None else (gpu,)
+    # submitit's own default would end a local job after two minutes.
+    executor.update_parameters(timeout_min=60 * 24 * 365, gpus_per_node=len(gpus), visible_gpus=gpus)
+    # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return executor.submit(run_local_job, cell.to_dict(), runtime, name)  # type: ignore[return-value]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end(jobs: Sequence[LocalJob[Any]]) -> None:
+    """Ends jobs and waits until they have written their checkpoints and are gone."""
+    for job in jobs:
+        if not job.done():
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit's controller, which passes it to the job
+    for job in jobs:
+        while not job.done():
+            time.sleep(POLL_S)
+
+
+def _announce(status: CellStatus, finished: int, count: int) -> None:
+    name = f"{status.label} seed {status.seed} ({status.cell_id})"
+    if status.state in FINISHED:
+        log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
+    else:
+        detail = status.detail or f"ended without a record (logs: {log_file(status.directory)})"
+        log.error("[%d/%d] %s FAILED: %s", finished, count, name, detail)

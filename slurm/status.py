@@ -1,0 +1,165 @@
+"""How the cells of a sweep stand: told from their run directories first, from the scheduler second."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.config import Cell, Sweep
+from regbench.benchmark.directory import read_record
+from regbench.benchmark.lease import is_running, last_attempt
+from regbench.files import write_text
+
+FINISHED = ("done", "diverged")
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """How one cell stands.
+
+    Attributes:
+        cell_id: The folder's name.
+        label: The method's display name.
+        seed: Of the cell.
+        state: "done", "diverged", "running", "queued", "failed", "lost" (a scheduler's job that began and is gone),
+            "interrupted" or "pending".
+        epochs_done: Epochs trained.
+        epochs: Epochs in all.
+        img_per_s: While it trains.
+        remaining_s: Of training, while it trains.
+        detail: Score, what is going on, or the last error and where the logs are.
+        job: The scheduler's name of the cell's job; empty without one.
+        directory: The run directory.
+    """
+
+    cell_id: str
+    label: str
+    seed: int
+    state: str
+    epochs_done: int
+    epochs: int
+    img_per_s: float | None
+    remaining_s: float | None
+    detail: str
+    job: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the scheduler says of a cell's job.
+
+    Attributes:
+        name: Its id there.
+        state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it did not answer.
+        reason: Why it waits.
+    """
+
+    name: str
+    state: str | None
+    reason: str = ""
+
+
+def write_plan(sweep: Sweep, folder: Path) -> None:
+    """Adds the sweep's cells to those that its folder already plans (say, of other seeds)."""
+    path = folder / "sweep.json"
+    known = json.loads(path.read_text())["cells"] if path.exists() else []
+    ids = {cell["id"] for cell in known}
+    cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]
+    write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))
+
+
+def plan_of(cell: Cell) -> dict[str, Any]:
+    """What `sweep.json` says of a cell."""
+    return {"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs}
+
+
+def read_plan(folder: Path) -> list[dict[str, Any]]:
+    """The cells that `<runs_dir>/<sweep>` plans, in order.
+
+    Raises:
+        FileNotFoundError: If the sweep was never started.
+    """
+    cells: list[dict[str, Any]] = json.loads((folder / "sweep.json").read_text())["cells"]
+    return cells
+
+
+def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
+    """The state of every cell that a sweep plans, in its order.
+
+    Args:
+        folder: `<runs_dir>/<sweep>`.
+        jobs: Cell id -> its job, for cells that a scheduler has.
+
+    Raises:
+        FileNotFoundError: If the sweep was never started.
+    """
+    return [cell_status(folder / cell["id"], cell, (jobs or {}).get(cell["id"])) for cell in read_plan(folder)]
+
+
+def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None) -> CellStatus:
+    """The state of one cell; reads one small file of it."""
+    try:
+        files: Sequence[str] = os.listdir(directory)  # noqa: PTH208  # ten times as quick as iterdir, for thousands of cells
+    except FileNotFoundError:
+        files = ()
+    attempt = last_attempt(directory) if "attempts" in files else None
+    progress: dict[str, Any] = attempt["progress"] if attempt else {}
+    epochs_done = progress.get("epoch", 0)
+    detail = ""
+    if "record.json" in files:
+        state, detail = _finished(directory, progress)
+        epochs_done = plan["epochs"] if state == "done" else epochs_done
+    elif attempt is not None and is_running(attempt):
+        state = "running"
+        if progress.get("stage", "pretrain") != "pretrain":
+            detail = progress.get("detail", "")
+    elif job is not None and job.state == "?":
+        state, detail = "queued", "the scheduler does not answer"
+    elif job is not None and job.state is not None:
+        state = "queued"
+        detail = f"{job.state.lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
+    elif attempt is not None and attempt["ended"] == "failed":
+        state, detail = "failed", attempt["error"]
+    elif job is not None:
+        state, detail = "lost", f"job {job.name} is gone"
+    else:
+        state = "interrupted" if attempt else "pending"
+    if state in ("failed", "lost"):
+        detail += f" (logs: {log_file(directory) or 'none'})"
+    running = state == "running" and not detail
+    return CellStatus(
+        plan["id"],
+        plan["label"],
+        plan["seed"],
+        state,
+        epochs_done,
+        plan["epochs"],
+        progress.get("img_per_s") if running else None,
+        progress.get("remaining_s") if running else None,
+        " ".join(detail.split()),
+        job.name if job else "",
+        directory,
+    )
+
+
+def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
+    if "outcome" in progress:
+        return progress["outcome"], progress.get("detail", "")
+    record = read_record(directory)  # whoever finished it had no time to say so
+    assert record is not None
+    return record["status"], ""
+
+
+def log_file(directory: Path) -> Path | None:
+    """The newest log of a run directory: its errors where there are any."""
+    logs = [path for path in (directory / "logs").glob("*_log.*") if path.stat().st_size]
+    if not logs:
+        return None
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    errors = newest.with_suffix(".err")
+    return errors if errors in logs else newest

@@ -1,0 +1,98 @@
+"""Checkpoints: whole or not at all, and the one before when the last is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from regbench.benchmark.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
+
+
+def save(directory: Path, step: int, attempt: int = 1) -> float:
+    return save_checkpoint(directory, attempt, step, {"weights": torch.full((1000,), float(step)), "step": step})
+
+
+def step_of(directory: Path) -> int | None:
+    state = load_checkpoint(directory)
+    return None if state is None else int(state["step"])
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+    for step in (3, 7, 12):
+        assert save(tmp_path, step) > 0
+        state = load_checkpoint(tmp_path)
+        assert state is not None
+        assert state["step"] == step
+        assert torch.equal(state["weights"], torch.full((1000,), float(step)))
+    assert [path.name for path in checkpoint_files(tmp_path)] == [
+        "checkpoint-0001-000000012.pt",
+        "checkpoint-0001-000000007.pt",
+    ]
+
+
+def test_a_later_attempt_wins_whatever_the_step(tmp_path: Path) -> None:
+    """A process that has lost the run may have come farther before it notices; its successor's counts."""
+    save(tmp_path, 10, attempt=1)
+    save(tmp_path, 12, attempt=2)
+    save(tmp_path, 30, attempt=1)
+    assert step_of(tmp_path) == 12
+
+
+def truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flip(data: bytes) -> bytes:
+    """One bit, within the weights."""
+    where = data.index(torch.full((4,), 7.0).numpy().tobytes())
+    return data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :]
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def zeros(data: bytes) -> bytes:
+    """What some file systems leave of a file that was not yet on disk at a power failure."""
+    return bytes(len(data))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, empty, zeros])
+def test_a_damaged_one_falls_back_to_the_one_before(
+    tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 3)
+    save(tmp_path, 7)
+    path = checkpoint_files(tmp_path)[0]
+    path.write_bytes(damage(path.read_bytes()))
+    assert step_of(tmp_path) == 3
+    assert f"{path} is damaged" in caplog.text
+    assert "going back to the checkpoint before it" in caplog.text
+    assert path.with_name(f"{path.name}.damaged").exists()
+    save(tmp_path, 7)  # the resumed run gets there again
+    assert step_of(tmp_path) == 7
+
+
+def test_with_both_damaged_there_is_none(tmp_path: Path) -> None:
+    for step in (3, 7):
+        save(tmp_path, step)
+    for path in checkpoint_files(tmp_path):
+        path.write_bytes(b"")
+    assert load_checkpoint(tmp_path) is None
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    with pytest.raises(Exception, match="cannot"):
+        save_checkpoint(tmp_path, 1, 7, {"not a tensor": Unpicklable()})
+    assert step_of(tmp_path) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0001-000000003.pt"]
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
