@@ -78,13 +78,15 @@ def test_preempted_job_is_signalled_and_requeued(slurm: Testbed, tmp_path: Path)
     script = 'trap "echo signalled" USR1; echo start ${SLURM_RESTART_COUNT:-0}; while :; do sleep 0.1; done'
     whole = ("--nodes=2", "--exclusive")
     slurm.command("scontrol", "update", "PartitionName=main", "GraceTime=2")
-    submit(slurm, log, script, *whole, "--signal=B:USR1@60")
-    wait_for_text(log, "start 0")
-    urgent = submit(slurm, tmp_path / "urgent", "true", *whole, "--partition=high")
-    wait_for_text(log, "start 1")
+    try:
+        submit(slurm, log, script, *whole, "--signal=B:USR1@60")
+        wait_for_text(log, "start 0")
+        urgent = submit(slurm, tmp_path / "urgent", "true", *whole, "--partition=high")
+        wait_for_text(log, "start 1")
+    finally:
+        slurm.command("scontrol", "update", "PartitionName=main", "GraceTime=20")
     assert "start 0\nsignalled\n" in log.read_text()
     assert state(slurm, urgent) == "COMPLETED"
-    slurm.command("scontrol", "update", "PartitionName=main", "GraceTime=20")
 
 
 def test_job_of_a_lost_node_runs_elsewhere(slurm: Testbed, tmp_path: Path) -> None:
@@ -115,6 +117,14 @@ def test_accounting_knows_the_job(slurm: Testbed, tmp_path: Path) -> None:
     job = submit(slurm, tmp_path / "log", "true")
     query = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
     wait_for(lambda: slurm.command(*query) == "COMPLETED\n", "the job's end in sacct")
+
+
+def test_cleaning_heals_the_cluster(slurm: Testbed) -> None:
+    slurm.command("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test")
+    slurm.kill("slurmd-node2", signal.SIGSTOP)
+    slurm.kill("slurmctld")
+    slurm.clean()
+    assert slurm.command("sinfo", "--noheader", "--partition=main", "--format=%T %D") == "idle 2\n"
 
 
 def test_stop_leaves_no_process(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -132,11 +133,7 @@ class Testbed:
             if self._is_running(daemon):
                 self._end(daemon)
         # Steps outlive their slurmd, and what a job's process left behind outlives its step.
-        while left := list(self._left()):
-            for pidfd in left:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                os.close(pidfd)
-            time.sleep(0.05)
+        wait_for(lambda: not self._kill_left(), "the processes of jobs to end")
 
     def env(self) -> dict[str, str]:
         """The environment of this cluster's clients."""
@@ -166,26 +163,34 @@ class Testbed:
             process.wait(30)
 
     def up(self, daemon: str) -> None:
-        """Starts a daemon, unless it runs, with the state it had, and waits until it answers."""
-        if not self._is_running(daemon):
+        """Starts a daemon with the state it had, or continues it, and waits until it answers."""
+        if self._is_running(daemon):
+            self._processes[daemon].send_signal(signal.SIGCONT)
+        else:
             self._launch(daemon)
         wait_for(lambda: self._answers(daemon) or not self._is_running(daemon), f"{daemon} to answer")
         if not self._is_running(daemon):
             raise RuntimeError(f"{daemon} ended while it was starting")
 
     def clean(self) -> None:
-        """Starts what was killed, and cancels all jobs; waits until all nodes are idle."""
+        """Starts or continues all daemons, cancels all jobs, resumes all nodes and waits until these are idle."""
         for daemon in self.daemons:
             self.up(daemon)
         self.command("scancel", f"--user={self._user}")
         wait_for(lambda: not self.command("squeue", "--noheader"), "the queue to be empty")
         for node in self.nodes:
-            wait_for(lambda node=node: "State=IDLE " in self._node(node), f"{node} to be idle")  # type: ignore[misc]
+            if re.search("State=[A-Z_+]*(DOWN|DRAIN)", self._node(node)):
+                self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        wait_for(lambda: all("State=IDLE " in self._node(node) for node in self.nodes), "all nodes to be idle")
 
     def logs(self, lines: int = 20) -> str:
         """The last lines of every log."""
-        logs = {path.name: path.read_text(errors="replace") for path in sorted(self.directory.glob("*.log"))}
-        return "\n".join("\n".join([f"----- {name}", *log.splitlines()[-lines:]]) for name, log in logs.items() if log)
+        text = ""
+        for path in sorted((*self.directory.glob("*.log"), *self.directory.glob("*.out"))):
+            # What a daemon prints goes to its log as well, once it has one.
+            if path.suffix == ".log" or not path.with_suffix(".log").exists():
+                text += "\n".join((f"----- {path.name}", *path.read_text(errors="replace").splitlines()[-lines:], ""))
+        return text
 
     # -------------------------------------------------------------- daemons
 
@@ -204,9 +209,9 @@ class Testbed:
             "slurmd": [*(self._in_node(node) if self.named_nodes else []), "slurmd", "-D", "-N", node],
         }
         self._started[daemon] = datetime.now()
-        with (directory / f"{daemon}.log").open("ab") as out:
+        with (directory / f"{daemon}.out").open("ab") as out:
             self._processes[daemon] = subprocess.Popen(
-                # The daemon ends with this process, however that ends.
+                # The daemon ends with this process (to be exact: this thread), however that ends.
                 ["setpriv", "--pdeathsig", "KILL", *commands[name]],
                 env=self.env(),
                 stdin=subprocess.DEVNULL,
@@ -237,10 +242,9 @@ class Testbed:
                     self.command("scontrol", "ping")
                 case "slurmd":
                     # Until the controller misses a slurmd that was killed, it shows the node as it was.
-                    seen = re.search(
-                        r"State=(?:IDLE|MIXED|ALLOCATED)(?:\+COMPLETING)? .*SlurmdStartTime=(2\S+)", self._node(node)
-                    )
-                    return seen is not None and seen[1] >= self._started[daemon].isoformat(timespec="seconds")
+                    seen = re.search(r"SlurmdStartTime=(2\S+)", self._node(node))
+                    started = self._started[daemon].isoformat(timespec="seconds")
+                    return seen is not None and seen[1] >= started and "NOT_RESPONDING" not in self._node(node)
         except (RuntimeError, OSError):
             return False
         return True
@@ -258,22 +262,22 @@ class Testbed:
             process.kill()
             process.wait()
 
-    def _left(self) -> Iterator[int]:
-        """Processes that have the environment of this cluster's clients, daemons and jobs, as file descriptors."""
+    def _kill_left(self) -> bool:
+        """Kills the processes that have the environment of this cluster's programs and jobs; whether there were any."""
         mark = f"SLURM_CONF={self.directory / 'slurm.conf'}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                # Opened first: what is read and signalled afterwards is the same process, though pids are used again.
-                pidfd = os.pidfd_open(int(entry.name))
-            except OSError:
-                continue
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    yield pidfd
-                    continue
-            except OSError:
-                pass
-            os.close(pidfd)
+        found = False
+        for process in Path("/proc").glob("[0-9]*"):
+            # It may end at any moment, or be somebody else's.
+            with suppress(OSError):
+                # Opened before it is looked at: the pid may be another process's when the signal is sent.
+                pidfd = os.pidfd_open(int(process.name))
+                try:
+                    if mark in (process / "environ").read_bytes().split(b"\0"):
+                        found = True
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
+        return found
 
     # -------------------------------------------------------------- configuration
 
@@ -335,8 +339,8 @@ StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmdPidFile={directory}/slurmd-%n.pid
-# The daemons' own logs are what they print; steps have no other place than this one.
-SlurmdLogFile={directory}/slurmd-%n-steps.log
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
 MailProg=/bin/true
 MpiDefault=none
 PropagateResourceLimits=NONE
@@ -354,9 +358,10 @@ DefMemPerCPU=256
 {gres_types}
 # Tests do not want to wait.
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 KillWait=5
 SlurmdTimeout=10
+MessageTimeout=5
 SlurmctldTimeout=10
 ReturnToService=2
 # Jobs that ended stay in squeue's and scontrol's reach.
@@ -403,6 +408,7 @@ DbdAddr=127.0.0.1
 DbdPort={self._ports["slurmdbd"]}
 SlurmUser={self._user}
 PidFile={directory}/slurmdbd.pid
+LogFile={directory}/slurmdbd.log
 StorageType=accounting_storage/mysql
 StorageHost=127.0.0.1
 StoragePort={self._ports["mariadbd"]}
