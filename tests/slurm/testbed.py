@@ -174,10 +174,15 @@ class Testbed:
 
     def clean(self) -> None:
         """Starts or continues all daemons, cancels all jobs, resumes all nodes and waits until these are idle."""
+
+        def is_empty() -> bool:
+            # Every time: jobs may requeue themselves or submit others as they end.
+            self.command("scancel", f"--user={self._user}")
+            return not self.command("squeue", "--noheader")
+
         for daemon in self.daemons:
             self.up(daemon)
-        self.command("scancel", f"--user={self._user}")
-        wait_for(lambda: not self.command("squeue", "--noheader"), "the queue to be empty")
+        wait_for(is_empty, "the queue to be empty")
         for node in self.nodes:
             if re.search("State=[A-Z_+]*(DOWN|DRAIN)", self._node(node)):
                 self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
@@ -395,11 +400,12 @@ innodb-doublewrite=0
 innodb-lock-wait-timeout=900
 performance-schema=0
 """)
-        (directory / "init.sql").write_text(f"""
+        init = f"""
 CREATE DATABASE IF NOT EXISTS slurm_acct_db;
 CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';
 GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';
-""")
+"""
+        write_secret(directory / "init.sql", init)
         dbd_conf = f"""
 AuthType=auth/munge
 AuthInfo=socket={directory}/munge.sock
@@ -440,6 +446,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, as Slurm and munge demand."""
+    """Writes a file that nobody else can read, as Slurm and munge demand of keys and passwords."""
     path.touch(mode=0o600)
     path.write_text(text)
