@@ -10,15 +10,18 @@ RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: benchmark clean format help install lint test test-all
+.PHONY: benchmark clean format help install lint test test-all test-slurm
 
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
 test: $(TOOLS) ## Run the tests and print their coverage
-	@$(BIN)/python -m pytest -m "not slow" --cov
+	@$(BIN)/python -m pytest -m "not slow and not slurm" --cov
 
-test-all: $(TOOLS) ## Run the tests, the slow ones too
+test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (they are skipped where it is not installed)
+	@$(BIN)/python -m pytest -m slurm
+
+test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too
 	@$(BIN)/python -m pytest --cov
 
 lint: $(TOOLS) ## Check style, formatting and types

@@ -1,0 +1,37 @@
+"""A cluster for the tests marked `slurm`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.testbed import ACCOUNTING_COMMANDS, COMMANDS, Testbed, missing
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[Testbed]:
+    """A started cluster; a test that leaves something behind takes `slurm` instead."""
+    in_ci = bool(os.environ.get("CI"))
+    absent = missing((*COMMANDS, *ACCOUNTING_COMMANDS) if in_ci else COMMANDS)
+    if absent:
+        reason = f"Slurm is not installed: no {', '.join(absent)}"
+        pytest.fail(reason) if in_ci else pytest.skip(reason)
+    # The paths of sockets are limited to 107 characters; tmp_path may take most of that.
+    directory = Path(tempfile.mkdtemp(prefix="regbench-slurm-"))
+    try:
+        with Testbed(directory) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def slurm(slurm_cluster: Testbed) -> Iterator[Testbed]:
+    """The cluster, with all daemons up and without jobs; so it is left behind too."""
+    yield slurm_cluster
+    slurm_cluster.clean()
