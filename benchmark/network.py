@@ -17,7 +17,7 @@ BACKBONES = ("resnet18", "resnet50", "resnet_tiny")
 
 
 class SiameseNetwork(nn.Module):
-    """Backbone and projector; `forward` maps images (n, c, h, w) to embeddings (n, q).
+    """Backbone and projector; `forward` maps the views' images (n, c, h, w) to their embeddings (n, q).
 
     Attributes:
         backbone: Images (n, c, h, w) to representations (n, representation_dim).
@@ -43,10 +43,15 @@ class SiameseNetwork(nn.Module):
             self.backbone, self.representation_dim = _backbone(config, channels)
             self.projector = _projector(self.representation_dim, config.hidden_dim or embedding_dim, embedding_dim)
 
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        """Embeddings (n, q) of images (n, c, h, w), not normalised."""
-        embeddings: Tensor = self.projector(self.backbone(x_NCHW))
-        return embeddings
+    def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
+        """Embeddings (n, q) of each view's images (n, c, h, w), not normalised.
+
+        Each view is a pass of its own, so that BN statistics are per view. Only the last layer, which has none, takes
+        the views together: its weight, the largest of all, then gets one gradient instead of one for each view.
+        """
+        hidden_ND = [self.projector[:-1](self.backbone(x_NCHW)) for x_NCHW in views_NCHW]
+        embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
+        return embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
 
 
 def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:

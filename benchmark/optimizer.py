@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from regbench.benchmark.config import OptimizerConfig
+from regbench.methods.engine import all_gather
 
 
 class LARS(Optimizer):
@@ -17,6 +20,11 @@ class LARS(Optimizer):
 
     For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖ (left as it is
     where a norm is 0). Tensors of one dimension (biases, BN) get neither. Then m ← momentum·m + g and p ← p − lr·m.
+
+    The decayed and scaled gradient is written over the gradient, so that a step allocates nothing of the size of the
+    model. Given a `group`, the momentum of linear layers is shared between its ranks (ZeRO stage 1, Rajbhandari et al.,
+    2020): each keeps and applies an equal part and hands the new weights to the others. The update is the same to the
+    bit.
     """
 
     def __init__(
@@ -27,6 +35,7 @@ class LARS(Optimizer):
         weight_decay: float,
         momentum: float,
         trust_coefficient: float,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         """Sets up the optimizer.
 
@@ -36,6 +45,7 @@ class LARS(Optimizer):
             weight_decay: wd.
             momentum: Of the scaled gradients.
             trust_coefficient: η.
+            group: The ranks to share the momentum between, each of which has the same gradients; None: not shared.
         """
         defaults = {
             "lr": lr,
@@ -43,32 +53,61 @@ class LARS(Optimizer):
             "momentum": momentum,
             "trust_coefficient": trust_coefficient,
         }
+        self._group = group
         super().__init__(parameters, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all tensors that have a gradient."""
+        """One update of all tensors that have a gradient; the gradients are used up."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            updates = [p.grad for p in parameters]
-            matrices = [i for i, p in enumerate(parameters) if p.ndim > 1]
+            matrices = [p for p in parameters if p.ndim > 1]
             if matrices:  # torch's foreach functions refuse empty lists
-                weights = [parameters[i] for i in matrices]
-                decayed = torch._foreach_add([updates[i] for i in matrices], weights, alpha=group["weight_decay"])
+                gradients = [p.grad for p in matrices]
+                torch._foreach_add_(gradients, matrices, alpha=group["weight_decay"])
                 scales = [
                     torch.where((weight > 0) & (update > 0), group["trust_coefficient"] * weight / update, 1.0)
-                    for weight, update in zip(torch._foreach_norm(weights), torch._foreach_norm(decayed), strict=True)
+                    for weight, update in zip(torch._foreach_norm(matrices), torch._foreach_norm(gradients), strict=True)
                 ]
-                torch._foreach_mul_(decayed, scales)
-                for i, update in zip(matrices, decayed, strict=True):
-                    updates[i] = update
-            for p in parameters:
+                torch._foreach_mul_(gradients, scales)
+            own = [self._own(p) for p in parameters]
+            for p, part in zip(parameters, own, strict=True):
                 if "momentum" not in self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
+                    self.state[p]["momentum"] = torch.zeros_like(part)
             momenta = [self.state[p]["momentum"] for p in parameters]
             torch._foreach_mul_(momenta, group["momentum"])
-            torch._foreach_add_(momenta, updates)
-            torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
+            torch._foreach_add_(momenta, [self._own(p.grad, p) for p in parameters])
+            torch._foreach_add_(own, momenta, alpha=-group["lr"])
+            for p, part in zip(parameters, own, strict=True):
+                if part is not p:
+                    all_gather(p.view(-1), part, group=self._group)
+
+    def _own(self, tensor: Tensor, p: Tensor | None = None) -> Tensor:
+        """This rank's part of `tensor`, which belongs to p: the tensor itself where p's momentum is not shared."""
+        p = tensor if p is None else p
+        if self._group is None or p.ndim != 2 or p.numel() % dist.get_world_size(self._group):
+            return tensor
+        return tensor.view(-1).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, whatever the number of ranks; with a group, all ranks must call it."""
+        state = super().state_dict()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for index, entry in state["state"].items():
+            p, part = parameters[index], entry["momentum"]
+            if part.shape != p.shape:
+                whole = torch.empty_like(p)
+                all_gather(whole.view(-1), part, group=self._group)
+                state["state"][index] = {"momentum": whole.cpu()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the state of `state_dict`, saved by any number of ranks."""
+        super().load_state_dict(state_dict)
+        for p, entry in self.state.items():
+            part = self._own(entry["momentum"], p)
+            if part.shape != p.shape:
+                entry["momentum"] = part.clone()  # a view would keep the whole alive
 
 
 def learning_rate(config: OptimizerConfig, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:

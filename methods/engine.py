@@ -17,7 +17,7 @@ from torch import Tensor
 from regbench import RegbenchError
 
 # torch renamed it; the old name warns in the releases that have the new one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 FORMS = ("auto", "gram", "covariance", "textbook")
 EXCHANGES = ("gather", "ring")
@@ -81,7 +81,7 @@ class Shard:
             return Shard([len(z_NQ)])
         size = torch.tensor([len(z_NQ)], device=z_NQ.device)
         sizes = size.new_empty(dist.get_world_size(group))
-        _all_gather(sizes, size, group=group)
+        all_gather(sizes, size, group=group)
         return Shard(sizes.tolist(), dist.get_rank(group), group, engine.exchange == "ring")
 
     @property
@@ -111,7 +111,7 @@ class Shard:
         longest = max(self.sizes)
         padded = _pad(local, longest)
         gathered = padded.new_empty(self.world * longest, *local.shape[1:])
-        work: Any = _all_gather(gathered, padded, group=self.group, async_op=True)
+        work: Any = all_gather(gathered, padded, group=self.group, async_op=True)
 
         def finish() -> list[Tensor]:
             work.wait()

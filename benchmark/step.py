@@ -1,0 +1,125 @@
+"""One training step: both views through the network, the loss, backward, the update.
+
+Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dimension (q).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regbench.benchmark.optimizer import LARS
+from regbench.methods import Engine, Regularizer
+
+PARTS = ("forward", "loss", "backward", "optimizer")
+
+
+class Stepped(NamedTuple):
+    """What a step leaves.
+
+    Attributes:
+        terms: The addends of the loss by name, detached scalars over the whole batch.
+        z1_NQ: This rank's embeddings of the first views, detached.
+        z2_NQ: Of the second views.
+        marks: Moments before the first of `PARTS` and after each.
+    """
+
+    terms: dict[str, Tensor]
+    z1_NQ: Tensor
+    z2_NQ: Tensor
+    marks: list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step; call it with the two views of a batch.
+
+    Attributes:
+        network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
+        optimizer: Of its parameters.
+        method: The loss.
+        engine: How the loss is computed, and over which ranks.
+        precision: "bf16" (autocast; the loss stays in float32) or "fp32".
+        micro_batch_size: Images of this rank that pass the network at a time; None: all.
+        mark: Gives a moment, for timing.
+    """
+
+    network: nn.Module
+    optimizer: LARS
+    method: Regularizer
+    engine: Engine
+    precision: str
+    micro_batch_size: int | None = None
+    mark: Callable[[], Any] = lambda: None
+
+    def __call__(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> Stepped:
+        """Updates the network once; gradients are gone afterwards."""
+        parts = self._parts(x1_NCHW, x2_NCHW)
+        marks = [self.mark()]
+        if len(parts) == 1:
+            z1_NQ, z2_NQ = self._embed(x1_NCHW, x2_NCHW)
+        else:
+            z1_NQ, z2_NQ = self._embed_without_graph(parts)
+        marks.append(self.mark())
+        # The loss acts on leaves of its own, so that its cost can be told from the network's.
+        leaves = [z.detach().float().requires_grad_() for z in (z1_NQ, z2_NQ)]
+        loss, terms = self.method(*leaves, self.engine)
+        gradients = torch.autograd.grad(loss, leaves)
+        del loss
+        marks.append(self.mark())
+        if len(parts) == 1:
+            torch.autograd.backward([z1_NQ, z2_NQ], [g.to(z1_NQ.dtype) for g in gradients])
+        else:
+            self._backward_in_parts(parts, gradients)
+        marks.append(self.mark())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        marks.append(self.mark())
+        return Stepped(terms, leaves[0].detach(), leaves[1].detach(), marks)
+
+    def _parts(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> list[tuple[Tensor, Tensor]]:
+        size = self.micro_batch_size or len(x1_NCHW)
+        return list(zip(x1_NCHW.split(size), x2_NCHW.split(size), strict=True))
+
+    def _embed(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x1_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            z1_NQ, z2_NQ = self.network(x1_NCHW, x2_NCHW)
+        return z1_NQ, z2_NQ
+
+    @torch.no_grad()
+    def _embed_without_graph(self, parts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        with _frozen_statistics(self.network):
+            embeddings = [self._embed(*part) for part in parts]
+        return [torch.cat(view) for view in zip(*embeddings, strict=True)]
+
+    def _backward_in_parts(self, parts: list[tuple[Tensor, Tensor]], gradients: tuple[Tensor, ...]) -> None:
+        """Gradient caching (Gao et al., 2021): each part passes again, now with a graph, and takes its rows' gradient.
+
+        The ranks' gradients are averaged once, with the last part.
+        """
+        sizes = [len(x) for x, _ in parts]
+        for number, (part, *rows) in enumerate(zip(parts, *(g.split(sizes) for g in gradients), strict=True), start=1):
+            wait = isinstance(self.network, DistributedDataParallel) and number < len(parts)
+            with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
+                embeddings = self._embed(*part)
+                torch.autograd.backward(embeddings, [g.to(embeddings[0].dtype) for g in rows])
+
+
+@contextlib.contextmanager
+def _frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """BN layers still normalise by their batch, but leave their running statistics alone."""
+    layers = [module for module in network.modules() if hasattr(module, "running_mean")]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
