@@ -67,7 +67,9 @@ class LARS(Optimizer):
                 torch._foreach_add_(gradients, matrices, alpha=group["weight_decay"])
                 scales = [
                     torch.where((weight > 0) & (update > 0), group["trust_coefficient"] * weight / update, 1.0)
-                    for weight, update in zip(torch._foreach_norm(matrices), torch._foreach_norm(gradients), strict=True)
+                    for weight, update in zip(
+                        torch._foreach_norm(matrices), torch._foreach_norm(gradients), strict=True
+                    )
                 ]
                 torch._foreach_mul_(gradients, scales)
             own = [self._own(p) for p in parameters]
