@@ -55,20 +55,21 @@ class SiameseNetwork(nn.Module):
         """
         hidden_ND = [self.projector[:-1](self.backbone(x_NCHW)) for x_NCHW in views_NCHW]
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
-        return embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
+        views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
+        return views_NQ
 
 
 class PlainSiameseNetwork(SiameseNetwork):
-    """The same network as torch's own layers make it, each view apart: equal but for rounding, and needs more memory."""
+    """The same network of torch's own layers, each view apart: equal but for rounding, and needs more memory."""
 
     def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, seed: int) -> None:
         """See `SiameseNetwork`."""
         super().__init__(config, embedding_dim, channels, seed)
         for module in self.modules():
             if isinstance(module, _Linear):
-                module.__class__ = nn.Linear
+                module.__class__ = nn.Linear  # type: ignore[assignment]
             elif isinstance(module, _MaxPool):
-                module.__class__ = nn.MaxPool2d
+                module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Embeddings (n, q) of each view's images (n, c, h, w), not normalised."""
@@ -81,7 +82,9 @@ class _Linear(nn.Linear):
     Autocast keeps the cast weight from forward to backward, and the gradient exists in the low precision and as its
     float32 copy before it reaches `weight.grad`: with 8192 × 32768 weights 1 GB all the time and 1.6 GB when backward
     begins and all activations are alive. Here blocks of the weight are cast where they are used, and blocks of the
-    gradient are added to `weight.grad` if there is one. The numbers are the same: no sum is split.
+    gradient are added to `weight.grad`, if there is one, by this layer itself: autograd is then given none, though its
+    hooks run. The numbers are the same, for no sum is split. `torch.autograd.grad` must not be asked for the weight's
+    gradient while there is a `weight.grad`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,14 +142,17 @@ class _MaxPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return super().forward(x)
-        out: Tensor = _SmallMaxPool.apply(x, self.kernel_size, self.stride, self.padding)
+            return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+        out: Tensor = _SmallMaxPool.apply(x, (self.kernel_size, self.stride, self.padding))
         return out
 
 
 class _SmallMaxPool(torch.autograd.Function):
+    """`window` is kernel size, stride and padding."""
+
     @staticmethod
-    def forward(ctx: Any, x_NCHW: Tensor, *window: int) -> Tensor:
+    def forward(ctx: Any, x_NCHW: Tensor, window: tuple[int, int, int]) -> Tensor:
+        out: Tensor
         out, indices = F.max_pool2d(x_NCHW, *window, return_indices=True)
         small = torch.int16 if x_NCHW.shape[2] * x_NCHW.shape[3] <= 2**15 else torch.int32
         ctx.save_for_backward(indices.to(small))
@@ -161,10 +167,9 @@ class _SmallMaxPool(torch.autograd.Function):
         (indices,) = ctx.saved_tensors
         # The function looks at the shape of its input, not at the values.
         shape_NCHW = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format)
-        kernel_size, stride, padding = ctx.window
+        sides = ([side, side] for side in (*ctx.window, 1))
         into = torch.ops.aten.max_pool2d_with_indices_backward
-        window = ([side, side] for side in (kernel_size, stride, padding, 1))
-        return into(gradient, shape_NCHW, *window, False, indices.long()), None, None, None
+        return into(gradient, shape_NCHW, *sides, False, indices.long()), None
 
 
 def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:

@@ -1,8 +1,9 @@
 """What a run needs, without a GPU and without memory: one training step on tensors that have a shape but no data.
 
-The step is the real one (`Step`, `SiameseNetwork`, `LARS`, the method in its form) on PyTorch's fake tensors, for rank 0
-of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded up to
-the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the momentum exists. What is assumed:
+The step is the real one (`Step`, `SiameseNetwork`, `LARS`, the method in its form) on PyTorch's fake tensors, for
+rank 0 of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded
+up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the momentum exists. What is
+assumed:
 
 - The views are on the device in float32; the uint8 crops that they were made of are free again.
 - DistributedDataParallel cannot run on fake tensors. Its steps keep the gradients, `Step` only sets them to zero, so
@@ -230,10 +231,8 @@ class _Accounts(TorchDispatchMode):
     A new storage is filed under the part of the step that makes it, or as a cast weight; `file` files it elsewhere.
     """
 
-    _MADE_IN = {"forward": "activations", "loss": "loss", "backward": "scratch of backward", "optimizer": "scratch"}
-
     def __init__(self, world_size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._world_size = world_size
         self._files: dict[int, str] = {}
         self._live: Counter[str] = Counter()
@@ -281,7 +280,7 @@ class _Accounts(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
         moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
-        part = self._MADE_IN[moment]
+        part = "activations" if moment == "forward" else f"scratch of {moment}"
         if func is torch.ops.aten._to_copy.default and self._files.get(id(args[0].untyped_storage())) == "weights":
             part = "cast weights"
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
