@@ -17,6 +17,7 @@ assumed:
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -218,11 +219,13 @@ def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
         return
     if dist.is_initialized():
         raise RegbenchError("this process is one of several already; plan in a process of its own")
+    excepthook = sys.excepthook  # each init_process_group puts another "[rank0]: " before errors
     dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=world_size)
     try:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+        sys.excepthook = excepthook
 
 
 class _Accounts(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -174,11 +173,11 @@ def test_other_methods(method: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["batch_size", "embedding_dim"])
-def test_largest(what: Any) -> None:
+def test_largest(what: str) -> None:
     limit_bytes = 20_000_000
     size = largest(small_cell(), limit_bytes, what, world_size=2)
     assert size is not None
-    fits, too_large = (replace(small_cell(), **{what: value}) for value in (size, 2 * size))
+    fits, too_large = (small_cell(f"{what}={value}") for value in (size, 2 * size))
     assert predict(fits, world_size=2).peak_bytes <= limit_bytes < predict(too_large, world_size=2).peak_bytes
     assert largest(small_cell(), 1_000_000, what) is None
 

