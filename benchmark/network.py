@@ -5,7 +5,11 @@ Shapes: N = images, C = channels, H, W = pixels, D = representation, Q = embeddi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet18, resnet50
 from torchvision.models.resnet import BasicBlock
@@ -51,7 +55,121 @@ class SiameseNetwork(nn.Module):
         """
         hidden_ND = [self.projector[:-1](self.backbone(x_NCHW)) for x_NCHW in views_NCHW]
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
-        return tuple(embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW]))
+        views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
+        return views_NQ
+
+
+class PlainSiameseNetwork(SiameseNetwork):
+    """The same network of torch's own layers, each view apart: equal but for rounding, and needs more memory."""
+
+    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, seed: int) -> None:
+        """See `SiameseNetwork`."""
+        super().__init__(config, embedding_dim, channels, seed)
+        for module in self.modules():
+            if isinstance(module, _Linear):
+                module.__class__ = nn.Linear  # type: ignore[assignment]
+            elif isinstance(module, _MaxPool):
+                module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
+
+    def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
+        """Embeddings (n, q) of each view's images (n, c, h, w), not normalised."""
+        return tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
+
+
+class _Linear(nn.Linear):
+    """A linear layer that, under autocast, keeps no copies of its weight's size.
+
+    Autocast keeps the cast weight from forward to backward, and the gradient exists in the low precision and as its
+    float32 copy before it reaches `weight.grad`: with 8192 × 32768 weights 1 GB all the time and 1.6 GB when backward
+    begins and all activations are alive. Here blocks of the weight are cast where they are used, and blocks of the
+    gradient are added to `weight.grad`, if there is one, by this layer itself: autograd is then given none, though its
+    hooks run. The numbers are the same, for no sum is split. `torch.autograd.grad` must not be asked for the weight's
+    gradient while there is a `weight.grad`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        device = x.device.type
+        if not torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
+            return super().forward(x)
+        out: Tensor = _CastLinear.apply(x.to(torch.get_autocast_dtype(device)), self.weight, self.bias)
+        return out
+
+
+_BLOCK_ELEMENTS = 2**23  # 16 MB cast, which a GPU's cache holds until the product has read it
+
+
+def _blocks(length: int, width: int) -> Iterator[slice]:
+    """Slices of so many rows (or columns) of a width each, that no block is large."""
+    step = max(1, _BLOCK_ELEMENTS // width)
+    for start in range(0, length, step):
+        yield slice(start, start + step)
+
+
+class _CastLinear(torch.autograd.Function):
+    """Shapes: N = rows, I = inputs, O = outputs; the suffix of a block is that of the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        out_NO = x_NI.new_empty(len(x_NI), len(weight_OI))
+        for rows in _blocks(*weight_OI.shape):
+            bias = None if bias_O is None else bias_O[rows].to(x_NI.dtype)
+            out_NO[:, rows] = F.linear(x_NI, weight_OI[rows].to(x_NI.dtype), bias)
+        return out_NO
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_NO,) = outputs
+        x_NI, weight_OI = ctx.saved_tensors
+        gradient_NI = gradient_OI = gradient_O = None
+        if ctx.needs_input_grad[0]:
+            gradient_NI = torch.empty_like(x_NI)
+            for columns in _blocks(*weight_OI.T.shape):
+                gradient_NI[:, columns] = gradient_NO @ weight_OI[:, columns].to(x_NI.dtype)
+        if ctx.needs_input_grad[1]:
+            total_OI = weight_OI.grad
+            if total_OI is None:
+                total_OI = gradient_OI = torch.zeros_like(weight_OI)
+            for rows in _blocks(*weight_OI.shape):
+                total_OI[rows] += gradient_NO[:, rows].T @ x_NI
+        if ctx.needs_input_grad[2]:
+            gradient_O = gradient_NO.sum(dim=0)
+        return gradient_NI, gradient_OI, gradient_O
+
+
+class _MaxPool(nn.MaxPool2d):
+    """A max-pool that keeps two bytes (four for large maps) an output instead of its input and eight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+        out: Tensor = _SmallMaxPool.apply(x, (self.kernel_size, self.stride, self.padding))
+        return out
+
+
+class _SmallMaxPool(torch.autograd.Function):
+    """`window` is kernel size, stride and padding."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NCHW: Tensor, window: tuple[int, int, int]) -> Tensor:
+        out: Tensor
+        out, indices = F.max_pool2d(x_NCHW, *window, return_indices=True)
+        small = torch.int16 if x_NCHW.shape[2] * x_NCHW.shape[3] <= 2**15 else torch.int32
+        ctx.save_for_backward(indices.to(small))
+        channels_last = x_NCHW.is_contiguous(memory_format=torch.channels_last)
+        ctx.format = torch.channels_last if channels_last else torch.contiguous_format
+        ctx.shape, ctx.window = x_NCHW.shape, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = outputs
+        (indices,) = ctx.saved_tensors
+        # The function looks at the shape of its input, not at the values.
+        shape_NCHW = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format)
+        sides = ([side, side] for side in (*ctx.window, 1))
+        into = torch.ops.aten.max_pool2d_with_indices_backward
+        return into(gradient, shape_NCHW, *sides, False, indices.long()), None
 
 
 def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:
@@ -70,6 +188,10 @@ def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:
         raise RegbenchError(f"unknown network.stem {config.stem!r}; known: imagenet, small")
     elif channels != 3:
         raise RegbenchError(f"network.stem=imagenet needs 3 channels and the data set has {channels}; use small")
+    else:
+        # The maximum of rectified values is the rectified maximum: this order keeps a quarter of the size.
+        backbone.relu = nn.Identity()
+        backbone.maxpool = nn.Sequential(_MaxPool(3, 2, 1), nn.ReLU(inplace=True))
     return backbone, dim
 
 
@@ -102,5 +224,5 @@ def _projector(representation_dim: int, hidden_dim: int, embedding_dim: int) -> 
     """The paper's three-layer MLP: hidden layers with bias, BN and ReLU, a last layer without bias."""
     layers: list[nn.Module] = []
     for width in (representation_dim, hidden_dim):
-        layers += [nn.Linear(width, hidden_dim), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, nn.Linear(hidden_dim, embedding_dim, bias=False))
+        layers += [_Linear(width, hidden_dim), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, _Linear(hidden_dim, embedding_dim, bias=False))

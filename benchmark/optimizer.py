@@ -22,9 +22,9 @@ class LARS(Optimizer):
     where a norm is 0). Tensors of one dimension (biases, BN) get neither. Then m ← momentum·m + g and p ← p − lr·m.
 
     The decayed and scaled gradient is written over the gradient, so that a step allocates nothing of the size of the
-    model. Given a `group`, the momentum of linear layers is shared between its ranks (ZeRO stage 1, Rajbhandari et al.,
-    2020): each keeps and applies an equal part and hands the new weights to the others. The update is the same to the
-    bit.
+    model. Given a `group`, the momentum of tensors of two or more dimensions is shared between its ranks (ZeRO stage 1,
+    Rajbhandari et al., 2020): each keeps and applies an equal part and hands the new weights to the others. The update
+    is the same to the bit.
     """
 
     def __init__(
@@ -80,16 +80,20 @@ class LARS(Optimizer):
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, [self._own(p.grad, p) for p in parameters])
             torch._foreach_add_(own, momenta, alpha=-group["lr"])
-            for p, part in zip(parameters, own, strict=True):
-                if part is not p:
-                    all_gather(p.view(-1), part, group=self._group)
+            pending: list[Any] = [
+                all_gather(_flat(p, p), part, group=self._group, async_op=True)
+                for p, part in zip(parameters, own, strict=True)
+                if part is not p
+            ]
+            for work in pending:
+                work.wait()
 
     def _own(self, tensor: Tensor, p: Tensor | None = None) -> Tensor:
         """This rank's part of `tensor`, which belongs to p: the tensor itself where p's momentum is not shared."""
         p = tensor if p is None else p
-        if self._group is None or p.ndim != 2 or p.numel() % dist.get_world_size(self._group):
+        if self._group is None or p.ndim < 2 or p.numel() % dist.get_world_size(self._group):
             return tensor
-        return tensor.view(-1).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
+        return _flat(tensor, p).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, whatever the number of ranks; with a group, all ranks must call it."""
@@ -99,7 +103,7 @@ class LARS(Optimizer):
             p, part = parameters[index], entry["momentum"]
             if part.shape != p.shape:
                 whole = torch.empty_like(p)
-                all_gather(whole.view(-1), part, group=self._group)
+                all_gather(_flat(whole, p), part, group=self._group)
                 state["state"][index] = {"momentum": whole.cpu()}
         return state
 
@@ -110,6 +114,11 @@ class LARS(Optimizer):
             part = self._own(entry["momentum"], p)
             if part.shape != p.shape:
                 entry["momentum"] = part.clone()  # a view would keep the whole alive
+
+
+def _flat(tensor: Tensor, p: Tensor) -> Tensor:
+    """All numbers of `tensor` in the order that p has in memory (channels last or not): a view if both agree."""
+    return tensor.permute(sorted(range(p.ndim), key=p.stride, reverse=True)).reshape(-1)
 
 
 def learning_rate(config: OptimizerConfig, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:

@@ -79,7 +79,8 @@ class Step:
             self._backward_in_parts(parts, gradients)
         marks.append(self.mark())
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        # DistributedDataParallel keeps the gradients in its buckets; others are freed.
+        self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
         marks.append(self.mark())
         return Stepped(terms, leaf1_NQ.detach(), leaf2_NQ.detach(), marks)
 

@@ -250,7 +250,7 @@ class _Training:
             network=network,
             optimizer=self.optimizer,
             method=cell.method,
-            engine=Engine(form=self.compute.loss_form, group=world.group),
+            engine=Engine(form=self.compute.loss_form, group=world.group, even=True),
             precision=cell.precision,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
             mark=self.clock.mark,
@@ -312,7 +312,7 @@ class _Training:
                 self._diverge(number, steps, f"the loss is not finite ({dict(zip(names, row, strict=True))})")
             for name, value in zip(names, row, strict=True):
                 progress.sums[name] = progress.sums.get(name, 0.0) + value
-        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group))
+        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group, even=True))
         spread = feature_spread(shard.gather(stepped.z1_NQ))
         # While the rate still rises, embeddings may pass through a narrow place.
         warm = progress.step > cell.optimizer.warmup_epochs * steps
@@ -357,7 +357,7 @@ class _Training:
     def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
         """Adds the finished epoch to the history."""
         cell, progress = self.cell, self.progress
-        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group))
+        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group, even=True))
         means = {name: total / steps for name, total in progress.sums.items()}
         progress.history.append(
             {

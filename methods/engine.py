@@ -36,6 +36,7 @@ class Engine:
             the mean that DistributedDataParallel takes is the gradient of the whole batch.
         exchange: `gather` gives every rank the embeddings of all for the length of the call; `ring` passes them
             from rank to rank, so that none holds more than three ranks' rows. Only streamed forms can use a ring.
+        even: All ranks are known to hold equally many rows: they need not ask each other, which makes a GPU wait.
 
     Raises:
         RegbenchError: If `form` or `exchange` is none of these.
@@ -44,6 +45,7 @@ class Engine:
     form: str = "auto"
     group: dist.ProcessGroup | None = None
     exchange: str = "gather"
+    even: bool = False
 
     def __post_init__(self) -> None:
         """Refuses unknown names."""
@@ -79,10 +81,13 @@ class Shard:
         group = engine.group
         if group is None or dist.get_world_size(group) == 1:
             return Shard([len(z_NQ)])
+        ring = engine.exchange == "ring"
+        if engine.even:
+            return Shard([len(z_NQ)] * dist.get_world_size(group), dist.get_rank(group), group, ring)
         size = torch.tensor([len(z_NQ)], device=z_NQ.device)
         sizes = size.new_empty(dist.get_world_size(group))
         all_gather(sizes, size, group=group)
-        return Shard(sizes.tolist(), dist.get_rank(group), group, engine.exchange == "ring")
+        return Shard(sizes.tolist(), dist.get_rank(group), group, ring)
 
     @property
     def world(self) -> int:

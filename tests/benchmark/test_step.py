@@ -1,0 +1,114 @@
+"""The training step: that what it saves in memory changes no number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from regbench.benchmark import network as networks
+from regbench.benchmark.config import NetworkConfig
+from regbench.benchmark.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.optimizer import LARS
+from regbench.benchmark.step import Step
+from regbench.methods import Engine, build
+
+CONFIG = NetworkConfig(backbone="resnet18", stem="imagenet", hidden_dim=48)
+SETTINGS = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
+
+
+def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(16, 3, 64, 64, generator=generator).to(memory_format=layout) for _ in range(2)]
+
+
+def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_format, given: bool) -> dict[str, Tensor]:
+    """Of a weighted sum of the embeddings, in `network.…grad`; with the embeddings themselves."""
+    network.to(memory_format=layout)
+    for p in network.parameters():
+        p.grad = torch.zeros_like(p) if given else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        embeddings = network(*views(0, layout))
+    weights = [torch.linspace(-1, 1, z.numel()).view_as(z).to(z.dtype) for z in embeddings]
+    torch.autograd.backward(embeddings, weights)
+    named = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    return named | dict(zip(("z1", "z2"), embeddings, strict=True))
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_network_equals_that_of_plain_layers(
+    layout: torch.memory_format, precision: str, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "_BLOCK_ELEMENTS", 1000)
+    plain = gradients(PlainSiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
+    ours = gradients(SiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
+    assert plain.keys() == ours.keys()
+    for name, expected in plain.items():
+        if "projector" in name:  # the views' gradients are added in float32, not in bf16
+            error = (ours[name] - expected).norm() / expected.norm()
+            assert error < (0.01 if precision == "bf16" else 1e-6), name
+        else:
+            assert torch.equal(ours[name], expected), name
+
+
+def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "_BLOCK_ELEMENTS", 1000)
+    kept: dict[type[SiameseNetwork], list[Tensor]] = {SiameseNetwork: [], PlainSiameseNetwork: []}
+    for kind, tensors in kept.items():
+        network = kind(CONFIG, 96, 3, 0)
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda t, to=tensors: to.append(t) or t, lambda t: t),  # type: ignore
+            torch.autocast("cpu", torch.bfloat16),
+        ):
+            network(*views(0))
+    shape = (96, 48)  # of the last layer's weight
+    cast = {kind: [t.dtype for t in tensors if t.shape in (shape, shape[::-1])] for kind, tensors in kept.items()}
+    assert set(cast[SiameseNetwork]) == {torch.float32}
+    assert torch.bfloat16 in cast[PlainSiameseNetwork]
+    assert all(t.dtype != torch.int64 for t in kept[SiameseNetwork] if t.ndim == 4)
+
+
+def _train(rank: int, folder: Path) -> None:
+    """Three steps of a rank of two, of networks of three kinds; the first rank saves their weights."""
+    torch.set_num_threads(1)
+    networks._BLOCK_ELEMENTS = 1000
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    group = dist.group.WORLD
+    for name, kind, sharing in (
+        ("plain", PlainSiameseNetwork, None),
+        ("ours", SiameseNetwork, None),
+        ("shared", SiameseNetwork, group),
+    ):
+        network: nn.Module = kind(CONFIG, 96, 3, 0)
+        network.to(memory_format=torch.channels_last)
+        step = Step(
+            network=DistributedDataParallel(network, gradient_as_bucket_view=True),
+            optimizer=LARS(network.parameters(), group=sharing, **SETTINGS),
+            method=build("vicreg"),
+            engine=Engine(group=group, even=True),
+            precision="bf16",
+        )
+        for number in range(3):
+            step(*(x.chunk(2)[rank] for x in views(number, torch.channels_last)))
+        assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
+        if rank == 0:
+            torch.save(network.state_dict(), folder / name)
+    dist.destroy_process_group()
+
+
+def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
+    spawn(_train, (tmp_path,), nprocs=2)
+    plain, ours, shared = (torch.load(tmp_path / name) for name in ("plain", "ours", "shared"))
+    start = SiameseNetwork(CONFIG, 96, 3, 0).state_dict()
+    for name, expected in ours.items():
+        assert torch.equal(shared[name], expected), name
+    moved = sum((ours[name] - start[name]).square().sum() for name in start if "weight" in name)
+    apart = sum((ours[name] - plain[name]).square().sum() for name in start if "weight" in name)
+    assert apart < 0.01 * moved  # bf16; a gradient that is lost or counted twice gives 0.3 and more
