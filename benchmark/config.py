@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -197,6 +198,11 @@ class Cell:
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
         return {**asdict(self), "method": method}
 
+    def plain(self) -> dict[str, Any]:
+        """`to_dict` in the types that YAML has."""
+        data: dict[str, Any] = json.loads(json.dumps(self.to_dict()))
+        return data
+
     @property
     def id(self) -> str:
         """Twelve hex digits that depend on the cell's content alone, on any machine."""
@@ -275,6 +281,82 @@ class Runtime:
     parallel: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where jobs run and what one of them gets; none of it decides the outcome.
+
+    Attributes:
+        scheduler: "local" (this machine) or "slurm".
+        partition: Of the jobs; None: the cluster's default, here as below.
+        account: To be charged.
+        qos: Quality of service.
+        constraint: Features that nodes must have.
+        nodes: Of one run.
+        gpus: Of each node, with one process for each; 0: one process without a GPU.
+        cpus: For each process.
+        mem_gib: Of each node.
+        time_minutes: Limit of a job; a run that is not done by then goes on in the next.
+        parallel: Jobs of an array that run at a time.
+        notice_s: Seconds before the limit at which a run writes its checkpoint and queues again.
+        modules: Names for `module load`.
+        setup: Shell lines before the run.
+        container: Prefix of the Python command; None: this Python.
+        extra: Other options of sbatch.
+        stages: Stage -> what differs for it of the above; empty: one job for all stages.
+        gpu_memory_gib: What a GPU has; None: nothing is refused.
+    """
+
+    scheduler: str
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    nodes: int
+    gpus: int
+    cpus: int
+    mem_gib: float | None
+    time_minutes: int
+    parallel: int
+    notice_s: int
+    modules: tuple[str, ...]
+    setup: tuple[str, ...]
+    container: str | None
+    extra: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+    gpu_memory_gib: float | None
+
+    def __post_init__(self) -> None:
+        """Refuses what no cluster can do.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        if self.scheduler not in ("local", "slurm"):
+            raise RegbenchError(f"cluster.scheduler={self.scheduler} must be local or slurm")
+        minima = {"nodes": 1, "gpus": 0, "cpus": 1, "time_minutes": 1, "parallel": 1, "notice_s": 1}
+        for name, minimum in minima.items():
+            if (value := getattr(self, name)) < minimum:
+                raise RegbenchError(f"cluster.{name}={value} must be at least {minimum}")
+        if unknown := [stage for stage in self.stages if stage not in STAGES]:
+            raise RegbenchError(f"cluster.stages: unknown stage {unknown[0]!r}; known: {', '.join(STAGES)}")
+        if self.stages and set(self.stages) != set(STAGES):
+            raise RegbenchError(f"cluster.stages must name all of {', '.join(STAGES)}, or none")
+
+    def at(self, stage: str) -> Cluster:
+        """What the jobs of one stage get.
+
+        Raises:
+            RegbenchError: If a setting of the stage is unknown or of the wrong type.
+        """
+        changes = {**asdict(self), "stages": {}, **self.stages[stage]}
+        return _structure(Cluster, changes, f"cluster.stages.{stage}.")
+
+    @property
+    def processes(self) -> int:
+        """Of one run, over all nodes."""
+        return self.nodes * max(1, self.gpus)
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A named grid.
@@ -284,12 +366,19 @@ class Sweep:
         description: One line for people.
         cells: Distinct cells in the order of the file.
         runtime: For each of them.
+        clusters: Where each of them runs.
     """
 
     name: str
     description: str
     cells: tuple[Cell, ...]
     runtime: Runtime
+    clusters: tuple[Cluster, ...]
+
+    @property
+    def scheduler(self) -> str:
+        """Of all cells, which cannot have different ones."""
+        return self.clusters[0].scheduler
 
 
 def _register_methods() -> None:
@@ -299,14 +388,22 @@ def _register_methods() -> None:
         store.store(group="method", name=name, node={"name": name, **methods.defaults(name)}, provider="regbench")
 
 
-def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
+def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime, Cluster]:
+    own = config_folder()
+    path = [f"hydra.searchpath=[file://{own}]"] if own.is_dir() else []
     try:
-        data = OmegaConf.to_container(compose("run", list(overrides)), resolve=True)
+        data = OmegaConf.to_container(compose("run", [*overrides, *path]), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise RegbenchError(_one_line(error, overrides)) from error
     assert isinstance(data, dict)
     runtime = _structure(Runtime, data.pop("runtime"), "runtime.")
-    return Cell.from_dict({str(key): value for key, value in data.items()}), runtime
+    cluster = _structure(Cluster, data.pop("cluster"), "cluster.")
+    return Cell.from_dict({str(key): value for key, value in data.items()}), runtime, cluster
+
+
+def config_folder() -> Path:
+    """Where a user's own profiles of clusters lie, in `cluster/`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "regbench"
 
 
 def _one_line(error: Exception, overrides: Sequence[str]) -> str:
@@ -314,8 +411,9 @@ def _one_line(error: Exception, overrides: Sequence[str]) -> str:
     values = dict(override.partition("=")[::2] for override in overrides)
     if "method" in values:
         methods.build(values["method"])  # refuses with the nearest names
-    for group in ("dataset", "augmentation", "network"):
-        known = sorted(path.stem for path in _conf_files(group))
+    for group in ("dataset", "augmentation", "network", "cluster"):
+        own = (config_folder() / group).glob("*.yaml")
+        known = sorted({path.stem for path in (*_conf_files(group), *own)})
         if values.get(group, known[0]) not in known:
             return f"unknown {group} {values[group]!r}; known: {', '.join(known)}"
     settings = _settings([f"method={values['method']}"] if "method" in values else [])
@@ -360,6 +458,15 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
     return sweep.cells[0], sweep.runtime
 
 
+def load_grid(overrides: Sequence[str]) -> Sweep:
+    """The cells that overrides give, without a sweep's file.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    return _expand("manual", "from the command line", [list(overrides)])
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtime]:
     """The cell of a run directory's `config.yaml`, changed by dotted overrides, and the runtime.
 
@@ -380,6 +487,29 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
     data = OmegaConf.to_container(merged)
     assert isinstance(data, dict)
     return Cell.from_dict({str(key): value for key, value in data.items()}), load_run(own)[1]
+
+
+def load_cell(path: Path) -> Cell:
+    """The cell of a run directory's `config.yaml`.
+
+    Raises:
+        RegbenchError: If the file is not there or not a cell's.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise RegbenchError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    return Cell.from_dict(data)
+
+
+def plain_cluster(data: Mapping[str, Any]) -> Cluster:
+    """The cluster of plain data."""
+    return _structure(Cluster, data, "cluster.")
+
+
+def plain_runtime(data: Mapping[str, Any]) -> Runtime:
+    """The runtime of plain data."""
+    return _structure(Runtime, data, "runtime.")
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
@@ -415,22 +545,26 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
     _register_methods()
-    cells: dict[str, Cell] = {}
+    cells: dict[str, tuple[Cell, Cluster]] = {}
     with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
         for row in rows:
             for point in _points(row):
-                cell, runtime = _compose(point)
-                cells.setdefault(cell.id, cell)
+                cell, runtime, cluster = _compose(point)
+                cells.setdefault(cell.id, (cell, cluster))
     if not cells:
         raise RegbenchError(f"sweep {name} has no cells")
-    return Sweep(name, description, tuple(cells.values()), runtime)
+    if len({cluster.scheduler for _, cluster in cells.values()}) > 1:
+        raise RegbenchError(f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster=")
+    chosen, clusters = zip(*cells.values(), strict=True)
+    return Sweep(name, description, chosen, runtime, clusters)
 
 
 def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The product of the overrides' values.
 
     A later override of a key replaces an earlier one, and that of a group drops earlier settings of the group's
-    members: another method knows nothing of the hyperparameters of the one before.
+    members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the same
+    settings, so there a cell's own stay.
     """
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
@@ -438,8 +572,9 @@ def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
         raise RegbenchError(f"cannot read the overrides: {str(error).splitlines()[0]}; write key=value") from error
     last: dict[str, Override] = {}
     for override in parsed:
-        group = f"{override.key_or_group}."
-        last = {key: earlier for key, earlier in last.items() if not key.startswith(group)}
+        if override.key_or_group != "cluster":
+            group = f"{override.key_or_group}."
+            last = {key: earlier for key, earlier in last.items() if not key.startswith(group)}
         last[override.key_or_group] = override
     choices = [
         [f"{key}={value}" for value in override.sweep_string_iterator()]

@@ -60,4 +60,4 @@ class Interruption:
             raise Interrupted(number)
         if not self.requested:
             log.info("%s: writing a checkpoint and stopping", signal.Signals(number).name)
-        self.requested = number
+        self.requested = self.requested or number

@@ -157,8 +157,7 @@ class _Run:
             "compile": self.compute.compile,
             "shard_optimizer": self.compute.shard_optimizer,
         }
-        config = yaml.safe_dump(json.loads(json.dumps(self.cell.to_dict())), sort_keys=False)
-        write_text(self.directory / "config.yaml", config)
+        write_text(self.directory / "config.yaml", yaml.safe_dump(self.cell.plain(), sort_keys=False))
         write_text(self.directory / "environment.json", json.dumps(self.surroundings, indent=2))
 
     def pretrain(self, world: World, attempt: Attempt | None) -> Trained | None:

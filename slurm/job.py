@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import subprocess
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from regbench import RegbenchError
 from regbench.benchmark.config import Cell, Runtime
+from regbench.benchmark.lease import read_attempts
 
+log = logging.getLogger("regbench")
 
-def _log_to_file() -> None:
-    # submitit keeps a job's output in a file; its own handlers would give each line twice.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+# A job that begins so many times at the same step will never come farther.
+_FRUITLESS_ATTEMPTS = 10
+# Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
+_PATIENCE_S = 600
 
 
 def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str) -> None:
@@ -23,3 +33,79 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str) -> None:
     interruption = Interruption()
     with interruption.listening(signal.SIGTERM):
         run_cell(Cell.from_dict(cell), runtime, sweep, interruption=interruption)
+
+
+def run_slurm_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
+    """One process of a Slurm job: runs stages of one cell, alone or with the others.
+
+    SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted), writes a checkpoint
+    and puts the job back into the queue. submitit's own handler would give up on jobs of less than ten minutes, each of
+    which it takes for one that made no progress. SIGTERM writes a checkpoint and leaves the rest to Slurm: whether the
+    job was cancelled or is queued again, it knows and we do not.
+    """
+    from regbench.benchmark.interruption import Interrupted, Interruption
+    from regbench.benchmark.run import run_cell
+
+    _log_to_file()
+    rank = _export_ranks()
+    interruption = Interruption()
+    signal.signal(signal.SIGCONT, signal.SIG_IGN)
+    with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
+        try:
+            if rank == 0:
+                _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.from_dict(cell).id)
+            run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
+            return
+        except Interrupted as error:
+            interrupted = error
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if interrupted.signal == signal.SIGUSR2 and rank == 0:
+        log.info("putting the job back into the queue")
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+    time.sleep(_PATIENCE_S)
+    raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
+
+
+def _log_to_file() -> None:
+    # submitit keeps a job's output in a file; its own handlers would give each line twice.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+
+
+def _export_ranks() -> int:
+    """Tells torch.distributed of the job's processes, as torchrun would; returns this one's rank."""
+    rank = int(os.environ["SLURM_PROCID"])
+    if int(os.environ["SLURM_NTASKS"]) > 1:
+        first = subprocess.run(
+            ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()[0]
+        # Another port for each life of a job: the one before may not be quite dead.
+        life = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=os.environ["SLURM_NTASKS"],
+            LOCAL_RANK=os.environ["SLURM_LOCALID"],
+            LOCAL_WORLD_SIZE=str(int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_NNODES"])),
+            MASTER_ADDR=first,
+            MASTER_PORT=str(20000 + zlib.crc32(life.encode()) % 12000),
+        )
+    return rank
+
+
+def _refuse_fruitless(directory: Path) -> None:
+    """Ends what would go round for ever, such as jobs whose time does not suffice for the first checkpoint.
+
+    Raises:
+        RegbenchError: If many attempts in a row began where the one before began.
+    """
+    last = read_attempts(directory)[-_FRUITLESS_ATTEMPTS:]
+    steps = {attempt["progress"].get("from_step") for attempt in last}
+    if len(last) == _FRUITLESS_ATTEMPTS and len(steps) == 1 and all(a["ended"] != "failed" for a in last):
+        raise RegbenchError(
+            f"{directory}: {len(last)} attempts came no farther than step {steps.pop() or 0}; "
+            "give the jobs more time (cluster.time_minutes) or write checkpoints more often "
+            "(runtime.checkpoint_minutes), then delete the folder `attempts`"
+        )

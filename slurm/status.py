@@ -118,19 +118,21 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
         state = "running"
         if progress.get("stage", "pretrain") != "pretrain":
             detail = progress.get("detail", "")
-    elif job is not None and job.state == "?":
-        state, detail = "queued", "the scheduler does not answer"
-    elif job is not None and job.state is not None:
+    elif job is not None and job.state == "RUNNING":
+        state, detail = "running", "its job has begun"
+    elif job is not None and job.state not in (None, "?"):
         state = "queued"
-        detail = f"{job.state.lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
+        detail = f"{str(job.state).lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
     elif attempt is not None and attempt["ended"] == "failed":
         state, detail = "failed", attempt["error"]
+    elif job is not None and job.state == "?":
+        state, detail = "queued", "submitted; the scheduler does not answer"
     elif job is not None:
         state, detail = "lost", f"job {job.name} is gone"
     else:
         state = "interrupted" if attempt else "pending"
     if state in ("failed", "lost"):
-        detail += f" (logs: {log_file(directory) or 'none'})"
+        detail += f" (logs: {log_file(directory, job.name if job else '') or 'none'})"
     running = state == "running" and not detail
     return CellStatus(
         plan["id"],
@@ -155,9 +157,10 @@ def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
     return record["status"], ""
 
 
-def log_file(directory: Path) -> Path | None:
-    """The newest log of a run directory: its errors where there are any."""
-    logs = [path for path in (directory / "logs").glob("*_log.*") if path.stat().st_size]
+def log_file(directory: Path, job: str = "") -> Path | None:
+    """The newest log of a run directory, or of a scheduler's job: its errors where there are any."""
+    found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*") if job else (directory / "logs").glob("*_log.*")
+    logs = [path for path in found if path.stat().st_size]
     if not logs:
         return None
     newest = max(logs, key=lambda path: path.stat().st_mtime)

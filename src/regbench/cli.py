@@ -336,45 +336,133 @@ def evaluate(run: Path, overrides: Sequence[str]) -> None:
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", required=False, shell_complete=_complete_sweep)
 @_overrides
-@click.option("--plan", is_flag=True, help="Show the cells and what is done; run nothing.")
+@click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing.")
 @click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
-def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool) -> None:
-    """Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
+@click.option("--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end.")
+@click.option("--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.")
+def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, wait: bool, oversized: bool) -> None:
+    r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
 
     Finished cells are skipped, interrupted ones go on from their checkpoints, and a cell that fails does not stop the
     others. Values separated by commas multiply the cells: regbench sweep quickstart seed=0,1,2
+
+    \b
+    On a Slurm cluster each cell is a job, and the command returns when they are in the queue:
+      regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4 --plan
+      regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
+      regbench status in20_table2
     """
     from regbench.benchmark.config import load_sweep, sweep_names
 
     if name is None:
         for preset, description in sweep_names().items():
-            click.echo(f"{preset:<14} {description}")
+            click.echo(f"{preset:<16} {description}")
         return
     grid = load_sweep(name, overrides)
     folder = Path(grid.runtime.runs_dir) / grid.name
     if plan:
-        for cell in grid.cells:
-            done = "done" if (folder / cell.id / "record.json").exists() else "to run"
-            click.echo(
-                f"{cell.id}  {done:<6}  {cell.label:<22} q={cell.embedding_dim} n={cell.batch_size} "
-                f"epochs={cell.epochs} seed={cell.seed} {cell.dataset.name} {cell.network.backbone}"
-            )
+        _show_plan(grid)
         return
+    if any(cluster.gpu_memory_gib for cluster in grid.clusters) and not oversized:
+        _refuse_oversized(grid)
     for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
         _prepare(dataset, grid.runtime.data_dir)
-    from regbench.slurm.local import run_sweep
+    if grid.scheduler == "slurm":
+        _submit(grid, folder)
+        if not wait:
+            return
+        statuses = _watch(folder)
+    else:
+        from regbench.slurm.local import run_sweep
+
+        statuses = run_sweep(grid)
     from regbench.slurm.status import FINISHED
 
-    statuses = run_sweep(grid)
     unfinished = [status for status in statuses if status.state not in FINISHED]
     if report and len(unfinished) < len(statuses):
         _report([folder], folder / "report")
     if unfinished:
         raise click.ClickException(
             f"{len(unfinished)} of {len(statuses)} cells are not finished: "
-            + "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in unfinished)
+            + "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in unfinished[:10])
+            + "; …" * (len(unfinished) > 10)
             + f". Details: regbench status {grid.name}; the same command tries them again"
         )
+
+
+def _show_plan(grid: Any) -> None:
+    from tabulate import tabulate
+
+    from regbench.slurm import plan as planning
+
+    planned = planning.plan(grid, progress=sys.stderr.isatty())
+    click.echo(tabulate(list(planning.rows(planned)), headers="keys", disable_numparse=True))
+    click.echo(f"\n{planning.summary(planned)}")
+
+
+def _refuse_oversized(grid: Any) -> None:
+    from regbench.slurm import plan as planning
+
+    planned = planning.plan(grid, progress=sys.stderr.isatty())
+    misfits = [entry for entry in planned if entry.fits is False and not entry.done]
+    if misfits:
+        first = misfits[0]
+        assert first.needs is not None
+        raise RegbenchError(
+            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with q="
+            f"{first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
+            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with --oversized"
+        )
+
+
+def _submit(grid: Any, folder: Path) -> None:
+    from regbench.slurm import plan as planning
+    from regbench.slurm.manage import UNFINISHED, statuses
+    from regbench.slurm.scheduler import submit
+    from regbench.slurm.status import write_plan
+
+    click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
+    write_plan(grid, folder)
+    free = {status.cell_id for status in statuses(folder) if status.state in UNFINISHED}
+    todo = [pair for pair in zip(grid.cells, grid.clusters, strict=True) if pair[0].id in free]
+    arrays = submit(todo, grid.runtime, folder) if todo else []
+    click.echo(
+        (f"submitted {len(todo)} cells as {', '.join(arrays)}" if todo else "all cells are finished, run or wait")
+        + f"; see: regbench status {grid.name}"
+    )
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@click.argument("name", shell_complete=_complete_sweep)
+@_overrides
+@click.option("--fits", type=float, metavar="GIB", help="Also find the largest batch size and q that fit such a GPU.")
+@click.option("--savings", is_flag=True, help="Also show what each way of saving memory brings, for the first cell.")
+def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool) -> None:
+    r"""Predict what the cells of the sweep NAME need: memory of a GPU, FLOP, communication, disk, GPU hours.
+
+    No GPU is needed: a training step runs on tensors without data. NAME may also be the first of the settings of a
+    single run.
+
+    \b
+      regbench plan in100_table4 cluster=slurm cluster.gpus=8
+      regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
+    """
+    from regbench.benchmark.config import load_grid, load_sweep
+    from regbench.benchmark.plan import largest, table
+    from regbench.benchmark.plan import savings as measure_savings
+
+    grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
+    _show_plan(grid)
+    cell, cluster, runtime = grid.cells[0], grid.clusters[0], grid.runtime
+    if fits is not None:
+        switches: dict[str, Any] = {"world_size": cluster.processes, "loss_form": runtime.loss_form}
+        switches["shard_optimizer"] = runtime.shard_optimizer and cluster.processes > 1
+        for what, setting in (("batch_size", "n"), ("embedding_dim", "q")):
+            found = largest(cell, int(0.9 * fits * 2**30), what, **switches)
+            click.echo(f"{cell.label}: largest power of two for {setting} in 90 % of {fits:g} GiB: {found or 'none'}")
+    if savings:
+        click.echo(f"\n{cell.label}, {cluster.processes} GPUs, decimal GB a GPU:\n")
+        click.echo(table(measure_savings(cell, world_size=cluster.processes)))
 
 
 _runs_dir = click.option(
@@ -392,32 +480,162 @@ def _complete_started(ctx: click.Context, param: click.Parameter, incomplete: st
     return [CompletionItem(path.parent.name) for path in folders]
 
 
+def _complete_cell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    folder = Path(ctx.params.get("runs_dir") or "runs") / str(ctx.params.get("name"))
+    return [CompletionItem(path.parent.name) for path in sorted(folder.glob(f"{incomplete}*/config.yaml"))]
+
+
+_started = click.argument("name", shell_complete=_complete_started)
+_cells = click.argument("cells", nargs=-1, shell_complete=_complete_cell)
+
+
+def _sweep_folder(runs_dir: Path, name: str) -> Path:
+    if not (runs_dir / name / "sweep.json").exists():
+        started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {', '.join(started) or 'none'}")
+    return runs_dir / name
+
+
 @main.command()
 @click.argument("name", required=False, shell_complete=_complete_started)
 @_runs_dir
-def status(name: str | None, runs_dir: Path) -> None:
-    """Show how the cells of a sweep stand; without NAME, a line for each sweep."""
+@click.option("--watch", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
+@click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
+def status(name: str | None, runs_dir: Path, watch: bool, everything: bool) -> None:
+    """Show how the cells of a sweep stand; without NAME, a line for each sweep.
+
+    What the run directories say counts first, and what Slurm says of the jobs after that: it works on any machine that
+    sees the folder, also without Slurm.
+    """
+    from regbench.slurm.manage import statuses
+
+    if name is None:
+        started = sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+        if not started:
+            raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
+        for folder in started:
+            click.echo(f"{folder.name}: {_counts(statuses(folder))}")
+        return
+    folder = _sweep_folder(runs_dir, name)
+    if watch:
+        _watch(folder)
+    else:
+        click.echo(_status_table(statuses(folder), everything))
+
+
+def _counts(found: Sequence[Any]) -> str:
     from collections import Counter
 
+    return ", ".join(f"{number} {state}" for state, number in Counter(cell.state for cell in found).items())
+
+
+def _status_table(found: Sequence[Any], everything: bool = False) -> str:
     from tabulate import tabulate
 
-    from regbench.slurm.status import sweep_status
+    shown = found
+    if len(found) > 100 and not everything:
+        # What needs a look comes first; the rest is counted.
+        shown = [cell for cell in found if cell.state in ("failed", "lost", "diverged", "running")][:100]
+    rows = []
+    for cell in shown:
+        speed = f"{cell.img_per_s:.0f}" if cell.img_per_s else ""
+        epochs = f"{cell.epochs_done}/{cell.epochs}"
+        left = _duration(cell.remaining_s) if cell.remaining_s is not None else ""
+        rows.append([cell.cell_id, cell.label, cell.seed, cell.state, epochs, speed, left, cell.job, cell.detail])
+    headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
+    kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
+    table = tabulate(
+        [[row[i] for i in kept] for row in rows], headers=[headers[i] for i in kept], disable_numparse=True
+    )
+    total = f"{len(found)} cells: {_counts(found)}"
+    if len(shown) < len(found):
+        total += f"; {len(found) - len(shown)} not listed (--all)"
+    return f"{table}\n\n{total}"
 
-    started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
-    if name is not None and name not in started:
-        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {', '.join(started) or 'none'}")
-    if not started:
-        raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
-    if name is None:
-        for sweep_name in started:
-            counts = Counter(cell.state for cell in sweep_status(runs_dir / sweep_name))
-            click.echo(f"{sweep_name}: " + ", ".join(f"{number} {state}" for state, number in counts.items()))
-        return
-    rows = [
-        [cell.cell_id, cell.label, cell.seed, cell.state, f"{cell.epochs_done}/{cell.epochs}", cell.detail]
-        for cell in sweep_status(runs_dir / name)
-    ]
-    click.echo(tabulate(rows, headers=["cell", "method", "seed", "state", "epochs", ""], disable_numparse=True))
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"
+
+
+def _watch(folder: Path) -> list[Any]:
+    import time
+
+    from regbench.slurm.manage import statuses
+
+    last = ""
+    while True:
+        found = statuses(folder)
+        table = _status_table(found)
+        if sys.stdout.isatty():
+            click.clear()
+            click.echo(f"{folder.name}\n\n{table}\n\nCtrl-C leaves the jobs alone")
+        elif table != last:
+            click.echo(f"{folder.name}: {_counts(found)}")
+        last = table
+        if not any(cell.state in ("running", "queued") for cell in found):
+            return found
+        time.sleep(2)
+
+
+@main.command()
+@_started
+@_cells
+@_runs_dir
+def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
+    """Submit the cells of NAME again that failed, were lost or interrupted; all, or CELLS (ids or their beginnings).
+
+    They go on from their checkpoints. Finished cells, and those that run or wait, are left alone.
+    """
+    from regbench.slurm import manage
+
+    todo, arrays = manage.retry(_sweep_folder(runs_dir, name), cells)
+    for status in todo:
+        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
+    click.echo(f"submitted {len(todo)} cells as {', '.join(arrays)}" if todo else "nothing to try again")
+
+
+@main.command()
+@_started
+@_cells
+@_runs_dir
+def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
+    """Cancel the jobs of NAME: all, or those of CELLS. Those that run write a checkpoint first; `retry` resumes them."""
+    from regbench.slurm.manage import cancel_cells
+
+    for status in (cancelled := cancel_cells(_sweep_folder(runs_dir, name), cells)):
+        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
+    click.echo(f"cancelled {len(cancelled)} cells")
+
+
+@main.command()
+@_started
+@click.argument("cell", shell_complete=_complete_cell)
+@click.option("--lines", default=40, show_default=True, help="From the end; 0: all.")
+@_runs_dir
+def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
+    """Show the newest log of the CELL (its id or the beginning of it) of the sweep NAME."""
+    from regbench.slurm.manage import logs as log_of
+
+    path = log_of(_sweep_folder(runs_dir, name), cell)
+    click.echo(f"{path}:", err=True)
+    click.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
+
+
+@main.command()
+@_started
+@click.option("--checkpoints", is_flag=True, help="Remove the trained weights of finished cells too.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@_runs_dir
+def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
+    """Remove what finished cells of NAME do not need any more: older and damaged checkpoints, leftovers of kills.
+
+    Records, curves, logs and the last checkpoints stay.
+    """
+    from regbench.slurm.manage import clean as clean_sweep
+
+    cleaned = clean_sweep(_sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
+    click.echo(f"{'would remove' if dry_run else 'removed'} {cleaned.files} files, {cleaned.size_bytes / 1e9:.3g} GB")
 
 
 @main.command()

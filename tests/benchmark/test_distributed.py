@@ -20,9 +20,9 @@ from regbench.benchmark.distributed import environment_ranks
 from regbench.benchmark.run import run_cell
 from tests.conftest import TINY
 
-# Steps of one batch each, so that an epoch's row is a step's. At this rate twenty of them are not yet chaotic.
+# Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
 STEPS = (
-    *("precision=fp32", "batch_size=120", "optimizer.warmup_epochs=2", "optimizer.base_lr=0.02", "method=vicreg"),
+    *("precision=fp32", "batch_size=120", "optimizer.warmup_epochs=2", "optimizer.base_lr=0.005", "method=vicreg"),
     *("evaluation.probe.epochs=1", "runtime.checkpoint_epochs=9"),
 )
 CASES = {
@@ -33,11 +33,12 @@ CASES = {
     "bf16": ("epochs=5", "precision=bf16"),
 }
 DRIVER = """
-import json, logging, sys
+import json, logging, os, sys
 from regbench.benchmark.config import load_run
 from regbench.benchmark.run import run_cell
 logging.basicConfig(level=logging.INFO)
 for name, overrides in json.loads(sys.argv[1]).items():
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last one
     cell, runtime = load_run(overrides)
     run_cell(cell, runtime, name)
 """
@@ -98,7 +99,7 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
             for number, (row, other) in enumerate(zip(rows, expected, strict=True)):
                 rel = early if number < 3 else late
                 assert row[key] == pytest.approx(other[key], rel=rel), (name, key, number)
-        assert rows[-1]["loss"] != pytest.approx(rows[0]["loss"], rel=1e-3)
+        assert rows[-1]["loss"] != pytest.approx(rows[0]["loss"], rel=1e-4)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tiny: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,17 @@ def slurm_cluster() -> Iterator[Testbed]:
         pytest.fail(reason) if in_ci else pytest.skip(reason)
     # The paths of sockets are limited to 107 characters; tmp_path may take most of that.
     directory = Path(tempfile.mkdtemp(prefix="regbench-slurm-"))
+    # A disk to be filled. The nodes see what is mounted before they start.
+    small = directory / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
         with Testbed(directory) as cluster:
             yield cluster
     finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(small)], check=True)
         shutil.rmtree(directory)
 
 

@@ -1,0 +1,196 @@
+"""Slurm: submits cells as job arrays, asks for their jobs, cancels them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import submitit
+import yaml
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from regbench import RegbenchError
+from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime
+from regbench.files import write_text
+from regbench.slurm.job import run_slurm_job
+from regbench.slurm.status import Job
+
+log = logging.getLogger("regbench")
+
+_ASK_TIMEOUT_S = 10
+# A run whose processes were killed (by the kernel for want of memory, by a fault of the node) goes on from its
+# checkpoint; an error of its own ends with a smaller code, and is the user's to look at. Slurm alone knows whether the
+# job was cancelled.
+_RESTARTS = 20
+_TEARDOWN = [
+    "code=$?",
+    f'if [ $code -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] &&',
+    '    scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then',
+    '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    "fi",
+    "exit $code",
+]
+
+
+def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path) -> list[str]:
+    """Submits cells, one job array for each distinct set of resources; with stages, one array for each stage.
+
+    Args:
+        cells: What to run and where.
+        runtime: For each of them.
+        folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder `jobs`.
+
+    Returns:
+        The ids of the arrays.
+
+    Raises:
+        RegbenchError: If Slurm is not there or refuses.
+    """
+    groups: dict[str, tuple[Cluster, list[Cell]]] = {}
+    for cell, cluster in cells:
+        groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
+    for cell, _ in cells:
+        write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain(), sort_keys=False))
+    arrays = []
+    longest = _longest_array()
+    for cluster, members in groups.values():
+        for start in range(0, len(members), longest):
+            arrays += _submit_array(members[start : start + longest], cluster, runtime, folder)
+    return arrays
+
+
+def _submit_array(cells: Sequence[Cell], cluster: Cluster, runtime: Runtime, folder: Path) -> list[str]:
+    stages = [[stage] for stage in STAGES] if cluster.stages else [list(STAGES)]
+    before = ""
+    arrays = []
+    for names in stages:
+        resources = cluster.at(names[0]) if cluster.stages else cluster
+        dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}" if before else None
+        executor = _executor(resources, folder, dependency, f"regbench-{folder.name}")
+        try:
+            jobs = executor.map_array(
+                run_slurm_job,
+                [cell.to_dict() for cell in cells],
+                *([value] * len(cells) for value in (runtime, folder.name, names)),
+            )
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
+        before = jobs[0].job_id.partition("_")[0]
+        arrays.append(before)
+        write_text(
+            folder / "jobs" / f"{before}.json",
+            json.dumps(
+                {
+                    "submitted": time.time(),
+                    "stages": names,
+                    "runtime": asdict(runtime),
+                    "cluster": asdict(cluster),
+                    "cells": {job.job_id: cell.id for job, cell in zip(jobs, cells, strict=True)},
+                }
+            ),
+        )
+        log.info("submitted job %s: %s of %d cells", before, ", ".join(names), len(cells))
+    return arrays
+
+
+def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str) -> Any:
+    python = None if cluster.container is None else f"{cluster.container} python3"
+    try:
+        executor = submitit.SlurmExecutor(folder / "jobs" / "logs", max_num_timeout=10**6, python=python)
+    except RuntimeError as error:
+        raise RegbenchError("cluster=slurm but there is no srun here; submit from a node of the cluster") from error
+    options: dict[str, Any] = {
+        "job_name": name,
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "nodes": cluster.nodes,
+        "ntasks_per_node": max(1, cluster.gpus),
+        "gpus_per_node": cluster.gpus or None,
+        "cpus_per_task": cluster.cpus,
+        "mem": None if cluster.mem_gib is None else f"{round(cluster.mem_gib * 1024)}MB",
+        "time": cluster.time_minutes,
+        "array_parallelism": cluster.parallel,
+        "signal_delay_s": cluster.notice_s,
+        "dependency": dependency,
+        "setup": [*(f"module load {shlex.quote(module)}" for module in cluster.modules), *cluster.setup],
+        "teardown": _TEARDOWN,
+        "srun_args": ["--kill-on-bad-exit=1"],
+        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **cluster.extra},
+    }
+    executor.update_parameters(**{key: value for key, value in options.items() if value is not None})
+    return executor
+
+
+def _longest_array() -> int:
+    """How many tasks the cluster lets an array have."""
+    try:
+        text = _run("scontrol", "show", "config")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegbenchError(f"Slurm does not answer ({_reason(error)}); try again, or see: scontrol ping") from error
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", text)
+    return max(1, int(found[1]) - 1) if found else 1000
+
+
+def jobs_of(folder: Path) -> dict[str, Job]:
+    """Cell id -> its job, for all cells of a sweep that were submitted; one in the queue before one that has left it."""
+    submissions = sorted(
+        (json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")), key=lambda s: float(s["submitted"])
+    )
+    states = _ask(sorted({job.partition("_")[0] for entry in submissions for job in entry["cells"]}))
+    jobs: dict[str, Job] = {}
+    for entry in submissions:
+        for name, cell in entry["cells"].items():
+            state, reason = ("?", "") if states is None else states.get(name, (None, ""))
+            known = jobs.get(cell)
+            if known is None or state is not None or known.state is None:
+                # Of several stages in the queue, the first is the one that can run.
+                if known is not None and known.state not in (None, "?") and state == "PENDING":
+                    continue
+                jobs[cell] = Job(name, state, reason)
+    return jobs
+
+
+def _ask(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
+    """Job id -> state and reason of those in the queue; None if Slurm does not answer."""
+    if not arrays:
+        return {}
+    try:
+        lines = _run("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}").splitlines()
+    except subprocess.CalledProcessError as error:
+        # What it says when none of them is in its memory any more.
+        return {} if "Invalid job id" in str(error.stderr) else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {name: (state, reason) for name, state, reason in (line.split("|", 2) for line in lines)}
+
+
+def cancel(names: Sequence[str]) -> None:
+    """Cancels jobs.
+
+    Raises:
+        RegbenchError: If Slurm does not answer or refuses.
+    """
+    try:
+        for start in range(0, len(names), 500):
+            _run("scancel", *names[start : start + 500])
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegbenchError(f"scancel: {_reason(error)}") from error
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_TIMEOUT_S).stdout
+
+
+def _reason(error: Exception) -> str:
+    detail = getattr(error, "stderr", None) or str(error)
+    return " ".join(str(detail).split())

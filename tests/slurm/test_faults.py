@@ -1,0 +1,278 @@
+"""A sweep on a real Slurm cluster through everything that clusters do to jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench.benchmark.checkpoint import checkpoint_files
+from regbench.benchmark.config import load_run
+from regbench.benchmark.directory import read_record
+from regbench.benchmark.lease import read_attempts
+from regbench.benchmark.run import run_cell
+from regbench.slurm import manage
+from regbench.slurm.status import FINISHED, CellStatus
+from tests.slurm.testbed import Testbed, wait_for
+
+pytestmark = pytest.mark.slurm
+
+EPOCHS = 90
+
+
+class Cluster:
+    """The cluster, a sweep's folder on it, and the installed command line."""
+
+    def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
+        self.slurm, self.program, self.tiny, self.folder = slurm, program, tiny, folder
+        self.sweep = folder / "runs" / "own"
+
+    def write(self, *cells: str, epochs: int = EPOCHS) -> None:
+        common = "".join(f"  - '{override}'\n" for override in (*self.tiny, f"epochs={epochs}"))
+        rows = "".join(f"  - {cell}\n" for cell in cells)
+        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+
+    def run(self, *words: str) -> str:
+        """The output of a command that succeeds."""
+        done = subprocess.run(
+            [self.program, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            check=False,
+            timeout=300,
+            env={**os.environ, **self.slurm.env(), "REGBENCH_RUNS_DIR": str(self.folder / "runs")},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def submit(self, *options: str) -> str:
+        return self.run("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options)
+
+    def statuses(self) -> list[CellStatus]:
+        return manage.statuses(self.sweep)
+
+    def wait(self, state: str, seconds: float = 240) -> None:
+        wait_for(lambda: {s.state for s in self.statuses()} == {state}, f"all cells {state}", seconds)
+
+
+@pytest.fixture
+def cluster(
+    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    for name, value in slurm.env().items():
+        monkeypatch.setenv(name, value)
+    yield Cluster(slurm, program, tiny, tmp_path)
+
+
+def curve(record: dict[str, Any]) -> Any:
+    """What a disturbed run and an undisturbed one must agree on to the last bit."""
+    history = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in record["history"]]
+    return record["scores"], history
+
+
+def owner(status: CellStatus) -> dict[str, Any]:
+    found: dict[str, Any] = read_attempts(status.directory)[-1]["owner"]
+    return found
+
+
+class Storm:
+    """One fault for each cell, by its seed. Each is applied once, in the middle of the cell's training."""
+
+    def __init__(self, cluster: Cluster, small: Path) -> None:
+        self.cluster, self.slurm, self.small = cluster, cluster.slurm, small
+        self.random = random.Random(0)
+        self.retried: list[int] = []
+        self.pending: dict[int, Callable[[CellStatus], None]] = {
+            0: self.kill_worker,
+            1: self.kill_worker,
+            2: self.notify,
+            3: self.requeue,
+            4: self.preempt,
+            5: self.lose_node,
+            6: self.lose_sight_of_node,
+            7: self.restart_controller,
+            8: self.cancel,
+            9: self.damage_checkpoint,
+            13: self.kill_worker,  # one of two processes on two nodes
+            14: self.notify,
+        }
+        # Those that no fault is applied to: the disk is full from the start, the folder cannot be written, the time
+        # limit is a minute.
+        self.heal: dict[int, Callable[[CellStatus], None]] = {10: self.enlarge_disk, 11: self.make_writable}
+
+    def kill_worker(self, status: CellStatus) -> None:
+        time.sleep(self.random.random())
+        os.kill(owner(status)["pid"], signal.SIGKILL)
+
+    def notify(self, status: CellStatus) -> None:
+        self.slurm.command("scancel", "--signal=USR2", status.job)
+
+    def requeue(self, status: CellStatus) -> None:
+        self.slurm.command("scontrol", "requeue", status.job)
+
+    def preempt(self, status: CellStatus) -> None:
+        node = owner(status)["hostname"]
+        script = "#!/bin/sh\nsleep 1\n"
+        subprocess.run(
+            ["sbatch", "--partition=high", f"--nodelist={node}", "--cpus-per-task=8", "--output=/dev/null"],
+            input=script,
+            text=True,
+            check=True,
+            capture_output=True,
+            env={**os.environ, **self.slurm.env()},
+        )
+
+    def lose_sight_of_node(self, status: CellStatus) -> None:
+        """Its slurmd is gone, its jobs live on: Slurm starts them elsewhere all the same."""
+        node = owner(status)["hostname"]
+        self.slurm.kill(f"slurmd-{node}")
+        self._elsewhere(status, node)
+
+    def lose_node(self, status: CellStatus) -> None:
+        """All its processes are gone at once."""
+        node = owner(status)["hostname"]
+        self.slurm.kill(f"slurmd-{node}")
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                environment = path.read_bytes().split(b"\0")
+                stepd = "slurmstepd" in (path.parent / "cmdline").read_text()
+            except OSError:
+                continue
+            ours = f"SLURM_CONF={self.slurm.env()['SLURM_CONF']}".encode() in environment
+            if ours and (f"SLURMD_NODENAME={node}".encode() in environment or stepd):
+                try:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self._elsewhere(status, node)
+
+    def _elsewhere(self, status: CellStatus, node: str) -> None:
+        lives = len(read_attempts(status.directory))
+        wait_for(lambda: len(read_attempts(status.directory)) > lives, "the job to begin elsewhere", 90)
+        self.slurm.up(f"slurmd-{node}")
+
+    def restart_controller(self, status: CellStatus) -> None:
+        self.slurm.kill("slurmctld", signal.SIGTERM)
+        # The truth comes from the run directories meanwhile.
+        assert status.cell_id in {s.cell_id for s in self.cluster.statuses() if s.state in ("running", "done")}
+        self.slurm.up("slurmctld")
+
+    def cancel(self, status: CellStatus) -> None:
+        self.cluster.run("cancel", "own", status.cell_id)
+        self.heal[8] = lambda status: None
+
+    def damage_checkpoint(self, status: CellStatus) -> None:
+        self.cluster.run("cancel", "own", status.cell_id)
+
+        def damage(status: CellStatus) -> None:
+            newest = checkpoint_files(status.directory)[0]
+            newest.write_bytes(newest.read_bytes()[:-100])
+
+        self.heal[9] = damage
+
+    def enlarge_disk(self, status: CellStatus) -> None:
+        assert "No space left on device" in status.detail
+        subprocess.run(["mount", "-o", "remount,size=64m", str(self.small)], check=True)
+
+    def make_writable(self, status: CellStatus) -> None:
+        status.directory.unlink()
+        status.directory.with_suffix(".aside").rename(status.directory)
+
+    def look(self) -> bool:
+        """Applies what is due; returns whether all cells have ended."""
+        found = self.cluster.statuses()
+        for status in found:
+            if status.seed in self.pending and status.state == "running" and 3 <= status.epochs_done < EPOCHS - 10:
+                self.pending.pop(status.seed)(status)
+                return False  # the states may be others now
+            if status.state in manage.UNFINISHED and status.seed in self.heal:
+                self.heal.pop(status.seed)(status)
+                self.retried.append(status.seed)
+                self.cluster.run("retry", "own", status.cell_id)
+        return all(status.state in FINISHED for status in found)
+
+
+@pytest.fixture
+def small(slurm_cluster: Testbed) -> Iterator[Path]:
+    """A disk of a few megabytes that the nodes see; they only see what was mounted before they started."""
+    path = slurm_cluster.directory / "small"
+    if not path.is_mount():
+        pytest.skip("mounting a small disk takes root")
+    subprocess.run(["mount", "-o", "remount,size=7m", str(path)], check=True)
+    yield path
+    for left in path.rglob("*"):
+        if left.is_file():
+            left.unlink()
+
+
+def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
+    single = ",".join(map(str, range(12)))
+    cluster.write(
+        f"method=vicreg seed={single}",
+        "method=vicreg seed=12 cluster.time_minutes=1 cluster.notice_s=40",
+        "method=vicreg seed=13,14 cluster.nodes=2",
+    )
+    cells = [load_run([*cluster.tiny, f"epochs={EPOCHS}", "method=vicreg", f"seed={seed}"]) for seed in range(15)]
+    directories = [cluster.sweep / cell.id for cell, _ in cells]
+    cluster.sweep.mkdir(parents=True)
+    (small / "run").mkdir()
+    directories[10].symlink_to(small / "run")
+    output = cluster.submit("cluster.parallel=2")
+    assert "15 cells, 0 done, 15 to run" in output
+    # Still in the queue: no more than two of the array run at a time.
+    directories[11].rename(directories[11].with_suffix(".aside"))
+    directories[11].symlink_to("/sys/kernel")
+
+    storm = Storm(cluster, small)
+    seen: dict[Path, set[tuple[int, int]]] = {}
+    records: dict[Path, int] = {}
+    end_s = time.monotonic() + 900
+    ended = False
+    while not ended:
+        assert time.monotonic() < end_s, "\n".join(map(str, cluster.statuses())) + cluster.slurm.logs()
+        ended = storm.look()
+        for directory in directories:
+            _check_writers(directory, seen.setdefault(directory, set()))
+            if (record := directory / "record.json").exists():
+                written_ns = record.stat().st_mtime_ns
+                assert records.setdefault(directory, written_ns) == written_ns  # no finished cell is run again
+        time.sleep(0.5)
+    assert not storm.pending, "a cell was done before its fault came"
+    assert sorted(storm.retried) == [8, 9, 10, 11]
+
+    for seed, (cell, runtime) in enumerate(cells):
+        record = read_record(cluster.sweep / cell.id)
+        assert record is not None
+        assert record["status"] == "done"
+        attempts = read_attempts(directories[seed])
+        assert [attempt["ended"] for attempt in attempts].count("done") == 1
+        assert len(attempts) >= 2 or seed in (7, 11, 12), (seed, attempts)
+        undisturbed = run_cell(cell, runtime, "undisturbed")
+        assert undisturbed is not None
+        if seed < 13:
+            assert curve(record) == curve(json.loads(json.dumps(undisturbed))), seed
+        else:  # two processes add up in another order
+            losses, expected = ([row["loss"] for row in r["history"][:5]] for r in (record, undisturbed))
+            assert losses == pytest.approx(expected, rel=0.02)
+    ends = {attempt["ended"] for directory in directories for attempt in read_attempts(directory)}
+    assert ends >= {"done", "interrupted", "failed", None}  # None: killed
+    assert "superseded" in ends  # the process that Slurm had lost sight of
+
+
+def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
+    """A checkpoint that appears is not of an attempt before one that wrote already."""
+    names = (path.stem.split("-") for path in checkpoint_files(directory))
+    new = {(int(attempt), int(step)) for _, attempt, step in names} - seen
+    last = max((attempt for attempt, _ in seen), default=0)
+    assert all(attempt >= last for attempt, _ in new), (directory, seen, new)
+    seen |= new
