@@ -12,20 +12,16 @@ import pickle
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from regbench.benchmark.directory import checkpoint_files
 from regbench.files import write_atomically
 
 log = logging.getLogger("regbench")
 
 _KEPT = 2
-
-
-def checkpoint_files(directory: Path) -> list[Path]:
-    """The checkpoints of a run directory, the newest first."""
-    return sorted(directory.glob("checkpoint-*.pt"), reverse=True)
 
 
 def load_checkpoint(directory: Path, map_location: Any = "cpu") -> dict[str, Any] | None:
@@ -71,7 +67,35 @@ def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, A
     """
     began_s = time.perf_counter()
     path = directory / f"checkpoint-{attempt:04d}-{step:09d}.pt"
-    write_atomically(path, functools.partial(torch.save, state))
+    write_atomically(path, functools.partial(_save, state))
     for old in checkpoint_files(directory)[_KEPT:]:
         old.unlink(missing_ok=True)
     return time.perf_counter() - began_s
+
+
+class _Output:
+    """A file that remembers why it could not be written to: torch's own error does not say."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _save(state: dict[str, Any], file: IO[bytes]) -> None:
+    output = _Output(file)
+    try:
+        torch.save(state, output)  # type: ignore[arg-type]  # it needs no more than the two methods
+    except RuntimeError:
+        if output.error is not None:
+            raise output.error from None
+        raise

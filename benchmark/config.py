@@ -302,7 +302,7 @@ class Cluster:
         setup: Shell lines before the run.
         container: Prefix of the Python command; None: this Python.
         extra: Other options of sbatch.
-        stages: Stage -> what differs for it of the above; empty: one job for all stages.
+        stages: Stage -> what differs for it of the above; None: one job for all stages.
         gpu_memory_gib: What a GPU has; None: nothing is refused.
     """
 
@@ -321,8 +321,8 @@ class Cluster:
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     container: str | None
-    extra: dict[str, Any]
-    stages: dict[str, dict[str, Any]]
+    extra: dict[str, Any] | None
+    stages: dict[str, dict[str, Any]] | None
     gpu_memory_gib: float | None
 
     def __post_init__(self) -> None:
@@ -337,19 +337,19 @@ class Cluster:
         for name, minimum in minima.items():
             if (value := getattr(self, name)) < minimum:
                 raise RegbenchError(f"cluster.{name}={value} must be at least {minimum}")
-        if unknown := [stage for stage in self.stages if stage not in STAGES]:
-            raise RegbenchError(f"cluster.stages: unknown stage {unknown[0]!r}; known: {', '.join(STAGES)}")
-        if self.stages and set(self.stages) != set(STAGES):
-            raise RegbenchError(f"cluster.stages must name all of {', '.join(STAGES)}, or none")
+        if self.stages is not None and set(self.stages) != set(STAGES):
+            given = ", ".join(self.stages) or "nothing"
+            raise RegbenchError(f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}")
 
     def at(self, stage: str) -> Cluster:
-        """What the jobs of one stage get.
+        """What the job with one stage gets.
 
         Raises:
             RegbenchError: If a setting of the stage is unknown or of the wrong type.
         """
-        changes = {**asdict(self), "stages": {}, **self.stages[stage]}
-        return _structure(Cluster, changes, f"cluster.stages.{stage}.")
+        if self.stages is None:
+            return self
+        return _structure(Cluster, {**asdict(self), "stages": None, **self.stages[stage]}, f"cluster.stages.{stage}.")
 
     @property
     def processes(self) -> int:
@@ -563,8 +563,8 @@ def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The product of the overrides' values.
 
     A later override of a key replaces an earlier one, and that of a group drops earlier settings of the group's
-    members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the same
-    settings, so there a cell's own stay.
+    members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the
+    same settings, so there a cell's own stay.
     """
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))

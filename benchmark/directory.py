@@ -1,12 +1,16 @@
-"""The run directory: where it is, and whether it is finished."""
+"""The run directory: where it is, whether it is finished, which checkpoints it has.
+
+Apart from the code that trains, and without torch, whose import takes longer than telling how ten thousand runs stand.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regbench.benchmark.config import Cell, Runtime
+if TYPE_CHECKING:
+    from regbench.benchmark.config import Cell, Runtime
 
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
@@ -21,3 +25,8 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return record
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """The checkpoints of a run directory, the newest first."""
+    return sorted(directory.glob("checkpoint-*.pt"), reverse=True)

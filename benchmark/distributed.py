@@ -100,8 +100,10 @@ def connect(device: torch.device) -> Iterator[World]:
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device_id)
     try:
-        control = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
-        yield World(rank, size, local_rank, local_size, dist.distributed_c10d._get_default_group(), control)
+        group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)  # of which this process is a member
+        assert isinstance(control, dist.ProcessGroup)
+        yield World(rank, size, local_rank, local_size, group, control)
     finally:
         dist.destroy_process_group()
 

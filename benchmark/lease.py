@@ -9,6 +9,7 @@ agree or on a scheduler, none of which can be had on every cluster's file system
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -79,15 +80,19 @@ def _start_ticks(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _identity() -> dict[str, Any]:
-    identity: dict[str, Any] = {
-        "hostname": platform.node(),
-        "pid": os.getpid(),
-        "start_ticks": _start_ticks(os.getpid()),
-    }
+@functools.cache
+def _place() -> dict[str, str]:
+    """Where the number of a process means something."""
+    place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
-        identity["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        identity["pid_namespace"] = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+        place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place["pid_namespace"] = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    return place
+
+
+def _identity() -> dict[str, Any]:
+    pid = os.getpid()
+    identity: dict[str, Any] = {**_place(), "pid": pid, "start_ticks": _start_ticks(pid)}
     if "SLURM_JOB_ID" in os.environ:
         identity["slurm_job_id"] = os.environ["SLURM_JOB_ID"]
         identity["slurm_restarts"] = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -96,8 +101,8 @@ def _identity() -> dict[str, Any]:
 
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
     """Whether a process lives, if it can be seen from here."""
-    mine = _identity()
-    if "boot_id" not in mine or any(owner.get(k) != mine[k] for k in ("hostname", "boot_id", "pid_namespace")):
+    place = _place()
+    if "boot_id" not in place or any(owner.get(key) != value for key, value in place.items()):
         return None
     return bool(_start_ticks(owner["pid"]) == owner["start_ticks"])
 

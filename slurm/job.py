@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from submitit.core.utils import DelayedSubmission
+
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, Runtime
 from regbench.benchmark.lease import read_attempts
@@ -35,36 +37,45 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str) -> None:
         run_cell(Cell.from_dict(cell), runtime, sweep, interruption=interruption)
 
 
-def run_slurm_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
-    """One process of a Slurm job: runs stages of one cell, alone or with the others.
+class SlurmJob:
+    """What one process of a Slurm job calls: runs stages of one cell, alone or with the job's other processes.
 
     SIGUSR2, which Slurm sends some time before it ends a job (its time is up, or it is preempted), writes a checkpoint
     and puts the job back into the queue. submitit's own handler would give up on jobs of less than ten minutes, each of
     which it takes for one that made no progress. SIGTERM writes a checkpoint and leaves the rest to Slurm: whether the
     job was cancelled or is queued again, it knows and we do not.
     """
-    from regbench.benchmark.interruption import Interrupted, Interruption
-    from regbench.benchmark.run import run_cell
 
-    _log_to_file()
-    rank = _export_ranks()
-    interruption = Interruption()
-    signal.signal(signal.SIGCONT, signal.SIG_IGN)
-    with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
-        try:
-            if rank == 0:
-                _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.from_dict(cell).id)
-            run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
-            return
-        except Interrupted as error:
-            interrupted = error
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if interrupted.signal == signal.SIGUSR2 and rank == 0:
-        log.info("putting the job back into the queue")
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
-    time.sleep(_PATIENCE_S)
-    raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
+    def __call__(self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
+        """Runs the stages and returns when they are done; if interrupted, waits to be ended by Slurm."""
+        from regbench.benchmark.interruption import Interrupted, Interruption
+
+        interruption = Interruption()
+        rank = int(os.environ["SLURM_PROCID"])
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
+            try:
+                from regbench.benchmark.run import run_cell  # takes seconds, in which signals may come
+
+                _log_to_file()
+                _export_ranks(rank)
+                if rank == 0:
+                    _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.from_dict(cell).id)
+                run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
+                return
+            except Interrupted as error:
+                interrupted = error
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if interrupted.signal == signal.SIGUSR2 and rank == 0:
+                log.info("putting the job back into the queue")
+                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+            time.sleep(_PATIENCE_S)
+        raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
+
+    def checkpoint(self, *args: Any) -> DelayedSubmission:
+        """For submitit's own handler, should the signal come before ours listens: the same again."""
+        return DelayedSubmission(self, *args)
 
 
 def _log_to_file() -> None:
@@ -72,9 +83,8 @@ def _log_to_file() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
 
 
-def _export_ranks() -> int:
-    """Tells torch.distributed of the job's processes, as torchrun would; returns this one's rank."""
-    rank = int(os.environ["SLURM_PROCID"])
+def _export_ranks(rank: int) -> None:
+    """Tells torch.distributed of the job's processes, as torchrun would."""
     if int(os.environ["SLURM_NTASKS"]) > 1:
         first = subprocess.run(
             ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
@@ -92,7 +102,6 @@ def _export_ranks() -> int:
             MASTER_ADDR=first,
             MASTER_PORT=str(20000 + zlib.crc32(life.encode()) % 12000),
         )
-    return rank
 
 
 def _refuse_fruitless(directory: Path) -> None:

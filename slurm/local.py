@@ -118,5 +118,5 @@ def _announce(status: CellStatus, finished: int, count: int) -> None:
     if status.state in FINISHED:
         log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
     else:
-        detail = status.detail or f"ended without a record (logs: {log_file(status.directory)})"
-        log.error("[%d/%d] %s FAILED: %s", finished, count, name, detail)
+        detail = status.detail or "ended without a record"
+        log.error("[%d/%d] %s FAILED: %s (logs: %s)", finished, count, name, detail, log_file(status.directory))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regbench import RegbenchError
-from regbench.benchmark.checkpoint import checkpoint_files
-from regbench.benchmark.config import Cell, Cluster, Runtime, load_cell, plain_cluster, plain_runtime
-from regbench.slurm.scheduler import cancel, jobs_of, submit
+from regbench.benchmark.directory import checkpoint_files
+from regbench.slurm.queue import cancel, jobs_of
 from regbench.slurm.status import FINISHED, CellStatus, log_file, sweep_status
 
 UNFINISHED = ("failed", "lost", "interrupted", "pending")
@@ -44,6 +43,9 @@ def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[st
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
+    from regbench.benchmark.config import Cell, Cluster, load_cell, plain_cluster, plain_runtime
+    from regbench.slurm.submit import submit  # imports torch, which the other functions do without
+
     submissions = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")]
     if not submissions:
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
@@ -51,7 +53,7 @@ def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[st
     clusters: dict[str, Cluster] = {}
     for entry in submissions:
         clusters |= dict.fromkeys(entry["cells"].values(), plain_cluster(entry["cluster"]))
-    runtime: Runtime = plain_runtime(submissions[-1]["runtime"])
+    runtime = plain_runtime(submissions[-1]["runtime"])
     todo = [status for status in statuses(folder, cells) if status.state in UNFINISHED and status.cell_id in clusters]
     again: list[tuple[Cell, Cluster]] = [
         (load_cell(status.directory / "config.yaml"), clusters[status.cell_id]) for status in todo

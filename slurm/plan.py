@@ -56,7 +56,7 @@ def plan(sweep: Sweep, *, progress: bool) -> list[Planned]:
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
     for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=not progress):
-        pretrain = cluster.at("pretrain") if cluster.stages else cluster
+        pretrain = cluster.at("pretrain")
         needs = None
         if cell.epochs:
             key = _shape(cell, pretrain.processes)

@@ -7,12 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regbench.benchmark.config import Cell, Sweep
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.lease import is_running, last_attempt
 from regbench.files import write_text
+
+if TYPE_CHECKING:
+    from regbench.benchmark.config import Cell, Sweep
 
 FINISHED = ("done", "diverged")
 
@@ -31,7 +33,7 @@ class CellStatus:
         epochs: Epochs in all.
         img_per_s: While it trains.
         remaining_s: Of training, while it trains.
-        detail: Score, what is going on, or the last error and where the logs are.
+        detail: Score, what is going on, or the last error.
         job: The scheduler's name of the cell's job; empty without one.
         directory: The run directory.
     """
@@ -131,8 +133,6 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
         state, detail = "lost", f"job {job.name} is gone"
     else:
         state = "interrupted" if attempt else "pending"
-    if state in ("failed", "lost"):
-        detail += f" (logs: {log_file(directory, job.name if job else '') or 'none'})"
     running = state == "running" and not detail
     return CellStatus(
         plan["id"],

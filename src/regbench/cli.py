@@ -418,8 +418,8 @@ def _refuse_oversized(grid: Any) -> None:
 def _submit(grid: Any, folder: Path) -> None:
     from regbench.slurm import plan as planning
     from regbench.slurm.manage import UNFINISHED, statuses
-    from regbench.slurm.scheduler import submit
     from regbench.slurm.status import write_plan
+    from regbench.slurm.submit import submit
 
     click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
     write_plan(grid, folder)
@@ -532,6 +532,8 @@ def _counts(found: Sequence[Any]) -> str:
 def _status_table(found: Sequence[Any], everything: bool = False) -> str:
     from tabulate import tabulate
 
+    from regbench.slurm.status import log_file
+
     shown = found
     if len(found) > 100 and not everything:
         # What needs a look comes first; the rest is counted.
@@ -541,7 +543,9 @@ def _status_table(found: Sequence[Any], everything: bool = False) -> str:
         speed = f"{cell.img_per_s:.0f}" if cell.img_per_s else ""
         epochs = f"{cell.epochs_done}/{cell.epochs}"
         left = _duration(cell.remaining_s) if cell.remaining_s is not None else ""
-        rows.append([cell.cell_id, cell.label, cell.seed, cell.state, epochs, speed, left, cell.job, cell.detail])
+        logs = log_file(cell.directory, cell.job) if cell.state in ("failed", "lost") else None
+        detail = cell.detail + (f" (logs: {logs})" if logs else "")
+        rows.append([cell.cell_id, cell.label, cell.seed, cell.state, epochs, speed, left, cell.job, detail])
     headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
     kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
     table = tabulate(
@@ -600,7 +604,7 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 @_cells
 @_runs_dir
 def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
-    """Cancel the jobs of NAME: all, or those of CELLS. Those that run write a checkpoint first; `retry` resumes them."""
+    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
     from regbench.slurm.manage import cancel_cells
 
     for status in (cancelled := cancel_cells(_sweep_folder(runs_dir, name), cells)):

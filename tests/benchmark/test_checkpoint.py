@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from regbench.benchmark.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
+from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.directory import checkpoint_files
 
 
 def save(directory: Path, step: int, attempt: int = 1) -> float:
@@ -96,3 +98,17 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 class Unpicklable:
     def __reduce__(self) -> str:
         raise TypeError("cannot be pickled")
+
+
+def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
+    """By a limit on the size of files, which the kernel enforces on any disk."""
+    save(tmp_path, 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path, 7)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert step_of(tmp_path) == 3
+    assert len(list(tmp_path.iterdir())) == 1

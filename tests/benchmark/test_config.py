@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.config import Cell, load_config, load_run, load_sweep, sweep_names
+from regbench.benchmark.config import STAGES, Cell, load_config, load_run, load_sweep, sweep_names
 
 
 @functools.cache
@@ -449,3 +449,46 @@ def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
 def test_trailing_zero_weights_are_no_other_method() -> None:
     one, _ = load_run(["method=sfrik", "method.weights=[1,20,0]", "method.alignment_weight=2000"])
     assert one.id == load_run(["method=sfrik_l2"])[0].id
+
+
+# ------------------------------------------------------------------ clusters
+
+
+def test_a_profile_of_ones_own_and_settings_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    profile = tmp_path / "config" / "regbench" / "cluster" / "mine.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("defaults: [slurm]\npartition: gpu\ngpus: 4\nmodules: [cuda]\n")
+    file = tmp_path / "own.yaml"
+    file.write_text("description: x\ncommon: []\ncells:\n  - method=vicreg\n  - method=simclr cluster.nodes=2\n")
+    sweep = load_sweep(str(file), ["cluster=mine", "cluster.time_minutes=60"])
+    assert sweep.scheduler == "slurm"
+    first, second = sweep.clusters
+    assert (first.partition, first.gpus, first.modules, first.time_minutes) == ("gpu", 4, ("cuda",), 60)
+    assert (first.nodes, second.nodes) == (1, 2)
+    assert (first.processes, second.processes) == (4, 8)
+    assert sweep.cells[0].id == load_run(["method=vicreg"])[0].id  # where it runs is no part of a cell
+    with pytest.raises(RegbenchError, match="unknown cluster 'yours'; known: local, mine, slurm"):
+        load_run(["cluster=yours"])
+
+
+def test_stages_have_resources_of_their_own() -> None:
+    stages = "cluster.stages={pretrain: {}, tune: {gpus: 1}, final: {gpus: 1, cpus: 3}}"
+    (cluster,) = load_sweep("quickstart", ["cluster=slurm", "cluster.gpus=8", stages]).clusters[:1]
+    assert [cluster.at(stage).gpus for stage in STAGES] == [8, 1, 1]
+    assert cluster.at("final").cpus == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.nodes=0", "cluster.nodes=0 must be at least 1"),
+        ("cluster.scheduler=pbs", "must be local or slurm"),
+        ("cluster.stages={pretrain: {}}", "must name pretrain, tune, final, each with its settings, not pretrain"),
+        ("cluster.stages={}", "not nothing"),
+        ("cluster.gpu=1", "did you mean cluster.gpus"),
+    ],
+)
+def test_impossible_clusters_are_refused(override: str, message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        load_run([override])

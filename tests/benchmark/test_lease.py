@@ -115,7 +115,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         pytest.fail(f"waits {seconds} s")
 
-    monkeypatch.setattr(lease.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_lars_skips_what_has_no_gradient() -> None:
 
 def test_lars_goes_on_from_its_state() -> None:
     straight, halves = ([torch.nn.Parameter(p) for p in draw(3)] for _ in range(2))
-    settings = {"lr": 0.7, "weight_decay": 1e-3, "momentum": 0.9, "trust_coefficient": 0.1}
+    settings: dict[str, Any] = {"lr": 0.7, "weight_decay": 1e-3, "momentum": 0.9, "trust_coefficient": 0.1}
     one, first = LARS(straight, **settings), LARS(halves, **settings)
     for step in range(4):
         if step == 2:

@@ -159,7 +159,9 @@ def test_sharing_the_momentum() -> None:
 
 def test_micro_batches_need_less() -> None:
     cell = small_cell("batch_size=256")
-    assert predict(cell, micro_batch_size=32).peak_bytes < 0.5 * predict(cell).peak_bytes
+    parts = replace(cell, micro_batch_size=32)
+    assert predict(parts).peak_bytes < 0.5 * predict(cell).peak_bytes
+    assert predict(parts, world_size=2).peak_bytes < predict(parts).peak_bytes
 
 
 def test_a_prediction_is_reproducible() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +17,16 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
-from regbench.benchmark.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
+from regbench.benchmark import train as train_module
+from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.config import Cell, Runtime, load_run
-from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, run_cell
-from regbench.benchmark.train import Trained
+from regbench.benchmark.train import Trained, train
 from regbench.datasets.loader import EvalLoader, TwoViewLoader
 from regbench.datasets.prepare import prepare
 
@@ -152,6 +156,12 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert cost["img_per_s"] == pytest.approx(192 / cost["train_s"])
     assert cost["evaluate_s"] > 0
     assert cost["peak_memory_bytes"] > 1e7
+    assert cost["peak_reserved_bytes"] >= cost["peak_memory_bytes"]
+    assert cost["checkpoint_s"] > 0
+    parts_ms = [cost[f"{part}_ms"] for part in ("forward", "loss", "backward", "optimizer")]
+    assert all(part_ms > 0 for part_ms in (cost["data_ms"], *parts_ms))
+    assert sum(parts_ms) == pytest.approx(cost["step_ms"], rel=0.5)  # medians of parts and of the whole
+    assert record["environment"]["world_size"] == 1
     assert record["environment"]["loader"] == "torchvision"
     assert record["environment"]["threads"] == 1
     assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
@@ -202,8 +212,6 @@ def test_a_finished_cell_is_not_run_again(tiny: list[str]) -> None:
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseException) -> None:
     """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
-    from regbench.benchmark import train as train_module
-
     saved: list[int] = []
 
     def stop(*args: Any) -> float:
@@ -235,6 +243,95 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
     assert [attempt["ended"] for attempt in resumed["attempts"]] == ["interrupted", None]
     assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 6 if after_epoch else None]
+
+
+@pytest.mark.parametrize("method", ["simclr", "sigreg"])
+def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """With a method that draws random numbers, and one that does not. An epoch has three steps."""
+    cell, runtime = load(tiny, f"method={method}", "epochs=4")
+    undisturbed = finish(cell, runtime, "undisturbed")
+    interruption = Interruption()
+    seed_once = train_module._seed
+
+    def seed(number: int, step: int) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        seed_once(number, step)
+
+    with monkeypatch.context() as patch, interruption.listening(signal.SIGUSR1):
+        patch.setattr(train_module, "_seed", seed)
+        with pytest.raises(Interrupted, match="SIGUSR1"):
+            run_cell(cell, runtime, "disturbed", interruption=interruption)
+    directory = run_directory(runtime, "disturbed", cell)
+    assert checkpoint_files(directory)[0].name == "checkpoint-0001-000000005.pt"
+    torch.randn(3)  # what else the process drew does not matter
+    resumed = finish(cell, runtime, "disturbed")
+    assert numbers(resumed) == numbers(undisturbed)
+    expected = weights(run_directory(runtime, "undisturbed", cell))
+    assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
+    assert [(a["ended"], a["from_step"]) for a in resumed["attempts"]] == [("interrupted", None), (None, 5)]
+    assert resumed["history"][1]["epoch_s"] > 0
+    assert resumed["cost"]["checkpoint_s"] > 0
+
+
+def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed without a word, a run loses what came after the last one."""
+    periods = ("runtime.checkpoint_minutes=0", "runtime.checkpoint_epochs=100")
+    cell, runtime = load(tiny, "method=vicreg", "epochs=4", *periods)
+    seed_once = train_module._seed
+
+    def seed(number: int, step: int) -> None:
+        if step == 7:
+            raise KeyboardInterrupt
+        seed_once(number, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "_seed", seed)
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(cell, runtime, "disturbed")
+    resumed = finish(cell, runtime, "disturbed")
+    assert resumed["attempts"][1]["from_step"] == 7
+    assert numbers(resumed) == numbers(finish(cell, runtime, "undisturbed"))
+
+
+def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.1,1.0]")
+    at_once = finish(cell, runtime, "once")
+    with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
+        run_cell(cell, runtime, "staged", ["tune"])
+    for stage in ("pretrain", "tune"):
+        assert run_cell(cell, runtime, "staged", [stage]) is None
+    scores = json.loads((run_directory(runtime, "staged", cell) / "scores.json").read_text())
+    splits = {score["split"] for entry in scores.values() for score in entry["scores"]}
+    assert splits == {"tuning"}  # the test split is not opened before the last stage
+    staged = run_cell(cell, runtime, "staged", ["final"])
+    assert staged is not None
+    assert numbers(staged) == numbers(at_once)
+
+
+def test_micro_batches_train(tiny: list[str]) -> None:
+    """BN sees parts of the batch, so the numbers differ, but not by much; and it is another cell."""
+    whole, runtime = load(tiny, "method=vicreg", "precision=fp32")
+    parts, _ = load(tiny, "method=vicreg", "precision=fp32", "micro_batch_size=16")
+    assert whole.id != parts.id
+    losses = [finish(cell, runtime, "here")["history"][-1]["loss"] for cell in (whole, parts)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+    with pytest.raises(RegbenchError, match="micro_batch_size=12 must be at least 2 and divide batch_size=32"):
+        load(tiny, "micro_batch_size=12")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
+    records = []
+    for compiled in ("false", "true"):
+        cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.compile={compiled}")
+        records.append(finish(cell, runtime, compiled))
+    assert records[0]["cell_id"] == records[1]["cell_id"]
+    plain, compiled_ = ([row["loss"] for row in record["history"]] for record in records)
+    assert compiled_ == pytest.approx(plain, rel=1e-3)
 
 
 def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +485,7 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
     directory = run_directory(runtime, "here", cell)
     inside, go_on = threading.Event(), threading.Event()
-    train_once = run_module.train
+    train_once = train
     entered: list[int] = []
 
     def slow(*args: Any) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from regbench.benchmark.step import Step
 from regbench.methods import Engine, build
 
 CONFIG = NetworkConfig(backbone="resnet18", stem="imagenet", hidden_dim=48)
-SETTINGS = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
+SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
 
 
 def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
@@ -112,3 +113,47 @@ def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
     moved = sum((ours[name] - start[name]).square().sum() for name in start if "weight" in name)
     apart = sum((ours[name] - plain[name]).square().sum() for name in start if "weight" in name)
     assert apart < 0.01 * moved  # bf16; a gradient that is lost or counted twice gives 0.3 and more
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_micro_batches_give_the_step_of_the_whole_batch_but_for_bn(precision: str) -> None:
+    """With BN statistics that do not come from the batch, there is no difference at all."""
+    updated = []
+    for size in (None, 4):
+        network = SiameseNetwork(CONFIG, 96, 3, 0).eval()
+        step = Step(
+            network=network,
+            optimizer=LARS(network.parameters(), **SETTINGS),
+            method=build("vicreg"),
+            engine=Engine(),
+            precision=precision,
+            micro_batch_size=size,
+        )
+        stepped = step(*views(0))
+        updated.append((stepped, torch.cat([p.detach().flatten() for p in network.parameters()])))
+    (whole, expected), (parts, found) = updated
+    start = torch.cat([p.detach().flatten() for p in SiameseNetwork(CONFIG, 96, 3, 0).parameters()])
+    assert (found - expected).norm() < (2e-2 if precision == "bf16" else 1e-4) * (expected - start).norm()
+    for name, term in whole.terms.items():
+        assert parts.terms[name] == pytest.approx(term, rel=1e-2 if precision == "bf16" else 1e-5)
+
+
+def test_micro_batches_count_once_in_bns_running_statistics() -> None:
+    """As many updates as parts, as if each were a batch, though each passes twice."""
+    network = SiameseNetwork(CONFIG, 96, 3, 0).train()
+    optimizer = LARS(network.parameters(), **SETTINGS | {"lr": 0.0})
+    step = Step(
+        network=network,
+        optimizer=optimizer,
+        method=build("vicreg"),
+        engine=Engine(),
+        precision="fp32",
+        micro_batch_size=8,
+    )
+    step(*views(0))
+    other = SiameseNetwork(CONFIG, 96, 3, 0).train()
+    for x1, x2 in zip(*(x.split(8) for x in views(0)), strict=True):
+        other(x1, x2)
+    for (name, found), expected in zip(network.named_buffers(), other.buffers(), strict=True):
+        if "num_batches" not in name:
+            torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""Slurm: submits cells as job arrays, asks for their jobs, cancels them."""
+"""Submits cells to Slurm as job arrays, through submitit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from regbench import RegbenchError
 from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime
 from regbench.files import write_text
-from regbench.slurm.job import run_slurm_job
-from regbench.slurm.status import Job
+from regbench.slurm.job import SlurmJob
+from regbench.slurm.queue import ask, reason
 
 log = logging.getLogger("regbench")
 
-_ASK_TIMEOUT_S = 10
 # A run whose processes were killed (by the kernel for want of memory, by a fault of the node) goes on from its
 # checkpoint; an error of its own ends with a smaller code, and is the user's to look at. Slurm alone knows whether the
 # job was cancelled.
@@ -72,12 +71,12 @@ def _submit_array(cells: Sequence[Cell], cluster: Cluster, runtime: Runtime, fol
     before = ""
     arrays = []
     for names in stages:
-        resources = cluster.at(names[0]) if cluster.stages else cluster
+        resources = cluster.at(names[0])
         dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}" if before else None
         executor = _executor(resources, folder, dependency, f"regbench-{folder.name}")
         try:
             jobs = executor.map_array(
-                run_slurm_job,
+                SlurmJob(),
                 [cell.to_dict() for cell in cells],
                 *([value] * len(cells) for value in (runtime, folder.name, names)),
             )
@@ -125,7 +124,7 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "setup": [*(f"module load {shlex.quote(module)}" for module in cluster.modules), *cluster.setup],
         "teardown": _TEARDOWN,
         "srun_args": ["--kill-on-bad-exit=1"],
-        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **cluster.extra},
+        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **(cluster.extra or {})},
     }
     executor.update_parameters(**{key: value for key, value in options.items() if value is not None})
     return executor
@@ -134,63 +133,8 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
 def _longest_array() -> int:
     """How many tasks the cluster lets an array have."""
     try:
-        text = _run("scontrol", "show", "config")
+        text = ask("scontrol", "show", "config")
     except (OSError, subprocess.SubprocessError) as error:
-        raise RegbenchError(f"Slurm does not answer ({_reason(error)}); try again, or see: scontrol ping") from error
+        raise RegbenchError(f"Slurm does not answer ({reason(error)}); try again, or see: scontrol ping") from error
     found = re.search(r"MaxArraySize\s*=\s*(\d+)", text)
     return max(1, int(found[1]) - 1) if found else 1000
-
-
-def jobs_of(folder: Path) -> dict[str, Job]:
-    """Cell id -> its job, for all cells of a sweep that were submitted; one in the queue before one that has left it."""
-    submissions = sorted(
-        (json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")), key=lambda s: float(s["submitted"])
-    )
-    states = _ask(sorted({job.partition("_")[0] for entry in submissions for job in entry["cells"]}))
-    jobs: dict[str, Job] = {}
-    for entry in submissions:
-        for name, cell in entry["cells"].items():
-            state, reason = ("?", "") if states is None else states.get(name, (None, ""))
-            known = jobs.get(cell)
-            if known is None or state is not None or known.state is None:
-                # Of several stages in the queue, the first is the one that can run.
-                if known is not None and known.state not in (None, "?") and state == "PENDING":
-                    continue
-                jobs[cell] = Job(name, state, reason)
-    return jobs
-
-
-def _ask(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
-    """Job id -> state and reason of those in the queue; None if Slurm does not answer."""
-    if not arrays:
-        return {}
-    try:
-        lines = _run("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}").splitlines()
-    except subprocess.CalledProcessError as error:
-        # What it says when none of them is in its memory any more.
-        return {} if "Invalid job id" in str(error.stderr) else None
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {name: (state, reason) for name, state, reason in (line.split("|", 2) for line in lines)}
-
-
-def cancel(names: Sequence[str]) -> None:
-    """Cancels jobs.
-
-    Raises:
-        RegbenchError: If Slurm does not answer or refuses.
-    """
-    try:
-        for start in range(0, len(names), 500):
-            _run("scancel", *names[start : start + 500])
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RegbenchError(f"scancel: {_reason(error)}") from error
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_TIMEOUT_S).stdout
-
-
-def _reason(error: Exception) -> str:
-    detail = getattr(error, "stderr", None) or str(error)
-    return " ".join(str(detail).split())

@@ -1,0 +1,74 @@
+"""Asks Slurm for jobs and cancels them. Without torch and submitit, whose imports take seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from regbench import RegbenchError
+from regbench.slurm.status import Job
+
+_TIMEOUT_S = 10.0
+
+
+def jobs_of(folder: Path) -> dict[str, Job]:
+    """Cell id -> its job, for all submitted cells of a sweep; rather one in the queue than one that is gone."""
+    submissions = sorted(
+        (json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")), key=lambda s: float(s["submitted"])
+    )
+    states = _states(sorted({job.partition("_")[0] for entry in submissions for job in entry["cells"]}))
+    jobs: dict[str, Job] = {}
+    for entry in submissions:
+        for name, cell in entry["cells"].items():
+            state, why = ("?", "") if states is None else states.get(name, (None, ""))
+            known = jobs.get(cell)
+            if known is None or state is not None or known.state is None:
+                # Of several stages in the queue, the first is the one that can run.
+                if known is not None and known.state not in (None, "?") and state == "PENDING":
+                    continue
+                jobs[cell] = Job(name, state, why)
+    return jobs
+
+
+def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
+    """Job id -> state and reason of those in the queue; None if Slurm does not answer."""
+    if not arrays:
+        return {}
+    try:
+        lines = ask("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(arrays)}").splitlines()
+    except subprocess.CalledProcessError as error:
+        # What it says when none of them is in its memory any more.
+        return {} if "Invalid job id" in str(error.stderr) else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {name: (state, why) for name, state, why in (line.split("|", 2) for line in lines)}
+
+
+def cancel(names: Sequence[str]) -> None:
+    """Cancels jobs.
+
+    Raises:
+        RegbenchError: If Slurm does not answer or refuses.
+    """
+    try:
+        for start in range(0, len(names), 500):
+            ask("scancel", *names[start : start + 500])
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegbenchError(f"scancel: {reason(error)}") from error
+
+
+def ask(*command: str) -> str:
+    """What a command of Slurm prints.
+
+    Raises:
+        OSError, subprocess.SubprocessError: If it is not there, fails or takes too long.
+    """
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+
+
+def reason(error: Exception) -> str:
+    """Why it failed, in one line."""
+    detail = getattr(error, "stderr", None) or str(error)
+    return " ".join(str(detail).split())
