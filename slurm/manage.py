@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.directory import checkpoint_files
-from regbench.slurm.queue import cancel, jobs_of
+from regbench.slurm.queue import cancel, jobs_of, release
 from regbench.slurm.status import FINISHED, CellStatus, log_file, sweep_status
 
 UNFINISHED = ("failed", "lost", "interrupted", "pending")
@@ -35,10 +35,12 @@ def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
 
 
 def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[str]]:
-    """Submits again what is neither finished nor in the queue, as it was submitted last.
+    """Submits again what is neither finished nor in the queue, as it was submitted last; releases jobs that are held.
+
+    Slurm holds a job that it put back into the queue because a node failed to launch it.
 
     Returns:
-        The cells, and the ids of their job arrays.
+        The cells, and the ids of new job arrays.
 
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
@@ -54,11 +56,14 @@ def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[st
     for entry in submissions:
         clusters |= dict.fromkeys(entry["cells"].values(), plain_cluster(entry["cluster"]))
     runtime = plain_runtime(submissions[-1]["runtime"])
-    todo = [status for status in statuses(folder, cells) if status.state in UNFINISHED and status.cell_id in clusters]
+    found = statuses(folder, cells)
+    held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
+    release([status.job for status in held])
+    todo = [status for status in found if status.state in UNFINISHED and status.cell_id in clusters]
     again: list[tuple[Cell, Cluster]] = [
         (load_cell(status.directory / "config.yaml"), clusters[status.cell_id]) for status in todo
     ]
-    return todo, submit(again, runtime, folder) if again else []
+    return [*held, *todo], submit(again, runtime, folder) if again else []
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:

@@ -52,11 +52,24 @@ def cancel(names: Sequence[str]) -> None:
     Raises:
         RegbenchError: If Slurm does not answer or refuses.
     """
+    _tell(names, "scancel")
+
+
+def release(names: Sequence[str]) -> None:
+    """Lets jobs that are held run.
+
+    Raises:
+        RegbenchError: If Slurm does not answer or refuses.
+    """
+    _tell(names, "scontrol", "release")
+
+
+def _tell(names: Sequence[str], *command: str) -> None:
     try:
         for start in range(0, len(names), 500):
-            ask("scancel", *names[start : start + 500])
+            ask(*command, *names[start : start + 500])
     except (OSError, subprocess.SubprocessError) as error:
-        raise RegbenchError(f"scancel: {reason(error)}") from error
+        raise RegbenchError(f"{command[0]}: {reason(error)}") from error
 
 
 def ask(*command: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -311,9 +312,10 @@ def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
     result = call("sweep", str(own), *tiny, "--plan")
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert len(lines) == 4
-    assert all("to run" in line for line in lines)
-    assert lines[0].startswith(load_run([*tiny, "method=sfrik", "seed=0"])[0].id)
+    assert len(lines) == 8
+    assert lines[-1].startswith("4 cells, 0 done, 4 to run")
+    assert all("to run" in line for line in lines[2:6])
+    assert lines[2].startswith(load_run([*tiny, "method=sfrik", "seed=0"])[0].id)
     assert not (tmp_path / "runs").exists()
 
 
@@ -343,3 +345,25 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
     done = len((directory / "metrics.jsonl").read_text().splitlines())
     assert 1 <= done < 60
     assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
+
+
+# ------------------------------------------------------------------ plan
+
+
+def test_plan_says_what_a_run_needs(tiny: list[str]) -> None:
+    result = call("plan", "method=vicreg", *tiny, "seed=0,1", "cluster.gpus=2", "--fits", "0.02", "--savings")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    cells = [load_run([*tiny, "method=vicreg", f"seed={seed}"])[0].id for seed in (0, 1)]
+    assert [line.split()[0] for line in lines[2:4]] == cells
+    assert "2 cells, 0 done, 2 to run; GPU hours unknown" in result.stdout
+    assert re.search(r"largest power of two for n in 90 % of 0.02 GiB: \d+", result.stdout)
+    assert "momentum shared by the ranks" in result.stdout
+
+
+def test_plan_marks_what_does_not_fit(tiny: list[str]) -> None:
+    options = ["cluster.gpu_memory_gib=0.03", "embedding_dim=16,2048"]
+    result = call("plan", "method=vicreg", *tiny, *options)
+    rows = [line for line in result.stdout.splitlines() if "VICReg" in line]
+    assert ["DOES NOT FIT" in row for row in rows] == [False, True]
+    assert "1 do not fit" in result.stdout

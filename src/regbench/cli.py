@@ -589,14 +589,20 @@ def _watch(folder: Path) -> list[Any]:
 def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """Submit the cells of NAME again that failed, were lost or interrupted; all, or CELLS (ids or their beginnings).
 
-    They go on from their checkpoints. Finished cells, and those that run or wait, are left alone.
+    They go on from their checkpoints. Finished cells, and those that run or wait, are left alone; jobs that Slurm holds
+    after a failed launch are released.
     """
     from regbench.slurm import manage
 
     todo, arrays = manage.retry(_sweep_folder(runs_dir, name), cells)
     for status in todo:
-        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
-    click.echo(f"submitted {len(todo)} cells as {', '.join(arrays)}" if todo else "nothing to try again")
+        was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
+        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
+    submitted = [status for status in todo if status.state != "queued"]
+    if submitted:
+        click.echo(f"submitted {len(submitted)} cells as {', '.join(arrays)}")
+    elif not todo:
+        click.echo("nothing to try again")
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -204,6 +205,12 @@ class Storm:
             if status.seed in self.pending and status.state == "running" and 3 <= status.epochs_done < EPOCHS - 10:
                 self.pending.pop(status.seed)(status)
                 return False  # the states may be others now
+            if "held" in status.detail:
+                # Slurm does so to a job, and drains the node, if its launch fails while daemons go and come.
+                for node in self.slurm.nodes:
+                    with contextlib.suppress(RuntimeError):  # it is not drained
+                        self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+                self.cluster.run("retry", "own", status.cell_id)
             if status.state in manage.UNFINISHED and status.seed in self.heal:
                 self.heal.pop(status.seed)(status)
                 self.retried.append(status.seed)

@@ -125,6 +125,44 @@ def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
     assert [cell.state for cell in sweep_status(tmp_path)] == ["running", "pending"]
 
 
+def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    plan(folder, *(f"cell{number:03d}" for number in range(150)))
+    attempt(folder / "cell007", ended="failed", error="RegbenchError: too large")
+    attempt(folder / "cell008", progress={"epoch": 2, "img_per_s": 1234.4, "remaining_s": 4000.0})
+    output = CliRunner().invoke(main, ["status", "large", "--runs-dir", str(tmp_path)]).output
+    rows = [line.split() for line in output.splitlines() if line.startswith("cell0")]
+    assert [row[0] for row in rows] == ["cell007", "cell008"]
+    assert "too large" in output
+    assert rows[1][3:] == ["running", "2/5", "1234", "1", "h", "07", "min"]
+    assert output.splitlines()[-1] == "150 cells: 148 pending, 1 failed, 1 running; 148 not listed (--all)"
+    everything = CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
+    assert everything.count("cell") >= 150
+
+
+def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    plan(folder, "done", "failed")
+    for name in ("done", "failed"):
+        attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
+        for file in ("checkpoint-0001-000000003.pt", "checkpoint-0001-000000006.pt", ".checkpoint.x7"):
+            (folder / name / file).write_bytes(bytes(1000))
+    (folder / "done" / "record.json").write_text("{}")
+    (folder / "done" / "checkpoint-0001-000000009.pt.damaged").write_bytes(bytes(1000))
+    kept = {path.name for path in (folder / "failed").iterdir()}
+
+    def clean(*options: str) -> str:
+        return CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path), *options]).output
+
+    assert clean("--dry-run") == "would remove 3 files, 3e-06 GB\n"
+    assert clean() == "removed 3 files, 3e-06 GB\n"
+    assert {path.name for path in (folder / "done").iterdir()} == {
+        *("attempts", "record.json", "checkpoint-0001-000000006.pt")
+    }
+    assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
+    assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
+
+
 def test_a_sweep_that_was_never_started_has_no_status(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sweep_status(tmp_path)
