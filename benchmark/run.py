@@ -106,7 +106,7 @@ def run_cell(
         with connect(run.compute.device) as world:
             attempt = stack.enter_context(_attempt(run.directory, runtime.lease_s)) if world.rank == 0 else None
             if attempt is not None:
-                run.begin(world)
+                run.begin()
             if world.from_first(attempt is not None) and "pretrain" in stages:
                 trained = run.pretrain(world, attempt)
         if world.rank > 0:
@@ -146,13 +146,12 @@ class _Run:
         self.directory = run_directory(runtime, sweep, cell)
         self.compute = resolve(runtime)
 
-    def begin(self, world: World) -> None:
+    def begin(self) -> None:
         """Writes what the run is made of; refuses it where it cannot end well, before the training."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset.name)
         scored_splits(self.cell, self.compute.data_dir)
         self.surroundings = {
             **environment(self.compute.device),
-            "world_size": world.size,
             "loss_form": self.compute.loss_form,
             "compile": self.compute.compile,
             "shard_optimizer": self.compute.shard_optimizer,
@@ -255,7 +254,7 @@ class _Run:
             "scores": scores,
             "cost": {**_training_cost(progress), "evaluate_s": evaluate_s},
             **more,
-            "environment": self.surroundings,
+            "environment": {**self.surroundings, "world_size": progress.world_size},
             "data": {
                 "source": self.manifest.source,
                 "content_sha256": {name: split["content_sha256"] for name, split in self.manifest.splits.items()},

@@ -70,6 +70,7 @@ class Progress:
         laps_ms: Milliseconds of each part of each step of the present epoch.
         epoch_s: Seconds of the present epoch, checkpoints not counted.
         checkpoint_s: Seconds spent on checkpoints.
+        world_size: Processes that train.
         energy_joules: Over all ranks, by kind; see `EnergyMeter`.
         peak_memory_bytes: Of the rank that needed most, over all attempts.
         peak_reserved_bytes: The same of what the allocator held.
@@ -83,6 +84,7 @@ class Progress:
     laps_ms: list[list[float]] = field(default_factory=list)
     epoch_s: float = 0.0
     checkpoint_s: float = 0.0
+    world_size: int = 1
     energy_joules: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     peak_reserved_bytes: int = 0
@@ -184,6 +186,7 @@ class _Training:
         )
         self.progress = Progress()
         self._resume()
+        self.progress.world_size = world.size
         if compute.compile:
             self.network.compile()
         # Read again after each report, so that only what is new is added to the checkpoint's sums.

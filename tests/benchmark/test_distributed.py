@@ -86,7 +86,9 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     return tiny
 
 
-@pytest.mark.parametrize(("size", "names"), [(2, list(CASES)), (4, ["plain", "micro"])])
+@pytest.mark.parametrize(
+    ("size", "names"), [(2, list(CASES)), pytest.param(4, ["plain", "micro"], marks=pytest.mark.slow)]
+)
 def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int, names: list[str]) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
     for process in launch(size, DRIVER, json.dumps(cases)):

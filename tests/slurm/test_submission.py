@@ -94,7 +94,7 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
         assert record is not None
         assert status.state == "done"
         assert [attempt["ended"] for attempt in read_attempts(status.directory)] == ["done"] * 3
-        assert record["environment"]["world_size"] == 1  # of the last stage
+        assert record["environment"]["world_size"] == 2  # of the training
         assert {score["split"] for score in record["scores"]} == {"tuning", "test"}
     assert bad.state == "failed"
     assert "evaluation.knn.k=5000" in bad.detail
