@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import logging
@@ -42,6 +43,11 @@ LOGGING_STEPS = 50
 """Steps between looks at the loss, which a GPU has to stop for."""
 
 _LAPS = ("data", *PARTS)
+# Synchronised BN gives every rank the same buffers. torch renamed the setting; the old name warns where there is a new.
+_SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers": False
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +251,7 @@ class _Training:
                 network,
                 device_ids=[device] if device.type == "cuda" else None,
                 process_group=world.group,
-                broadcast_buffers=False,  # synchronised BN gives every rank the same
+                **_KEEP_BUFFERS,
                 gradient_as_bucket_view=True,
                 static_graph=cell.micro_batch_size is None,
             )

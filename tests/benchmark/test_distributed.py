@@ -54,7 +54,7 @@ def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedPr
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", code, *arguments]
+        command = [sys.executable, "-W", "error::FutureWarning:regbench", "-c", code, *arguments]
         processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
