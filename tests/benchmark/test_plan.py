@@ -88,6 +88,7 @@ def test_the_papers_peaks() -> None:
         assert gap == pytest.approx(12.25, rel=0.05)
 
 
+@pytest.mark.slow
 def test_savings() -> None:
     needs = savings(paper_cell("sfrik_l3"), world_size=8)
     peaks = [row.peak_bytes for row in needs.values()]
@@ -174,7 +175,7 @@ def test_other_methods(method: str) -> None:
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
 
 
-@pytest.mark.parametrize("what", ["batch_size", "embedding_dim"])
+@pytest.mark.parametrize("what", ["batch_size", pytest.param("embedding_dim", marks=pytest.mark.slow)])
 def test_largest(what: str) -> None:
     limit_bytes = 20_000_000
     size = largest(small_cell(), limit_bytes, what, world_size=2)

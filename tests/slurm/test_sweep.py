@@ -79,9 +79,9 @@ def test_the_states_of_cells(tmp_path: Path) -> None:
     details = {name: cell.detail for name, cell in found.items()}
     assert details["done"] == "kNN 1.00 %, linear 21.00 %"
     assert details["diverged"] == "not finite"
-    assert details["failed"] == "RegbenchError: too large (logs: none)"
+    assert details["failed"] == "RegbenchError: too large"
     assert details["queued"] == "pending (Priority)"
-    assert details["lost"] == "job 7_2 is gone (logs: none)"
+    assert details["lost"] == "job 7_2 is gone"
     assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
 
 
@@ -286,7 +286,8 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert [written_ns(own.directory(name)) for name in (good, more)] == times_ns
 
     status = CliRunner().invoke(main, ["status", "own", "--runs-dir", "runs"]).output
-    rows = [line.split() for line in status.splitlines()[2:]]
+    rows = [line.split() for line in status.splitlines()[2:-2]]
+    assert status.splitlines()[-1] == "3 cells: 1 failed, 2 done"
     assert [row[0] for row in rows] == [own.directory(*cell.split()).name for cell in (bad, good, more)]
     assert ["failed" in row for row in rows] == [True, False, False]
     assert "larger than" in status
