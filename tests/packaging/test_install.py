@@ -140,7 +140,7 @@ def test_sdist_holds_sources_readme_and_license(built: Built) -> None:
     assert others == [], "links would dangle where the sdist is unpacked"
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
 def test_lives_beside_hugging_face_datasets(kind: str, built: Built, environment: Environment, tmp_path: Path) -> None:
     python = environment.python
     before = environment.files()
