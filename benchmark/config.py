@@ -34,7 +34,10 @@ from regbench.methods import Regularizer
 T = TypeVar("T")
 
 STAGES = ("pretrain", "tune", "final")
-"""What a run goes through: training, evaluation on the tuning split (if there is one), evaluation on the test split."""
+"""What a run goes through: training, the score that hyperparameters are chosen by, the final evaluations."""
+
+PROTOCOLS = ("knn", "probe", "places205", "labels1", "labels10", "voc07", "measures")
+"""The evaluations there are, each with its settings under `evaluation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +81,14 @@ class KNNConfig:
     """Weighted kNN: votes exp(cosine similarity / temperature) of the k nearest training images.
 
     Attributes:
-        k: Neighbours that vote.
+        k: Neighbours that vote; hyperparameters are chosen by this one's top-1.
+        other_k: Further numbers of neighbours to score beside it.
         temperature: Of the votes.
         interpolation: Filter of the resize before the centre crop.
     """
 
     k: int = 20
+    other_k: tuple[int, ...] = ()
     temperature: float = 0.07
     interpolation: str = "bicubic"
 
@@ -97,7 +102,9 @@ class ProbeConfig:
         learning_rates: Candidates, trained side by side; the tuning split chooses.
         crop_scale: Area range of the random crops for "augmented".
         interpolation: Filter of the resizes.
-        epochs: Passes over the training images, cosine decay per epoch.
+        epochs: Passes over the training images.
+        milestones: Epochs from which on the rate is a tenth of what it was; none: cosine decay per epoch.
+        batch_norm: Whether BN without scale and shift comes before the linear layer.
         batch_size: Images a step.
         momentum: Of SGD.
         weight_decay: Of SGD.
@@ -108,24 +115,130 @@ class ProbeConfig:
     crop_scale: tuple[float, float] = (0.08, 1.0)
     interpolation: str = "bilinear"
     epochs: int = 100
+    milestones: tuple[int, ...] = ()
+    batch_norm: bool = False
     batch_size: int = 256
     momentum: float = 0.9
     weight_decay: float = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """What is measured on the frozen representation.
+class TransferConfig:
+    """Linear probing on another data set.
 
     Attributes:
+        dataset: Its images and splits.
+        probe: How the linear layer is trained.
+    """
+
+    dataset: DatasetConfig
+    probe: ProbeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuneConfig:
+    """Semi-supervised learning: backbone and linear layer are trained on the few images that keep their labels.
+
+    Attributes:
+        dataset: Whose train split holds these images only.
+        backbone_learning_rates: Candidates for the backbone.
+        head_learning_rates: Candidates for the linear layer; the tuning split chooses a pair.
+        crop_scale: Area range of the random crops.
+        interpolation: Filter of the resizes.
+        epochs: Passes over the images, cosine decay per epoch.
+        batch_size: Images a step.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
+    """
+
+    dataset: DatasetConfig
+    backbone_learning_rates: tuple[float, ...]
+    head_learning_rates: tuple[float, ...]
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    interpolation: str = "bilinear"
+    epochs: int = 20
+    batch_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VOCConfig:
+    """Linear SVMs on VOC2007, one for each class.
+
+    Attributes:
+        image_size: Side that images are brought to, px.
+        costs: Candidates for C; each class chooses its own by cross-validation on trainval.
+        folds: Of the cross-validation.
+        interpolation: Filter of the resize.
+    """
+
+    image_size: int = 224
+    costs: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    folds: int = 3
+    interpolation: str = "bilinear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuresConfig:
+    """Measures of the representation that need no labels and no training.
+
+    Attributes:
+        images: Of the split that are looked at; fewer if it has fewer.
+        lidar_images: Images whose views LiDAR tells apart.
+        lidar_views: Augmented views of each of them.
+    """
+
+    images: int = 10_000
+    lidar_images: int = 200
+    lidar_views: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is measured on the representation.
+
+    Attributes:
+        protocols: The evaluations, of `PROTOCOLS`.
+        select_on: Split that everything is chosen on: "tuning", or "test" for the paper's second variant (its Table
+            13), whose scores are optimistic.
         batch_size: Images a step of feature extraction.
         knn: Weighted kNN.
         probe: Linear probing.
+        places205: Linear probing on Places205.
+        labels1: Semi-supervised learning with 1 % of the labels.
+        labels10: The same with 10 %.
+        voc07: Linear SVMs on VOC2007.
+        measures: Measures without labels.
     """
 
+    protocols: tuple[str, ...]
     knn: KNNConfig
     probe: ProbeConfig
+    places205: TransferConfig
+    labels1: FineTuneConfig
+    labels10: FineTuneConfig
+    voc07: VOCConfig
+    measures: MeasuresConfig
+    select_on: str = "tuning"
     batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be evaluated.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        for name in self.protocols:
+            if name not in PROTOCOLS:
+                raise RegbenchError(f"evaluation.protocols: unknown {name!r}; known: {', '.join(PROTOCOLS)}")
+        if self.select_on not in ("tuning", "test"):
+            raise RegbenchError(f"evaluation.select_on={self.select_on} must be tuning or test")
+        for where, probe in {"probe": self.probe, "places205.probe": self.places205.probe}.items():
+            if probe.features not in ("augmented", "cached"):
+                raise RegbenchError(f"evaluation.{where}.features={probe.features} must be augmented or cached")
+            if not probe.learning_rates:
+                raise RegbenchError(f"evaluation.{where}.learning_rates is empty; give at least one, such as [0.2]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +258,7 @@ class Cell:
         augmentation: The two views.
         network: Backbone and projector.
         optimizer: LARS and its schedule.
-        evaluation: Weighted kNN and linear probing.
+        evaluation: What is measured on the representation, and how.
     """
 
     method: Regularizer
@@ -181,12 +294,6 @@ class Cell:
                 f"optimizer.warmup_epochs={self.optimizer.warmup_epochs:g} must be less than epochs={self.epochs}, "
                 "or the learning rate never reaches its peak"
             )
-        if self.evaluation.probe.features not in ("augmented", "cached"):
-            raise RegbenchError(
-                f"evaluation.probe.features={self.evaluation.probe.features} must be augmented or cached"
-            )
-        if not self.evaluation.probe.learning_rates:
-            raise RegbenchError("evaluation.probe.learning_rates is empty; give at least one, such as [0.2]")
 
     @property
     def label(self) -> str:
@@ -209,6 +316,8 @@ class Cell:
         deciding = self.to_dict()
         if self.micro_batch_size is None:  # so that cells from before there was one keep their ids
             del deciding["micro_batch_size"]
+        for name in set(PROTOCOLS) - {"knn", *self.evaluation.protocols}:
+            del deciding["evaluation"][name]
         if not self.epochs:  # an untrained network knows nothing of these
             for name in ("method", "optimizer", "augmentation"):
                 del deciding[name]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import hashlib
 import json
 import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,23 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.checkpoint import load_checkpoint
+from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
 from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.distributed import World, connect, environment_ranks
-from regbench.benchmark.evaluate import Evaluator, Probe, scored_splits
+from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.interruption import Interruption
 from regbench.benchmark.lease import Attempt, LeaseLost, claim, now, read_attempts
 from regbench.benchmark.measure import environment
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train
 from regbench.datasets.manifest import Manifest
-from regbench.files import remove_leftovers, write_atomically, write_new, write_text
+from regbench.files import remove_leftovers, write_new, write_text
+from regbench.methods.kernel import KernelEnergy
+from regbench.methods.spectrum import expand
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+SPECTRUM_ORDER = 6
 
 log = logging.getLogger("regbench")
 
@@ -149,7 +154,7 @@ class _Run:
     def begin(self) -> None:
         """Writes what the run is made of; refuses it where it cannot end well, before the training."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset.name)
-        scored_splits(self.cell, self.compute.data_dir)
+        selection_splits(self.cell.evaluation, self.cell.dataset, self.compute.data_dir)
         self.surroundings = {
             **environment(self.compute.device),
             "loss_form": self.compute.loss_form,
@@ -184,61 +189,82 @@ class _Run:
         return Trained(network=network.to(self.compute.device), progress=progress)
 
     def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
-        """The scores of the stages asked for and, with the last, the record; finished ones are not repeated."""
-        evaluator = Evaluator(self.cell, trained.network, self.compute)
-        tuned = [split for split in scored_splits(self.cell, self.compute.data_dir) if split == "tuning"]
+        """The scores of the stages asked for and, with the last, the record; finished ones are not repeated.
+
+        Raises:
+            RegbenchError: If the final scores are asked for of a cell that its tuning has not chosen.
+        """
+        choices = Choices(self.directory / "choice.json")
+        choices.note("hyperparameters", self._hyperparameters(final="final" in stages))
+        evaluator = Evaluator(
+            self.cell.evaluation,
+            self.cell.dataset,
+            Backbone(trained.network.backbone, trained.network.representation_dim),
+            self.compute,
+            choices,
+            self.cell.seed,
+        )
         path = self.directory / "scores.json"
         done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
-        def score(name: str, split: str, evaluation: Callable[[], list[dict[str, Any]]]) -> None:
-            if (key := f"{name} {split}") in done:
+        def score(name: str, evaluation: Callable[[], list[dict[str, Any]]]) -> None:
+            if name in done:
                 return
-            attempt.update(detail=f"{name} on {split}")
+            attempt.update(detail=name)
             began_s = time.perf_counter()
             scores = evaluation()
-            seconds = time.perf_counter() - began_s
-            done[key] = {"scores": scores, "seconds": seconds, "loader": evaluator.backend}
+            done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
             attempt.check()
             write_text(path, json.dumps(done, indent=1))
-            shown = ", ".join(f"{s['name']} {s['value']:.2f} % ({s['split']})" for s in scores)
-            log.info("%s: %s", self.cell.label, shown)
+            log.info("%s: %s", self.cell.label, ", ".join(map(_shown, scores)))
 
-        for stage, splits in {"tune": tuned, "final": ["test"]}.items():
-            if stage not in stages:
-                continue
-            attempt.update(stage=stage)
-            for split in splits:
-                score("knn", split, functools.partial(evaluator.knn, split))
-            began_s = time.perf_counter()
-            probe = self._probe(attempt, evaluator, stage)
-            probe_s = time.perf_counter() - began_s
-            for split in splits:
-                score("linear", split, functools.partial(evaluator.linear, probe, split))
-            done.setdefault("probe", {"scores": [], "seconds": probe_s})
+        attempt.update(stage="tune")
+        score("selection", evaluator.select)
         if "final" in stages:
-            names = [key for name in ("knn", "linear") for key in done if key.startswith(name)]
-            scores = [score for name in names for score in done[name]["scores"]]
-            seconds = sum(evaluation["seconds"] for evaluation in done.values())
-            tests = {score["name"]: score["value"] for score in scores if score["split"] == "test"}
-            attempt.update(outcome="done", detail=f"kNN {tests['knn_top1']:.2f} %, linear {tests['linear_top1']:.2f} %")
-            self.surroundings["loader"] = done["knn test"]["loader"]
-            self._write_record(attempt, "done", scores, trained.progress, evaluate_s=seconds)
+            attempt.update(stage="final")
+            for protocol in self.cell.evaluation.protocols:
+                score(protocol, lambda protocol=protocol: evaluator.run(protocol))  # type: ignore[misc]
+        names = ["selection", *(self.cell.evaluation.protocols if "final" in stages else ())]
+        scores = [entry for name in names for entry in done[name]["scores"]]
+        status = "done" if "final" in stages else "tuned"
+        headlines = [entry for entry in scores if entry["name"] in ("knn_top1", "linear_top1")]
+        shown = ", ".join(_shown(entry) for entry in headlines if entry["split"] == "test" or status == "tuned")
+        attempt.update(outcome=status, detail=shown)
+        self.surroundings["loader"] = done["selection"]["loader"]
+        seconds = sum(done[name]["seconds"] for name in names)
+        choice = choices.entries if status == "done" else None
+        self._write_record(attempt, status, scores, trained.progress, evaluate_s=seconds, choice=choice)
 
-    def _probe(self, attempt: Attempt, evaluator: Evaluator, stage: str) -> Probe:
-        """The linear probe: trained by the stage tune, and kept for the stage final."""
-        path = self.directory / "probe.pt"
-        if path.exists():
-            return Probe(**torch.load(path, weights_only=True))
-        attempt.update(detail="linear probing")
-        probe = evaluator.probe()
-        attempt.check()
-        write_atomically(path, functools.partial(torch.save, vars(probe)))
-        return probe
+    def _hyperparameters(self, *, final: bool) -> dict[str, Any]:
+        """How the cell came to be evaluated: as the user gave it, or chosen by a tuning.
+
+        Raises:
+            RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
+        """
+        folder = self.directory.parent
+        selected_on = self.cell.evaluation.select_on
+        entry: dict[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+        if (folder / "tune.json").exists():
+            path = folder / "choice.json"
+            choice = json.loads(path.read_text()) if path.exists() else None
+            configuration = replace(self.cell, seed=0).id
+            if choice and configuration in {chosen["configuration"] for chosen in choice["choices"]}:
+                entry |= {name: choice[name] for name in ("selected_on", "score", "budget", "sha256")}
+                entry["record"] = str(path)
+            elif final and self.cell.epochs:
+                what = "has not chosen yet" if choice is None else "chose other hyperparameters"
+                raise RegbenchError(
+                    f"{self.directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
+                    f"see: regbench tune {folder.name}"
+                )
+        # Whatever is chosen on the test split, the scores there are no longer a test.
+        return entry | ({"selected_on": "test"} if selected_on == "test" else {})
 
     def _write_record(
         self, attempt: Attempt, status: str, scores: list[dict[str, Any]], progress: Progress, **more: Any
     ) -> None:
         evaluate_s = more.pop("evaluate_s", 0.0)
+        method = self.cell.method
         attempt.beat()
         attempts = read_attempts(self.directory)
         attempts[-1]["finished"] = now()
@@ -247,10 +273,12 @@ class _Run:
             "cell_id": self.cell.id,
             "sweep": self.sweep,
             "label": self.cell.label,
-            "method": methods.registry_name(self.cell.method),
+            "method": methods.registry_name(method),
             "seed": self.cell.seed,
             "status": status,
             "cell": self.cell.to_dict(),
+            "regularizer": {key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)},
+            "spectrum": _spectrum(method, self.cell.embedding_dim),
             "scores": scores,
             "cost": {**_training_cost(progress), "evaluate_s": evaluate_s},
             **more,
@@ -272,7 +300,29 @@ class _Run:
         }
         attempt.check()
         # There is at most one record, whoever comes first.
-        write_new(self.directory / "record.json", json.dumps(record, indent=1))
+        write_new(self.directory / ("tuning.json" if status == "tuned" else "record.json"), signed(record))
+
+
+def signed(record: Mapping[str, Any]) -> str:
+    """A record as JSON with the SHA-256 of its content, by which a report can tell that nobody changed it."""
+    plain = json.loads(json.dumps(record))
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**plain, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}, indent=1)
+
+
+def _shown(score: Mapping[str, Any]) -> str:
+    return f"{score['name']} {score['value']:.2f}{' %' * (score['unit'] == '%')} ({score['split']})"
+
+
+def _spectrum(method: methods.Regularizer, q: int) -> list[float] | None:
+    """b_0 … of the kernel's expansion in spherical harmonics, see `methods.spectrum`; None without a kernel."""
+    if not isinstance(method, KernelEnergy):
+        return None
+
+    def phi(t: Any) -> Any:
+        return method.kernel(torch.from_numpy(t), q).numpy()
+
+    return [float(b) for b in expand(phi, q, SPECTRUM_ORDER)]
 
 
 def _training_cost(progress: Progress) -> dict[str, Any]:
@@ -318,10 +368,10 @@ def evaluate_directory(directory: Path, overrides: Sequence[str]) -> list[dict[s
         raise RegbenchError(f"{directory} has no checkpoint; give the directory of a run that has trained")
     network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
     network.load_state_dict(state["network"])
-    evaluator = Evaluator(cell, network.to(compute.device), compute)
-    splits = scored_splits(cell, compute.data_dir)
-    probe = evaluator.probe()
+    backbone = Backbone(network.backbone.to(compute.device), network.representation_dim)
+    choices = Choices(directory / "choice.json")
+    evaluator = Evaluator(cell.evaluation, cell.dataset, backbone, compute, choices, cell.seed)
     return [
-        *(score for split in splits for score in evaluator.knn(split)),
-        *(score for split in splits for score in evaluator.linear(probe, split)),
+        *evaluator.select(),
+        *(score for protocol in cell.evaluation.protocols for score in evaluator.run(protocol)),
     ]

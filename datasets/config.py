@@ -128,6 +128,7 @@ class DatasetConfig:
         eval_resize: for evaluation the shorter side is resized to so many px, then `image_size` px are cut from the
             centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
         train_per_class: the train split holds the first so many images of each class (None: all of them).
+        train_list: imagefolder only: a text file with the names of the training images to keep, one a line (None: all).
         tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
             training folder after those for training and one skipped (None: no such split).
 
@@ -145,6 +146,7 @@ class DatasetConfig:
     eval_resize: int
     train_per_class: int | None = None
     tuning_per_class: int | None = None
+    train_list: str | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers against each other."""

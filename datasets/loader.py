@@ -7,6 +7,7 @@ Both stand on one of two backends that deliver the same crops: FFCV (`ffcv_loade
 from __future__ import annotations
 
 import importlib.util
+import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +280,7 @@ class EvalLoader(_Loader):
         workers: int = 1,
         interpolation: str = "bicubic",
         crop_scale: tuple[float, float] = (0.08, 1.0),
+        choice: Path | None = None,
     ) -> None:
         """Open a split for evaluation.
 
@@ -295,13 +297,17 @@ class EvalLoader(_Loader):
             workers: as for `TwoViewLoader`.
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: range of the crop's area, for "crop_flip".
+            choice: for "test": the record of what was chosen, and on which split, before this one is opened.
 
         Raises:
-            RegbenchError: the data set is not prepared or not usable, or an argument is unknown.
+            RegbenchError: the data set is not prepared or not usable, an argument is unknown, or the test split is to
+                be opened without a choice on record.
         """
         check_interpolation(interpolation)
         if transform not in TRANSFORMS:
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
+        if split == "test":
+            _check_choice(choice)
         manifest = Manifest.load(data_dir, dataset.name)
         check_matches(manifest, dataset, data_dir)
         beton = Beton(manifest.split_file(data_dir, split))
@@ -343,6 +349,24 @@ class EvalLoader(_Loader):
 
         boxes = self._boxes(self._seed, e, {draws.EVALUATION_VIEW: self._view}) if self._random else center
         return self._epoch(order, boxes, finish)
+
+
+def _check_choice(path: Path | None) -> None:
+    """Keep the test split closed until it is on disk what was chosen on which split.
+
+    Raises:
+        RegbenchError: there is no such record.
+    """
+    try:
+        choice = json.loads(path.read_text()) if path else {}
+        selected_on = choice["hyperparameters"]["selected_on"]
+    except (OSError, ValueError, KeyError, TypeError):
+        selected_on = None
+    if selected_on not in ("given", "tuning", "test"):
+        raise RegbenchError(
+            "the test split is for final scores: it is opened with the record of what was chosen before, and "
+            f"{path or 'none was given'} is none"
+        )
 
 
 def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:

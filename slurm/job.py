@@ -26,15 +26,15 @@ _FRUITLESS_ATTEMPTS = 10
 _PATIENCE_S = 600
 
 
-def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str) -> None:
-    """Runs one cell on this machine; SIGTERM writes a checkpoint and ends it."""
+def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
+    """Runs stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
     from regbench.benchmark.interruption import Interruption  # slow to import, and only jobs need it
     from regbench.benchmark.run import run_cell
 
     _log_to_file()
     interruption = Interruption()
     with interruption.listening(signal.SIGTERM):
-        run_cell(Cell.from_dict(cell), runtime, sweep, interruption=interruption)
+        run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
 
 
 class SlurmJob:

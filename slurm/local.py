@@ -17,7 +17,7 @@ import torch
 from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
-from regbench.benchmark.config import Cell, Runtime, Sweep
+from regbench.benchmark.config import STAGES, Cell, Runtime, Sweep
 from regbench.benchmark.directory import run_directory
 from regbench.slurm.job import run_local_job
 from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
@@ -27,7 +27,7 @@ log = logging.getLogger("regbench")
 POLL_S = 0.2
 
 
-def run_sweep(sweep: Sweep) -> list[CellStatus]:
+def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     """Runs every unfinished cell of a sweep on this machine and waits for the end.
 
     Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
@@ -35,6 +35,7 @@ def run_sweep(sweep: Sweep) -> list[CellStatus]:
 
     Args:
         sweep: The grid.
+        stages: Those to bring each cell through.
 
     Returns:
         How the sweep's cells stand in the end.
@@ -45,18 +46,19 @@ def run_sweep(sweep: Sweep) -> list[CellStatus]:
     cores = len(os.sched_getaffinity(0))
     parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))
     runtime = replace(sweep.runtime, threads=sweep.runtime.threads or max(1, cores // parallel))
-    todo = deque(cell for cell in sweep.cells if not (folder / cell.id / "record.json").exists())
+    ends = ("record.json",) if "final" in stages else ("record.json", "tuning.json")
+    todo = deque(cell for cell in sweep.cells if not any((folder / cell.id / end).exists() for end in ends))
     log.info(
         "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each",
         *(sweep.name, len(sweep.cells), len(sweep.cells) - len(todo), len(todo), parallel, runtime.threads),
         "s" * (runtime.threads > 1),
     )
     if todo:
-        _drain(todo, runtime, sweep.name, parallel, gpus)
+        _drain(todo, runtime, sweep.name, stages, parallel, gpus)
     return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
 
 
-def _drain(todo: deque[Cell], runtime: Runtime, name: str, parallel: int, gpus: int) -> None:
+def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: int) -> None:
     """Keeps `parallel` jobs going until none is left; on Ctrl-C ends them and passes it on."""
     running: dict[int, tuple[Cell, LocalJob[Any]]] = {}
     finished, count, finished_epochs = 0, len(todo), 0
@@ -66,7 +68,7 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, parallel: int, gpus: 
             for slot in range(parallel):
                 if slot not in running and todo:
                     cell = todo.popleft()
-                    running[slot] = (cell, _submit(cell, runtime, name, slot % gpus if gpus else None))
+                    running[slot] = (cell, _submit(cell, runtime, name, stages, slot % gpus if gpus else None))
             time.sleep(POLL_S)
             bar.set_description(", ".join(cell.label for cell, _ in running.values()))
             present_epochs = 0
@@ -90,7 +92,7 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, parallel: int, gpus: 
         bar.close()
 
 
-def _submit(cell: Cell, runtime: Runtime, name: str, gpu: int | None) -> LocalJob[Any]:
+def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: int | None) -> LocalJob[Any]:
     executor = LocalExecutor(run_directory(runtime, name, cell) / "logs")
     gpus: Sequence[int] = () if gpu is None else (gpu,)
     # submitit's own default would end a local job after two minutes.
@@ -98,7 +100,7 @@ def _submit(cell: Cell, runtime: Runtime, name: str, gpu: int | None) -> LocalJo
     # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return executor.submit(run_local_job, cell.to_dict(), runtime, name)  # type: ignore[return-value]
+        return executor.submit(run_local_job, cell.to_dict(), runtime, name, stages)  # type: ignore[return-value]
     finally:
         signal.signal(signal.SIGINT, handler)
 

@@ -16,7 +16,7 @@ from regbench.files import write_text
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Sweep
 
-FINISHED = ("done", "diverged")
+FINISHED = ("done", "diverged", "tuned")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class CellStatus:
         cell_id: The folder's name.
         label: The method's display name.
         seed: Of the cell.
-        state: "done", "diverged", "running", "queued", "failed", "lost" (a scheduler's job that began and is gone),
-            "interrupted" or "pending".
+        state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
+            "lost" (a scheduler's job that began and is gone), "interrupted" or "pending".
         epochs_done: Epochs trained.
         epochs: Epochs in all.
         img_per_s: While it trains.
@@ -120,6 +120,9 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
         state = "running"
         if progress.get("stage", "pretrain") != "pretrain":
             detail = progress.get("detail", "")
+    elif "tuning.json" in files and (job is None or job.state is None):
+        state, detail = "tuned", progress.get("detail", "")
+        epochs_done = plan["epochs"]
     elif job is not None and job.state == "RUNNING":
         state, detail = "running", "its job has begun"
     elif job is not None and job.state not in (None, "?"):

@@ -39,13 +39,16 @@ _TEARDOWN = [
 ]
 
 
-def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path) -> list[str]:
+def submit(
+    cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str] = STAGES
+) -> list[str]:
     """Submits cells, one job array for each distinct set of resources; with stages, one array for each stage.
 
     Args:
         cells: What to run and where.
         runtime: For each of them.
         folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder `jobs`.
+        stages: Those to bring each cell through.
 
     Returns:
         The ids of the arrays.
@@ -62,15 +65,16 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
     longest = _longest_array()
     for cluster, members in groups.values():
         for start in range(0, len(members), longest):
-            arrays += _submit_array(members[start : start + longest], cluster, runtime, folder)
+            arrays += _submit_array(members[start : start + longest], cluster, runtime, folder, stages)
     return arrays
 
 
-def _submit_array(cells: Sequence[Cell], cluster: Cluster, runtime: Runtime, folder: Path) -> list[str]:
-    stages = [[stage] for stage in STAGES] if cluster.stages else [list(STAGES)]
+def _submit_array(
+    cells: Sequence[Cell], cluster: Cluster, runtime: Runtime, folder: Path, stages: Sequence[str]
+) -> list[str]:
     before = ""
     arrays = []
-    for names in stages:
+    for names in [[stage] for stage in stages] if cluster.stages else [list(stages)]:
         resources = cluster.at(names[0])
         dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}" if before else None
         executor = _executor(resources, folder, dependency, f"regbench-{folder.name}")

@@ -121,7 +121,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
     assert read_record(directory) == json.loads(json.dumps(record))
     expected = {
-        "schema_version": 2,
+        "schema_version": 3,
         "cell_id": cell.id,
         "sweep": "mine",
         "label": "SFRIK (L=2)",
@@ -342,23 +342,17 @@ def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: 
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "linear", fail)
+        patch.setattr(Evaluator, "probe", fail)
         with pytest.raises(OSError, match="disk full"):
             finish(cell, runtime, "here")
     attempt = last_attempt(directory)
     assert attempt is not None
     assert (attempt["ended"], attempt["error"]) == ("failed", "OSError: disk full")
     checkpoint_ns = checkpoint_files(directory)[0].stat().st_mtime_ns
-    knn = Evaluator.knn
-
-    def knn_on_the_test_split(self: Evaluator, split: str) -> list[dict[str, Any]]:
-        assert split == "test"
-        return knn(self, split)
-
     with monkeypatch.context() as patch:
         # What the first attempt finished is not done again.
-        patch.setattr(Evaluator, "knn", knn_on_the_test_split)
-        patch.setattr(Evaluator, "probe", fail)
+        patch.setattr(Evaluator, "select", fail)
+        patch.setattr(Evaluator, "knn", fail)
         record = finish(cell, runtime, "here")
     assert checkpoint_files(directory)[0].stat().st_mtime_ns == checkpoint_ns
     assert len(record["scores"]) == 8
