@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.config import STAGES, Cell, load_config, load_run, load_sweep, sweep_names
+from regbench.benchmark.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
 
 
 @functools.cache
@@ -98,11 +98,30 @@ OTHERS: dict[str, Any] = {
     "dataset.image_size": 20,
     "dataset.train_per_class": 5,
     "dataset.tuning_per_class": 5,
+    "dataset.train_list": "few.txt",
     "augmentation.interpolation": "area",
     "network.backbone": "resnet18",
     "network.stem": "imagenet",
     "network.hidden_dim": 99,
+    "evaluation.protocols": ["knn"],
+    "evaluation.select_on": "test",
+    "evaluation.knn.other_k": [3],
+    "evaluation.probe.milestones": [2],
+    "evaluation.probe.batch_norm": True,
     "evaluation.knn.interpolation": "area",
+    "evaluation.voc07.interpolation": "area",
+    "evaluation.labels1.interpolation": "area",
+    "evaluation.labels10.interpolation": "area",
+    "evaluation.labels1.backbone_learning_rates": [0.5],
+    "evaluation.labels1.head_learning_rates": [0.5],
+    "evaluation.labels10.backbone_learning_rates": [0.5],
+    "evaluation.labels10.head_learning_rates": [0.5],
+    "evaluation.places205.probe.features": "cached",
+    "evaluation.places205.probe.interpolation": "area",
+    "evaluation.places205.probe.learning_rates": [0.5],
+    "evaluation.places205.probe.milestones": [2],
+    "evaluation.places205.probe.batch_norm": False,
+    "evaluation.voc07.costs": [0.5],
     "evaluation.probe.interpolation": "area",
     "evaluation.probe.features": "augmented",
     "evaluation.probe.crop_scale": [0.3, 1.0],
@@ -133,15 +152,28 @@ def changed(cell: Cell, path: tuple[str, ...]) -> dict[str, Any]:
 
 
 BASE = load_run(["method=sfrik"])[0]
+ALL = load_run(["method=sfrik", f"evaluation.protocols=[{','.join(PROTOCOLS)}]"])[0]
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in leaves(BASE.to_dict()) if OTHERS.get(".".join(p), "") is not None], ids=".".join
+    "path",
+    [
+        path
+        for path in leaves(ALL.to_dict())
+        # Of the data sets of further evaluations the name will do: they are the same class as the first.
+        if OTHERS.get(".".join(path), "") is not None and (path[2:3] != ("dataset",) or path[3] == "name")
+    ],
+    ids=".".join,
 )
 def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
-    other = Cell.from_dict(changed(BASE, path))
-    assert other != BASE
-    assert other.id != BASE.id
+    other = Cell.from_dict(changed(ALL, path))
+    assert other != ALL
+    assert other.id != ALL.id
+
+
+def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id() -> None:
+    assert cell_of("method=sfrik", "evaluation.voc07.folds=5").id == BASE.id
+    assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
 
 
 def test_the_method_and_the_channels_are_part_of_the_id() -> None:

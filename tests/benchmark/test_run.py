@@ -188,6 +188,7 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
                 batch_size=64,
                 device=torch.device("cpu"),
                 backend="torchvision",
+                choice=run_directory(runtime, "here", cell) / "choice.json",
             ) as loader,
             loader.epoch() as batches,
             torch.no_grad(),

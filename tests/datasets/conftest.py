@@ -149,3 +149,11 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, fashion_source: Path, ins
     prepare(fashion_config(), folder, source_dir=fashion_source, progress=False)
     prepare(folder_config(), folder, source_dir=insects_source, progress=False)
     return folder
+
+
+@pytest.fixture
+def choice(tmp_path: Path) -> Path:
+    """The record that opens the test split."""
+    path = tmp_path / "choice.json"
+    path.write_text('{"hyperparameters": {"selected_on": "given"}}')
+    return path

@@ -256,9 +256,9 @@ def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_confi
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("split", ["train", "tuning", "test"])
-def test_center(backend: str, split: str, data_dir: Path, folder_config: Config) -> None:
+def test_center(backend: str, split: str, data_dir: Path, folder_config: Config, choice: Path) -> None:
     config = folder_config()
-    loader = EvalLoader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend)
+    loader = EvalLoader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend, choice=choice)
     assert len(loader) == -(-loader.num_samples // 5)
     items = batches(loader)
     x, y = (torch.cat(parts) for parts in zip(*items, strict=True))
@@ -272,14 +272,32 @@ def test_center(backend: str, split: str, data_dir: Path, folder_config: Config)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_images_of_the_right_size_are_shown_as_they_are(backend: str, data_dir: Path, fashion_config: Config) -> None:
+def test_images_of_the_right_size_are_shown_as_they_are(
+    backend: str, data_dir: Path, fashion_config: Config, choice: Path
+) -> None:
     config = fashion_config()
-    with EvalLoader(config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend) as loader:
+    with EvalLoader(
+        config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend, choice=choice
+    ) as loader:
         ((x, y),) = list(loader.epoch())
     beton = Beton(data_dir / "fashion" / "test.beton")
     assert y.tolist() == beton.labels.tolist()
     expected = np.stack([beton.image(n)[:, :, 0] for n in range(30)])
     np.testing.assert_allclose(levels(x, config)[:, 0], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"hyperparameters": {"selected_on": "train"}}'])
+def test_the_test_split_stays_closed_without_a_choice_on_record(
+    content: str | None, data_dir: Path, folder_config: Config, tmp_path: Path
+) -> None:
+    path = tmp_path / "choice.json"
+    if content is not None:
+        path.write_text(content)
+    common: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
+    with pytest.raises(RegbenchError, match="the test split is for final scores"):
+        EvalLoader(folder_config(), "test", choice=path, **common)  # type: ignore[arg-type]
+    with pytest.raises(RegbenchError, match="none was given"):
+        EvalLoader(folder_config(), "test", **common)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -400,7 +418,7 @@ def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_confi
     config = folder_config(train_per_class=None, tuning_per_class=None)
     prepare(config, tmp_path, source_dir=root, progress=False)
     got = [
-        batches(EvalLoader(config, "test", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
+        batches(EvalLoader(config, "train", data_dir=tmp_path, batch_size=3, device=CPU, backend=backend))[0][0]
         for backend in ("ffcv", "torchvision")
     ]
     assert (levels(got[0], config) - levels(got[1], config)).abs().max() <= 3.01
