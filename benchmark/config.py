@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -476,6 +476,7 @@ class Sweep:
         cells: Distinct cells in the order of the file.
         runtime: For each of them.
         clusters: Where each of them runs.
+        final_seeds: For a tuning: seeds of the final runs; none: those of the cells.
     """
 
     name: str
@@ -483,6 +484,7 @@ class Sweep:
     cells: tuple[Cell, ...]
     runtime: Runtime
     clusters: tuple[Cluster, ...]
+    final_seeds: tuple[int, ...] = ()
 
     @property
     def scheduler(self) -> str:
@@ -625,7 +627,8 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
 
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
-    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells.
+    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
+    tuning.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -643,13 +646,14 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
         file = yaml.safe_load(text)
         common, rows = file["common"], file["cells"]
         lines = [shlex.split(" ".join([*common, row])) for row in rows]
-        description = str(file["description"])
+        description, final_seeds = str(file["description"]), tuple(int(seed) for seed in file.get("final_seeds", ()))
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RegbenchError(
             f"sweep file {name}: needs `description`, `common` (a list of overrides) and `cells` (lines of overrides): "
             f"{type(error).__name__} {' '.join(str(error).split())}"
         ) from error
-    return _expand(Path(name).stem, description, [[*line, *overrides] for line in lines])
+    sweep = _expand(Path(name).stem, description, [[*line, *overrides] for line in lines])
+    return replace(sweep, final_seeds=final_seeds)
 
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:

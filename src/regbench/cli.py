@@ -352,7 +352,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.config import load_sweep, sweep_names
+    from regbench.benchmark.config import STAGES, load_sweep, sweep_names
 
     if name is None:
         for preset, description in sweep_names().items():
@@ -367,27 +367,135 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
         _refuse_oversized(grid)
     for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
         _prepare(dataset, grid.runtime.data_dir)
-    if grid.scheduler == "slurm":
-        _submit(grid, folder)
-        if not wait:
-            return
-        statuses = _watch(folder)
-    else:
-        from regbench.slurm.local import run_sweep
+    statuses = _run(grid, folder, STAGES, wait)
+    if statuses is None:
+        return
+    if report and any(status.state in ("done", "diverged") for status in statuses):
+        _report([folder], folder / "report")
+    _refuse_unfinished(statuses, grid.name)
 
-        statuses = run_sweep(grid)
+
+def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any] | None:
+    """Brings the cells through the stages and says how they stand; None if they are in Slurm's hands."""
+    if grid.scheduler == "slurm":
+        _submit(grid, folder, stages)
+        return _watch(folder, {cell.id for cell in grid.cells}) if wait else None
+    from regbench.slurm.local import run_sweep
+
+    return run_sweep(grid, stages)
+
+
+def _refuse_unfinished(statuses: Sequence[Any], name: str) -> None:
     from regbench.slurm.status import FINISHED
 
     unfinished = [status for status in statuses if status.state not in FINISHED]
-    if report and len(unfinished) < len(statuses):
-        _report([folder], folder / "report")
     if unfinished:
         raise click.ClickException(
             f"{len(unfinished)} of {len(statuses)} cells are not finished: "
             + "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in unfinished[:10])
             + "; …" * (len(unfinished) > 10)
-            + f". Details: regbench status {grid.name}; the same command tries them again"
+            + f". Details: regbench status {name}; the same command tries them again"
         )
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@click.argument("name", shell_complete=_complete_sweep)
+@_overrides
+@click.option(
+    "--seeds", help="Of the final runs, separated by commas.  [default: the file's final_seeds, or the grid's]"
+)
+@click.option(
+    "--leading", type=click.IntRange(1), help="Only so many methods, the best on the tuning split, get all of them."
+)
+@click.option(
+    "--trials", type=click.IntRange(2), help="Let Optuna's TPE sampler propose so many configurations a method."
+)
+@click.option("--unequal-budgets", is_flag=True, help="Let methods choose from different numbers of configurations.")
+@click.option("--plan", is_flag=True, help="Show the cells of the grid and what they will take; run nothing.")
+@click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
+@click.option("--wait", is_flag=True, help="With cluster=slurm: stay until the end.")
+def tune(
+    name: str,
+    overrides: Sequence[str],
+    seeds: str | None,
+    leading: int | None,
+    trials: int | None,
+    unequal_budgets: bool,
+    plan: bool,
+    report: bool,
+    wait: bool,
+) -> None:
+    r"""Choose each method's hyperparameters on the tuning split, then score the chosen once on the test split.
+
+    NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored by weighted kNN on the
+    tuning split; the best of each method and setting is kept in choice.json with the runners-up; then the chosen are
+    scored on the test split, which no run of a tuning can open before. Each step goes on where it was stopped: give the
+    same command again.
+
+    
+      regbench tune quickstart_tuning --seeds 0,1,2 --report
+      regbench tune mine.yaml cluster=slurm cluster.gpus=4
+      regbench tune mine.yaml --trials 16                  values a,b,c or interval(a,b) in the file are the space
+      regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
+    """
+    from dataclasses import replace
+
+    from regbench.benchmark.config import STAGES, load_sweep
+    from regbench.slurm import tune as tuning
+
+    grid = load_sweep(name, overrides)
+    if plan:
+        _show_plan(grid)
+        return
+
+    final_seeds = _numbers("seeds", seeds) if seeds else list(grid.final_seeds)
+    folder = Path(grid.runtime.runs_dir) / grid.name
+    for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
+        _prepare(dataset, grid.runtime.data_dir)
+    tuning.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=unequal_budgets)
+    if not (folder / "choice.json").exists():
+        statuses = _run(grid, folder, ("pretrain", "tune"), wait)
+        if statuses is None:
+            click.echo("when they have ended, the same command chooses and submits the final runs")
+            return
+        _refuse_unfinished(statuses, grid.name)
+    choice = tuning.choose(folder)
+    _show_choice(choice)
+    cells = tuning.final_cells(choice, folder, final_seeds, leading)
+    clusters = {cell.id: cluster for cell, cluster in zip(grid.cells, grid.clusters, strict=True)}
+    final = replace(grid, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, grid.clusters[0]) for cell in cells))
+    statuses = _run(final, folder, STAGES, wait)
+    if statuses is None:
+        return
+    if report:
+        _report([folder], folder / "report")
+    _refuse_unfinished(statuses, grid.name)
+
+
+def _show_choice(choice: Any) -> None:
+    from tabulate import tabulate
+
+    rows = []
+    for entry in choice["choices"]:
+        values = [ranked["value"] for ranked in entry["ranking"]]
+        second = next((value for value in values[1:] if value is not None), None)
+        settings = ", ".join(
+            f"{key.removeprefix('method.')}={value}" for key, value in entry["ranking"][0]["hyperparameters"].items()
+        )
+        rows.append(
+            [
+                entry["label"],
+                entry["setting"]["embedding_dim"],
+                f"{values[0]:.2f}",
+                "–" if second is None else f"{second:.2f}",
+                len(values),
+                settings,
+            ]
+        )
+    split, budget = choice["selected_on"], choice["budget"]
+    headers = ["method", "q", f"kNN top-1 (%), {split}", "runner-up", "tried", "chosen"]
+    table = tabulate(rows, headers=headers, disable_numparse=True)
+    click.echo(f"\n{table}\n\nchosen on the {split} split from at most {budget} configurations a method\n")
 
 
 def _show_plan(grid: Any) -> None:
@@ -415,7 +523,7 @@ def _refuse_oversized(grid: Any) -> None:
         )
 
 
-def _submit(grid: Any, folder: Path) -> None:
+def _submit(grid: Any, folder: Path, stages: Sequence[str]) -> None:
     from regbench.slurm import plan as planning
     from regbench.slurm.manage import UNFINISHED, statuses
     from regbench.slurm.status import write_plan
@@ -423,9 +531,13 @@ def _submit(grid: Any, folder: Path) -> None:
 
     click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
     write_plan(grid, folder)
-    free = {status.cell_id for status in statuses(folder) if status.state in UNFINISHED}
+    free = {
+        status.cell_id
+        for status in statuses(folder)
+        if status.state in (*UNFINISHED, *("tuned",) * ("final" in stages))
+    }
     todo = [pair for pair in zip(grid.cells, grid.clusters, strict=True) if pair[0].id in free]
-    arrays = submit(todo, grid.runtime, folder) if todo else []
+    arrays = submit(todo, grid.runtime, folder, stages) if todo else []
     click.echo(
         (f"submitted {len(todo)} cells as {', '.join(arrays)}" if todo else "all cells are finished, run or wait")
         + f"; see: regbench status {grid.name}"
@@ -562,7 +674,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"
 
 
-def _watch(folder: Path) -> list[Any]:
+def _watch(folder: Path, cells: set[str] | None = None) -> list[Any]:
     import time
 
     from regbench.slurm.manage import statuses
@@ -578,7 +690,7 @@ def _watch(folder: Path) -> list[Any]:
             click.echo(f"{folder.name}: {_counts(found)}")
         last = table
         if not any(cell.state in ("running", "queued") for cell in found):
-            return found
+            return [cell for cell in found if cells is None or cell.cell_id in cells]
         time.sleep(2)
 
 

@@ -1,0 +1,214 @@
+"""The tuning protocol: every method's hyperparameters are chosen on one split, and the test split is opened once.
+
+The paper's appendix, "Hyperparameters for experiments on IN20 %": pretrain each point of a grid, score it by weighted
+kNN on the tuning split, keep the best point of each method and setting, choose its probe's learning rate on the tuning
+split, score it on the test split. The state lies in files of the sweep's folder, so that the same call goes on wherever
+an earlier one was stopped:
+
+- `tune.json`: what is compared; it closes the test split for all cells of the folder.
+- `<cell>/tuning.json`: the record of a cell with its score on the tuning split.
+- `choice.json`: what was chosen and the runners-up; it opens the test split for the chosen.
+- `<cell>/record.json`: the final record of a chosen cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from regbench import RegbenchError
+from regbench.benchmark.config import Cell, load_cell
+from regbench.benchmark.evaluate import selection_splits
+from regbench.files import write_new, write_text
+
+SELECTION = "knn_top1"
+
+
+def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
+    """Writes down what is compared, before anything runs.
+
+    Args:
+        cells: The grid.
+        folder: `<runs_dir>/<sweep>`.
+        data_dir: Of prepared data sets.
+        unequal: Whether methods may have different numbers of configurations.
+
+    Raises:
+        RegbenchError: If budgets differ, there is no split to choose on, or the folder holds another sweep.
+    """
+    for cell in {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}.values():
+        if not selection_splits(cell.evaluation, cell.dataset, data_dir):
+            raise RegbenchError(
+                f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
+                "scores are optimistic, chooses on the test split: evaluation.select_on=test"
+            )
+    budgets = {name: len(configurations) for name, configurations in _grouped(cells).items()}
+    if len(set(budgets.values())) > 1 and not unequal:
+        raise RegbenchError(
+            "the methods have different numbers of configurations to choose from, which is not a fair comparison: "
+            + ", ".join(f"{name} {number}" for name, number in budgets.items())
+            + "; give all the same, or say --unequal-budgets, which the report will show"
+        )
+    if len({cell.evaluation.select_on for cell in cells}) > 1:
+        raise RegbenchError("evaluation.select_on must be the same for all cells of a tuning")
+    path = folder / "tune.json"
+    if not path.exists() and next(folder.glob("*/record.json"), None):
+        raise RegbenchError(
+            f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
+        )
+    if (folder / "choice.json").exists() and not {cell.id for cell in cells} <= set(json.loads(path.read_text())):
+        raise RegbenchError(
+            f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
+        )
+    known = json.loads(path.read_text()) if path.exists() else []
+    write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
+
+
+def choose(folder: Path) -> dict[str, Any]:
+    """The best configuration of each method in each setting; written to `choice.json` the first time, read later.
+
+    Args:
+        folder: Of a tuning whose cells have all ended.
+
+    Returns:
+        The content of `choice.json`.
+
+    Raises:
+        RegbenchError: If a cell has not ended.
+    """
+    path = folder / "choice.json"
+    if not path.exists():
+        cells = _cells(folder)
+        choices = [
+            entry
+            for configurations in _grouped(cells).values()
+            if (entry := _choice(folder, configurations)) is not None
+        ]
+        if not choices:
+            raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
+        record = {
+            "schema_version": 3,
+            "selected_on": cells[0].evaluation.select_on,
+            "score": SELECTION,
+            "budget": max(len(entry["ranking"]) for entry in choices),
+            "seeds": sorted({cell.seed for cell in cells}),
+            "choices": choices,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        write_new(path, json.dumps({**record, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}, indent=1))
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def final_cells(choice: Mapping[str, Any], folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:
+    """The cells that are scored on the test split: each choice with its seeds.
+
+    Args:
+        choice: Of `choose`.
+        folder: Of the tuning.
+        seeds: Of the final runs; none: those of the grid.
+        leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the
+            grid's. None: all.
+    """
+    entries = sorted(choice["choices"], key=lambda entry: -_best(entry))
+    cells = []
+    for rank, entry in enumerate(entries):
+        chosen = load_cell(folder / entry["chosen"] / "config.yaml")
+        few = leading is not None and rank >= leading
+        cells += [replace(chosen, seed=seed) for seed in (choice["seeds"] if few else seeds or choice["seeds"])]
+    untrained = {
+        replace(cell, seed=seed) for cell in _cells(folder) if not cell.epochs for seed in seeds or [cell.seed]
+    }
+    return cells + sorted(untrained, key=lambda cell: cell.seed)
+
+
+def _cells(folder: Path) -> list[Cell]:
+    return [load_cell(folder / name / "config.yaml") for name in json.loads((folder / "tune.json").read_text())]
+
+
+def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
+    """Name of method and setting -> configuration's id -> its cells (seeds).
+
+    A setting is all that is not tuned: not the method's hyperparameters, the optimizer and the probe's rates.
+    """
+    groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
+    for cell in cells:
+        if not cell.epochs:  # an untrained network has nothing to tune
+            continue
+        data = cell.plain()
+        del data["method"], data["optimizer"], data["seed"], data["evaluation"]["probe"]["learning_rates"]
+        setting = json.dumps(data, sort_keys=True)
+        configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
+        configurations.setdefault(replace(cell, seed=0).id, []).append(cell)
+    named = {}
+    for label, settings in groups.items():
+        for number, group in enumerate(settings.values()):
+            q = next(iter(group.values()))[0].embedding_dim
+            named[label if len(settings) == 1 else f"{label} (q={q}, setting {number + 1})"] = group
+    return named
+
+
+def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> dict[str, Any] | None:
+    """The ranking of a method's configurations; None if all diverged."""
+    ranking: list[dict[str, Any]] = []
+    for configuration, cells in configurations.items():
+        records = [_record(folder, cell) for cell in cells]
+        scores = [_selection_score(record, cells[0].evaluation.select_on) for record in records]
+        known = [score for score in scores if score is not None]
+        ranking.append(
+            {
+                "cell_id": cells[0].id,
+                "configuration": configuration,
+                # A configuration that diverges with any seed is not one to recommend.
+                "value": sum(known) / len(known) if len(known) == len(scores) else None,
+                "status": "tuned" if len(known) == len(scores) else "diverged",
+                "hyperparameters": {
+                    **{f"method.{key}": value for key, value in cells[0].plain()["method"].items() if key != "name"},
+                    "optimizer.base_lr": cells[0].optimizer.base_lr,
+                },
+            }
+        )
+    ranking.sort(key=lambda entry: (entry["value"] is None, -(entry["value"] or 0.0)))
+    if ranking[0]["value"] is None:
+        return None
+    cell = next(iter(configurations.values()))[0]
+    return {
+        "label": cell.label,
+        "method": cell.plain()["method"]["name"],
+        "setting": {
+            "dataset": cell.dataset.name,
+            "backbone": cell.network.backbone,
+            "embedding_dim": cell.embedding_dim,
+            "batch_size": cell.batch_size,
+            "epochs": cell.epochs,
+        },
+        "chosen": ranking[0]["cell_id"],
+        "configuration": ranking[0]["configuration"],
+        "ranking": ranking,
+    }
+
+
+def _record(folder: Path, cell: Cell) -> dict[str, Any]:
+    for name in ("tuning.json", "record.json"):
+        if (path := folder / cell.id / name).exists():
+            record: dict[str, Any] = json.loads(path.read_text())
+            return record
+    raise RegbenchError(
+        f"{folder / cell.id} ({cell.label}) has no score to choose by yet; regbench status {folder.name}"
+    )
+
+
+def _selection_score(record: Mapping[str, Any], split: str) -> float | None:
+    found = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == (SELECTION, split)]
+    return found[0] if found else None
+
+
+def _best(entry: Mapping[str, Any]) -> float:
+    value: float = entry["ranking"][0]["value"]
+    return value
