@@ -24,7 +24,7 @@ from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, p
 
 log = logging.getLogger("regbench")
 
-POLL_S = 0.2
+POLL_S = 1.0
 
 
 def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.directory import checkpoint_files
-from regbench.slurm.queue import cancel, jobs_of, release
-from regbench.slurm.status import FINISHED, CellStatus, log_file, sweep_status
+from regbench.slurm.queue import cancel, jobs_of, release, submissions
+from regbench.slurm.status import FINISHED, CellStatus, Job, log_file, sweep_status
 
 UNFINISHED = ("failed", "lost", "interrupted", "pending")
 
@@ -21,7 +20,11 @@ def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
     Raises:
         RegbenchError: If a cell is unknown, or begins the ids of several.
     """
-    found = sweep_status(folder, jobs_of(folder))
+    return _chosen(folder, cells, jobs_of(folder))
+
+
+def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:
+    found = sweep_status(folder, jobs)
     if not cells:
         return found
     chosen = []
@@ -45,40 +48,44 @@ def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[st
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    from regbench.benchmark.config import Cell, Cluster, load_cell, plain_cluster, plain_runtime
+    from regbench.benchmark.config import STAGES, Cell, Cluster, load_cell, plain_cluster, plain_runtime
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
-    submissions = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")]
-    if not submissions:
+    submitted = submissions(folder)
+    if not submitted:
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
-    submissions.sort(key=lambda entry: float(entry["submitted"]))
     clusters: dict[str, Cluster] = {}
-    for entry in submissions:
-        clusters |= dict.fromkeys(entry["cells"].values(), plain_cluster(entry["cluster"]))
-    runtime = plain_runtime(submissions[-1]["runtime"])
+    wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
+    for entry in submitted:
+        for cell in entry["cells"].values():
+            clusters[cell] = plain_cluster(entry["cluster"])
+            wanted.setdefault(cell, set()).update(entry["stages"])
+    runtime = plain_runtime(submitted[-1]["runtime"])
     found = statuses(folder, cells)
     held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
     release([status.job for status in held])
-    todo = [status for status in found if status.state in UNFINISHED and status.cell_id in clusters]
-    again: list[tuple[Cell, Cluster]] = [
-        (load_cell(status.directory / "config.yaml"), clusters[status.cell_id]) for status in todo
+    todo = [
+        status
+        for status in found
+        if status.cell_id in clusters
+        and (status.state in UNFINISHED or (status.state == "tuned" and "final" in wanted[status.cell_id]))
     ]
-    return [*held, *todo], submit(again, runtime, folder) if again else []
+    again: dict[tuple[str, ...], list[tuple[Cell, Cluster]]] = {}
+    for status in todo:
+        stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])
+        pair = (load_cell(status.directory / "config.yaml"), clusters[status.cell_id])
+        again.setdefault(stages, []).append(pair)
+    arrays = [array for stages, pairs in again.items() for array in submit(pairs, runtime, folder, stages)]
+    return [*held, *todo], arrays
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     """Cancels what is in the queue or runs as a job; returns those cells."""
     jobs = jobs_of(folder)
-    chosen = [status for status in statuses(folder, cells) if (job := jobs.get(status.cell_id)) and job.state]
+    chosen = [s for s in _chosen(folder, cells, jobs) if (job := jobs.get(s.cell_id)) and job.state]
     if any(jobs[status.cell_id].state == "?" for status in chosen):
         raise RegbenchError("Slurm does not answer; nothing was cancelled")
-    every = [
-        name
-        for path in (folder / "jobs").glob("*.json")
-        for name, cell in json.loads(path.read_text())["cells"].items()
-        if cell in {status.cell_id for status in chosen}
-    ]
-    cancel(every)
+    cancel([name for status in chosen for name in jobs[status.cell_id].queued])
     return chosen
 
 

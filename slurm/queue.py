@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from regbench import RegbenchError
 from regbench.slurm.status import Job
@@ -15,21 +17,27 @@ _TIMEOUT_S = 10.0
 
 def jobs_of(folder: Path) -> dict[str, Job]:
     """Cell id -> its job, for all submitted cells of a sweep; rather one in the queue than one that is gone."""
-    submissions = sorted(
-        (json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")), key=lambda s: float(s["submitted"])
-    )
-    states = _states(sorted({job.partition("_")[0] for entry in submissions for job in entry["cells"]}))
+    found = submissions(folder)
+    states = _states(sorted({job.partition("_")[0] for entry in found for job in entry["cells"]}))
     jobs: dict[str, Job] = {}
-    for entry in submissions:
+    for entry in found:
         for name, cell in entry["cells"].items():
             state, why = ("?", "") if states is None else states.get(name, (None, ""))
             known = jobs.get(cell)
-            if known is None or state is not None or known.state is None:
-                # Of several stages in the queue, the first is the one that can run.
-                if known is not None and known.state not in (None, "?") and state == "PENDING":
-                    continue
-                jobs[cell] = Job(name, state, why)
+            queued = (known.queued if known else ()) + ((name,) if state not in (None, "?") else ())
+            # Of several stages in the queue, the first is the one that can run.
+            first = known is not None and known.state not in (None, "?") and state == "PENDING"
+            if known is not None and (first or (state is None and known.state is not None)):
+                jobs[cell] = replace(known, queued=queued)
+            else:
+                jobs[cell] = Job(name, state, why, queued)
     return jobs
+
+
+def submissions(folder: Path) -> list[dict[str, Any]]:
+    """What was submitted for a sweep, job array by job array, the oldest first."""
+    found = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")]
+    return sorted(found, key=lambda entry: float(entry["submitted"]))
 
 
 def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:

@@ -59,11 +59,13 @@ class Job:
         name: Its id there.
         state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it did not answer.
         reason: Why it waits.
+        queued: All of the cell's jobs that are in the queue or run: one for each stage that has its own.
     """
 
     name: str
     state: str | None
     reason: str = ""
+    queued: tuple[str, ...] = ()
 
 
 def write_plan(sweep: Sweep, folder: Path) -> None:
@@ -120,7 +122,7 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
         state = "running"
         if progress.get("stage", "pretrain") != "pretrain":
             detail = progress.get("detail", "")
-    elif "tuning.json" in files and (job is None or job.state is None):
+    elif "tuning.json" in files and attempt and attempt["ended"] == "done" and (job is None or job.state is None):
         state, detail = "tuned", progress.get("detail", "")
         epochs_done = plan["epochs"]
     elif job is not None and job.state == "RUNNING":
