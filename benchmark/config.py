@@ -22,7 +22,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -623,6 +623,23 @@ def plain_runtime(data: Mapping[str, Any]) -> Runtime:
     return _structure(Runtime, data, "runtime.")
 
 
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep's file, read but not expanded.
+
+    Attributes:
+        name: Folder under `runs_dir`.
+        description: One line for people.
+        rows: Overrides of each row, those common to all included.
+        final_seeds: See `Sweep`.
+    """
+
+    name: str
+    description: str
+    rows: tuple[tuple[str, ...], ...]
+    final_seeds: tuple[int, ...]
+
+
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
 
@@ -632,6 +649,25 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
+    """
+    file = read_rows(name, overrides)
+    return load_rows(file, file.rows)
+
+
+def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
+    """The cells that rows of overrides give, under the name of a sweep's file.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    return replace(_expand(file.name, file.description, rows), final_seeds=file.final_seeds)
+
+
+def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
+    """The file of the sweep `name` with each row changed by `overrides`; see `load_sweep`.
+
+    Raises:
+        RegbenchError: If there is no such sweep, or the file is refused.
     """
     presets = sweep_names()
     if name in presets:
@@ -652,8 +688,7 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
             f"sweep file {name}: needs `description`, `common` (a list of overrides) and `cells` (lines of overrides): "
             f"{type(error).__name__} {' '.join(str(error).split())}"
         ) from error
-    sweep = _expand(Path(name).stem, description, [[*line, *overrides] for line in lines])
-    return replace(sweep, final_seeds=final_seeds)
+    return SweepFile(Path(name).stem, description, tuple((*line, *overrides) for line in lines), final_seeds)
 
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
@@ -675,6 +710,23 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep
 def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The product of the overrides' values.
 
+    Raises:
+        RegbenchError: If a value is an interval, which has no end of points.
+    """
+    choices = []
+    for _, override, values in row_values(overrides):
+        if isinstance(override.value(), IntervalSweep):
+            raise RegbenchError(
+                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME --trials 16"
+            )
+        choices.append(values)
+    for point in product(*choices):
+        yield list(point)
+
+
+def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
+    """Key, override and its values, each as an override, of a row; an interval has none.
+
     A later override of a key replaces an earlier one, and that of a group drops earlier settings of the group's
     members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the
     same settings, so there a cell's own stay.
@@ -689,11 +741,15 @@ def _points(overrides: Sequence[str]) -> Iterator[list[str]]:
             group = f"{override.key_or_group}."
             last = {key: earlier for key, earlier in last.items() if not key.startswith(group)}
         last[override.key_or_group] = override
-    choices = [
-        [f"{key}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [override.input_line or ""]
+    return [
+        (
+            key,
+            override,
+            [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if override.is_discrete_sweep()
+            else []
+            if override.is_sweep_override()
+            else [override.input_line or ""],
+        )
         for key, override in last.items()
     ]
-    for point in product(*choices):
-        yield list(point)

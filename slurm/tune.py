@@ -159,7 +159,7 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> dict[
     ranking: list[dict[str, Any]] = []
     for configuration, cells in configurations.items():
         records = [_record(folder, cell) for cell in cells]
-        scores = [_selection_score(record, cells[0].evaluation.select_on) for record in records]
+        scores = [selection_score(record, cells[0].evaluation.select_on) for record in records]
         known = [score for score in scores if score is not None]
         ranking.append(
             {
@@ -204,7 +204,8 @@ def _record(folder: Path, cell: Cell) -> dict[str, Any]:
     )
 
 
-def _selection_score(record: Mapping[str, Any], split: str) -> float | None:
+def selection_score(record: Mapping[str, Any], split: str) -> float | None:
+    """What hyperparameters are chosen by, in per cent; None if the run diverged."""
     found = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == (SELECTION, split)]
     return found[0] if found else None
 

@@ -443,22 +443,31 @@ def tune(
     from regbench.benchmark.config import STAGES, load_sweep
     from regbench.slurm import tune as tuning
 
-    grid = load_sweep(name, overrides)
+    def proposed() -> tuple[Any, bool]:
+        if trials is None:
+            return load_sweep(name, overrides), True
+        from regbench.slurm.search import propose
+
+        return propose(name, overrides, trials)
+
+    grid, complete = proposed()
     if plan:
         _show_plan(grid)
         return
-
     final_seeds = _numbers("seeds", seeds) if seeds else list(grid.final_seeds)
     folder = Path(grid.runtime.runs_dir) / grid.name
     for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
         _prepare(dataset, grid.runtime.data_dir)
-    tuning.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=unequal_budgets)
-    if not (folder / "choice.json").exists():
+    while not (folder / "choice.json").exists():
+        tuning.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=unequal_budgets)
         statuses = _run(grid, folder, ("pretrain", "tune"), wait)
         if statuses is None:
-            click.echo("when they have ended, the same command chooses and submits the final runs")
+            click.echo("when they have ended, the same command goes on")
             return
         _refuse_unfinished(statuses, grid.name)
+        if complete:
+            break
+        grid, complete = proposed()
     choice = tuning.choose(folder)
     _show_choice(choice)
     cells = tuning.final_cells(choice, folder, final_seeds, leading)
@@ -475,24 +484,19 @@ def tune(
 def _show_choice(choice: Any) -> None:
     from tabulate import tabulate
 
+    split, budget = choice["selected_on"], choice["budget"]
     rows = []
     for entry in choice["choices"]:
-        values = [ranked["value"] for ranked in entry["ranking"]]
-        second = next((value for value in values[1:] if value is not None), None)
-        settings = ", ".join(
-            f"{key.removeprefix('method.')}={value}" for key, value in entry["ranking"][0]["hyperparameters"].items()
-        )
-        rows.append(
-            [
-                entry["label"],
-                entry["setting"]["embedding_dim"],
-                f"{values[0]:.2f}",
-                "–" if second is None else f"{second:.2f}",
-                len(values),
-                settings,
-            ]
-        )
-    split, budget = choice["selected_on"], choice["budget"]
+        best, *others = entry["ranking"]
+        runner_up = others[0]["value"] if others else None
+        varied = [
+            f"{key.removeprefix('method.')}={value}"
+            for key, value in best["hyperparameters"].items()
+            if any(other["hyperparameters"].get(key) != value for other in others)
+        ]
+        shown = [f"{value:.2f}" if value is not None else "–" for value in (best["value"], runner_up)]
+        q = entry["setting"]["embedding_dim"]
+        rows.append([entry["label"], q, *shown, len(entry["ranking"]), ", ".join(varied)])
     headers = ["method", "q", f"kNN top-1 (%), {split}", "runner-up", "tried", "chosen"]
     table = tabulate(rows, headers=headers, disable_numparse=True)
     click.echo(f"\n{table}\n\nchosen on the {split} split from at most {budget} configurations a method\n")

@@ -1,0 +1,299 @@
+"""The tuning protocol: what is chosen on which split, and that the test split stays closed until then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from regbench import RegbenchError
+from regbench.benchmark.config import Cell, load_run, load_sweep
+from regbench.benchmark.run import run_cell
+from regbench.cli import main
+from regbench.datasets.loader import EvalLoader
+from regbench.files import write_text
+from regbench.slurm import tune
+from regbench.slurm.search import propose
+from tests.conftest import TINY
+
+GRID = ("method=vicreg method.alignment_weight=10,20", "method=sfrik_l2 method.alignment_weight=10,20")
+
+
+@pytest.fixture
+def settings(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
+    own = ("epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn,probe]", "seed=0")
+    return [*TINY, *own, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+
+
+def sweep_file(folder: Path, rows: Sequence[str], settings: Sequence[str], **more: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"description": "ours", "common": [*settings], "cells": [*rows], **more}))
+    return path
+
+
+@pytest.fixture
+def cells(tmp_path: Path, settings: list[str]) -> tuple[Cell, ...]:
+    return load_sweep(str(sweep_file(tmp_path, GRID, settings))).cells
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "mine"
+
+
+def score(folder: Path, cell: Cell, value: float | None, split: str = "tuning") -> None:
+    """What a run of the cell leaves that scored so; None: it diverged."""
+    scores = [] if value is None else [{"name": "knn_top1", "split": split, "value": value, "unit": "%"}]
+    record = {"status": "diverged" if value is None else "tuned", "scores": scores, "cell": cell.plain()}
+    write_text(folder / cell.id / ("record.json" if value is None else "tuning.json"), json.dumps(record))
+    write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+
+
+def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
+    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    loader = EvalLoader
+
+    def spy(dataset: Any, split: str, **options: Any) -> Any:
+        opened.append(split)
+        return loader(dataset, split, **options)
+
+    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
+    runtime = load_run(settings)[1]
+    two = cells[:2]
+    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    for cell in two:
+        assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
+        record = json.loads((folder / cell.id / "tuning.json").read_text())
+        assert record["status"] == "tuned"
+        assert {s["split"] for s in record["scores"]} == {"tuning"}
+        with pytest.raises(
+            RegbenchError, match="the tuning mine has not chosen yet, so this cell gets no score on the"
+        ):
+            run_cell(cell, runtime, "mine")
+    assert set(opened) == {"train", "tuning"}
+    choice = tune.choose(folder)
+    (entry,) = choice["choices"]
+    values = {cell.id: json.loads((folder / cell.id / "tuning.json").read_text())["scores"][0]["value"] for cell in two}
+    assert entry["chosen"] == max(values, key=lambda name: values[name])
+    chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry["chosen"]))
+    with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
+        run_cell(other, runtime, "mine")
+    assert "test" not in opened
+    (same,) = tune.final_cells(choice, folder, [], None)
+    assert same == chosen
+    record = run_cell(chosen, runtime, "mine")
+    assert record is not None
+    hyperparameters = record["choice"]["hyperparameters"]
+    assert hyperparameters == {
+        "selected_on": "tuning",
+        "score": "knn_top1",
+        "budget": 2,
+        "record": str(folder / "choice.json"),
+        "sha256": choice["sha256"],
+    }
+    assert record["choice"]["probe_learning_rate"]["selected_on"] == "tuning"
+    assert [s["split"] for s in record["scores"] if s["name"] == "knn_top1"] == ["tuning", "test"]
+    # Other seeds of what was chosen may be tested, too.
+    (again,) = tune.final_cells(choice, folder, [5], None)
+    assert (again.seed, run_cell(again, runtime, "mine")["status"]) == (5, "done")  # type: ignore[index]
+
+
+def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    cells = load_sweep(str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
+        tune.choose(folder)
+    best = 0
+    for cell in cells:
+        weight, rate = cell.to_dict()["method"]["alignment_weight"], cell.optimizer.base_lr
+        value: float | None = 50 + weight / 10 + rate + (3 if cell.seed else -3)
+        if (weight, rate) == (20, 2):
+            value = None if cell.seed else 99.0  # the best, but for the seed that diverges
+        elif (weight, rate) == (10, 2):
+            best += 1
+            value = 60.0 if cell.seed else 50.0  # the best mean, though not the best single score
+        score(folder, cell, value)
+    assert best == 4
+    choice = tune.choose(folder)
+    assert (choice["budget"], choice["seeds"], choice["selected_on"]) == (4, [0, 1], "tuning")
+    assert {entry["label"] for entry in choice["choices"]} == {"VICReg", "SFRIK (L=2)"}
+    for entry in choice["choices"]:
+        assert [ranked["value"] for ranked in entry["ranking"]] == [55.0, 53.0, 52.0, None]
+        assert [ranked["status"] for ranked in entry["ranking"]] == ["tuned"] * 3 + ["diverged"]
+        first = entry["ranking"][0]["hyperparameters"]
+        assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
+    finals = tune.final_cells(choice, folder, [7, 8, 9], None)
+    assert sorted((cell.label, cell.seed) for cell in finals) == [
+        (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
+    ]
+    assert {cell.optimizer.base_lr for cell in finals} == {2}
+    score(folder, cells[0], 100.0)
+    assert tune.choose(folder) == choice
+
+
+def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+    untrained = load_run([*TINY, "epochs=0", "optimizer.warmup_epochs=0"])[0]
+    tune.begin([*cells, untrained], folder, tiny_data_dir, unequal=False)
+    for cell, value in zip([*cells, untrained], (60.0, 50.0, 55.0, 57.0, 99.0), strict=True):
+        score(folder, cell, value)
+    finals = tune.final_cells(tune.choose(folder), folder, [0, 1], 1)
+    expected = [(cells[0].id, 0), ("", 1), (cells[3].id, 0), (untrained.id, 0), ("", 1)]
+    assert [(cell.id if cell.seed == 0 else "", cell.seed) for cell in finals] == expected
+    assert finals[1].label == "VICReg"
+
+
+def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: Path, tiny_data_dir: Path) -> None:
+    """The paper's second variant, its Table 13."""
+    cell, runtime = load_run([*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"])
+    tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
+    run_cell(cell, runtime, "mine", ("pretrain", "tune"))
+    choice = tune.choose(tmp_path / "runs" / "mine")
+    assert choice["selected_on"] == "test"
+    record = run_cell(cell, runtime, "mine")
+    assert record is not None
+    assert record["choice"]["hyperparameters"]["selected_on"] == "test"
+    assert record["choice"]["probe_learning_rate"]["selected_on"] == "test"
+    assert {s["split"] for s in record["scores"]} == {"test"}
+    names = [s["name"] for s in record["scores"]]
+    assert sorted(names) == sorted({*names})
+    (linear,) = (s for s in record["scores"] if s["name"] == "linear_top1")
+    assert "chosen on test from 0.1, 1" in linear["protocol"]
+    assert linear["value"] == max(record["choice"]["probe_learning_rate"]["candidates"].values())
+
+
+def test_refusals(
+    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, tmp_path: Path
+) -> None:
+    def refused(match: str, cells: Sequence[Cell]) -> None:
+        with pytest.raises(RegbenchError, match=match):
+            tune.begin(cells, folder, tiny_data_dir, unequal=False)
+
+    refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
+    tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
+    mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
+    refused("evaluation.select_on must be the same", mixed)
+    for cell in cells[:2]:
+        score(folder, cell, 50.0)
+    with pytest.raises(RegbenchError, match=rf"{cells[2].id}.*config\.yaml cannot be read"):
+        tune.choose(folder)
+    score(folder, cells[2], 50.0)
+    tune.choose(folder)
+    refused("has made its choice among other cells", cells)
+    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", "{}")
+    with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
+        tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
+
+
+def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
+    own = [*settings, "dataset.name=untuned", "dataset.train_per_class=null", "dataset.tuning_per_class=null"]
+    own += [f"runtime.data_dir={tmp_path / 'data'}", "evaluation.probe.learning_rates=[0.1]"]
+    path = sweep_file(tmp_path, GRID, own)
+    runner = CliRunner()
+    given = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class")]
+    made = runner.invoke(
+        main,
+        [
+            *("prepare", "imagefolder", "--source-dir", str(tiny_source), "dataset.name=untuned"),
+            *("dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24", *given),
+            f"runtime.data_dir={tmp_path / 'data'}",
+        ],
+    )
+    assert made.exit_code == 0, made.output
+    done = runner.invoke(main, ["tune", str(path)])
+    assert done.exit_code == 2
+    assert "has no tuning split to choose on; the paper's second variant" in done.output
+
+
+def test_a_grid_where_all_diverge_is_told(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell in cells:
+        score(folder, cell, None)
+    with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
+        tune.choose(folder)
+
+
+ROWS = (
+    "method=sfrik epochs=0",
+    "method=sfrik_l2 method.alignment_weight=tag(log,interval(1,10000))",
+    "method=vicreg,vicreg_ctr method.alignment_weight=10,20,30 optimizer.base_lr=interval(1,3)",
+)
+
+
+def search(path: Path, folder: Path, trials: int, rounds: int = 99, best: float = 100.0) -> list[list[dict[str, Any]]]:
+    """Proposals until all are made; the score is highest at a weight of `best`."""
+    for _ in range(rounds):
+        sweep, complete = propose(str(path), [], trials)
+        for cell in sweep.cells:
+            weight = cell.to_dict()["method"]["alignment_weight"]
+            score(folder, cell, 90 - abs(weight - best) ** 0.5 / 2)
+        if complete:
+            break
+    proposed: dict[str, list[dict[str, Any]]] = json.loads((folder / "search.json").read_text())
+    return list(proposed.values())
+
+
+def test_a_search_proposes_equally_many_distinct_configurations(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    pytest.importorskip("optuna")
+    path = sweep_file(tmp_path, ROWS, settings)
+    untrained, sfrik, *others = search(path, folder, 8)
+    assert [len(untrained), len(sfrik), *map(len, others)] == [1, 8, 8, 8]
+    for entries in (sfrik, *others):
+        assert len({entry["cell_id"] for entry in entries}) == 8
+    weights = [entry["params"]["method.alignment_weight"] for entry in sfrik]
+    assert all(1 <= weight <= 10_000 for weight in weights)
+    assert {entry["params"]["method.alignment_weight"] for entry in others[0]} <= {"10", "20", "30"}
+
+
+def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    pytest.importorskip("optuna")
+    path = sweep_file(tmp_path, ROWS, settings)
+    search(path, folder, 6, rounds=3)
+    sweep, complete = propose(str(path), [], 6)
+    assert not complete
+    assert propose(str(path), [], 6)[0].cells == sweep.cells  # nothing new before there are scores
+    stopped = search(path, folder, 6)
+    for best, same in ((100.0, True), (9000.0, False)):
+        for file in folder.rglob("*.json"):
+            file.unlink()
+        assert (search(path, folder, 6, best=best) == stopped) == same
+
+
+def test_a_space_with_too_few_points_is_told(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    pytest.importorskip("optuna")
+    path = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings)
+    with pytest.raises(RegbenchError, match="no more than 2 configurations found; give fewer --trials"):
+        search(path, folder, 5)
+    with pytest.raises(RegbenchError, match="has nothing to search"):
+        propose(str(sweep_file(tmp_path, ["method=vicreg"], settings)), [], 5)
+
+
+def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
+    with pytest.raises(RegbenchError, match="is a range, not a grid; search it: regbench tune"):
+        load_sweep(str(sweep_file(tmp_path, ROWS, settings)))
+
+
+def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings, final_seeds=[1])
+    runner = CliRunner()
+    planned = runner.invoke(main, ["tune", str(path), "--plan"])
+    assert planned.exit_code == 0, planned.output
+    assert not folder.exists()
+    done = runner.invoke(main, ["tune", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "chosen on the tuning split from at most 2 configurations a method" in done.output
+    (record,) = [json.loads(file.read_text()) for file in folder.glob("*/record.json")]
+    assert (record["seed"], record["status"]) == (1, "done")
+    assert len(list(folder.glob("*/tuning.json"))) == 2
+    shown = runner.invoke(main, ["status", "mine", "--runs-dir", str(tmp_path / "runs")])
+    assert "3 cells: 2 tuned, 1 done" in shown.output
