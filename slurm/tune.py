@@ -57,7 +57,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
     if len({cell.evaluation.select_on for cell in cells}) > 1:
         raise RegbenchError("evaluation.select_on must be the same for all cells of a tuning")
     path = folder / "tune.json"
-    if not path.exists() and next(folder.glob("*/record.json"), None):
+    records = () if path.exists() else folder.glob("*/record.json")
+    if any(score["split"] == "test" for record in records for score in json.loads(record.read_text())["scores"]):
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )

@@ -188,7 +188,7 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     tune.choose(folder)
     refused("has made its choice among other cells", cells)
-    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", "{}")
+    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", '{"scores": [{"split": "test"}]}')
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
 
