@@ -173,6 +173,7 @@ class _Training:
     ) -> None:
         self.cell, self.compute, self.directory = cell, compute, directory
         self.world, self.attempt, self.interruption = world, attempt, interruption
+        self.engine = Engine(form=compute.loss_form, group=world.group, even=True)
         for what, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")
@@ -259,7 +260,7 @@ class _Training:
             network=network,
             optimizer=self.optimizer,
             method=cell.method,
-            engine=Engine(form=self.compute.loss_form, group=world.group, even=True),
+            engine=self.engine,
             precision=cell.precision,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
             mark=self.clock.mark,
@@ -321,7 +322,7 @@ class _Training:
                 self._diverge(number, steps, f"the loss is not finite ({dict(zip(names, row, strict=True))})")
             for name, value in zip(names, row, strict=True):
                 progress.sums[name] = progress.sums.get(name, 0.0) + value
-        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group, even=True))
+        shard = Shard.of(stepped.z1_NQ, self.engine)
         spread = feature_spread(shard.gather(stepped.z1_NQ))
         # While the rate still rises, embeddings may pass through a narrow place.
         warm = progress.step > cell.optimizer.warmup_epochs * steps
@@ -366,7 +367,7 @@ class _Training:
     def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
         """Adds the finished epoch to the history."""
         cell, progress = self.cell, self.progress
-        shard = Shard.of(stepped.z1_NQ, Engine(group=self.world.group, even=True))
+        shard = Shard.of(stepped.z1_NQ, self.engine)
         means = {name: total / steps for name, total in progress.sums.items()}
         progress.history.append(
             {

@@ -72,8 +72,6 @@ class BarlowTwins(Regularizer):
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
-        if form == "textbook":
-            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         n = shard.n
         views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
         if form == "gram":

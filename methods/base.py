@@ -108,7 +108,9 @@ class Regularizer(ABC):
     def value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The addends and their sum's gradients, without a graph.
+        """The addends and their sum's gradients, without a graph; here the textbook form by autograd.
+
+        A method with other forms overrides this and is asked for those only.
 
         Args:
             z1_NQ: This rank's embeddings of the first views, shape (n_rank, q), float32 or float64.
@@ -233,7 +235,8 @@ class _Eager(torch.autograd.Function):
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
         form = method._form(engine.form, shard.n, z1_NQ.shape[1])
         with method._drawing(shard):
-            terms, *gradients_NQ = method.value_and_gradient(z1_NQ.to(dtype), z2_NQ.to(dtype), shard, form)
+            owner = Regularizer if form == "textbook" else type(method)
+            terms, *gradients_NQ = owner.value_and_gradient(method, z1_NQ.to(dtype), z2_NQ.to(dtype), shard, form)
         out.update({name: term.to(dtype) for name, term in terms.items()})
         if shard.world > 1:
             for gradient_NQ in gradients_NQ:

@@ -72,8 +72,6 @@ class Contrastive(Regularizer):
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Streamed, see `Regularizer.value_and_gradient`: 4 n² q FLOP for each set of pairs within a view."""
-        if form == "textbook":
-            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         views = [(z1_NQ, inverse_lengths(z1_NQ)), (z2_NQ, inverse_lengths(z2_NQ))]
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         log_sums = self._streamed_log_sums(views, shard)

@@ -79,8 +79,6 @@ class KernelEnergy(Regularizer):
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
-        if form == "textbook":
-            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         n, q = shard.n, z1_NQ.shape[1]
         views = (z1_NQ, z2_NQ)
         inverses = (inverse_lengths(z1_NQ), inverse_lengths(z2_NQ))

@@ -74,8 +74,6 @@ class SpectralContrastive(Regularizer):
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Streamed, see `Regularizer.value_and_gradient`."""
-        if form == "textbook":
-            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         n = shard.n
         views, factors = (z1_NQ, z2_NQ), (self._factors(z1_NQ), self._factors(z2_NQ))
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))

@@ -77,8 +77,6 @@ class VICReg(Regularizer):
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
-        if form == "textbook":
-            return super().value_and_gradient(z1_NQ, z2_NQ, shard, form)
         views = (z1_NQ, z2_NQ)
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         spreads = [self._streamed(*pair, shard, form) for pair in zip(views, gradients, strict=True)]
