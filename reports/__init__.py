@@ -1,6 +1,6 @@
 """Reports: from the records of finished runs to tables, figures and one self-contained page.
 
-Reads `record.json` files and nothing else of the package. Heavy imports (pandas, matplotlib) wait until a
+Reads what runs leave on disk and nothing else of the package. Heavy imports (pandas, matplotlib) wait until a
 report is written.
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from regbench import RegbenchError
-from regbench.files import write_bytes
+from regbench.files import write_atomically, write_bytes
 
 __all__ = ["Report", "write_report"]
 
@@ -35,59 +36,78 @@ class Report:
     skipped: tuple[str, ...]
 
 
-def write_report(runs: Path | Sequence[Path], out: Path) -> Report:
+def write_report(runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = False) -> Report:
     """Writes the report of all finished runs under some folders. Safe at any moment of a sweep.
 
-    Cells of the same task (data set, backbone, evaluation) share a leaderboard, whatever their sweeps. The
-    files are index.html, tidy.csv (one row per record and score), leaderboard.{md,tex,csv}, the tables
-    accuracy, time, memory and hyperparameters as .md and .tex, accuracy_vs_time.png, and for a sweep that
-    repeats a table of the paper <sweep>.{md,tex,csv}. With several tasks, the names of what belongs to one
-    end in -<task>.
+    Cells of the same task (data set, backbone, evaluation) share a leaderboard, whatever their sweeps; those that
+    the test split chose have one of their own. The files are index.html, tidy.{csv,parquet} (one row per record and
+    score), leaderboard.{md,tex,csv}, significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy,
+    time, memory, energy (where it was measured) and hyperparameters as .md and .tex, accuracy_vs_time.png, and
+    paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the names of what belongs to one end
+    in -<task>.
 
     Args:
         runs: Folders of sweeps, sweeps or run directories.
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
+        whole_paper: Whether to write those of the paper's tables too that no number of ours has a place in.
 
     Raises:
         RegbenchError: If there is no readable record, or `out` cannot be written.
     """
+    from pyarrow import csv, parquet
+
     from regbench.reports import figures, page, tables
+    from regbench.reports.paper_tables import paper_tables
     from regbench.reports.records import read_records, tidy
     from regbench.reports.summary import summarize
 
     found = read_records(runs)
-    summaries = summarize(found.records)
+    summaries = summarize(found.records, found.missing, found.choices)
     style = figures.styles(r.label for r in found.records if not r.untrained)
-    contents: dict[str, str | bytes] = {"tidy.csv": tidy(found.records).to_csv(index=False)}
+    data = tidy(found.records)
+    contents: dict[str, str | bytes | Callable[[IO[bytes]], Any]] = {
+        "tidy.csv": lambda file: csv.write_csv(data, file, csv.WriteOptions(quoting_style="needed")),
+        "tidy.parquet": lambda file: parquet.write_table(data, file),
+    }
+    papers = paper_tables(summaries, whole=whole_paper)
+    named = {}
+    for table, frame in papers:
+        named[table.slug] = table
+        contents[f"{table.slug}.csv"] = frame.to_csv(index=False)
     texts = []
     for summary in summaries:
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
         leaderboard = tables.leaderboard(summary)
         shown = [leaderboard, tables.accuracy_table(summary), tables.time_table(summary)]
-        shown += [tables.memory_table(summary), tables.hyperparameters_table(summary)]
-        named = {f"{table.slug}{suffix}": table for table in shown}
+        shown += [
+            tables.memory_table(summary),
+            tables.hyperparameters_table(summary),
+            tables.significance_table(summary),
+        ]
+        shown += [energy] if (energy := tables.energy_table(summary)) is not None else []
+        named |= {f"{table.slug}{suffix}": table for table in shown}
         contents[f"leaderboard{suffix}.csv"] = tables.leaderboard_frame(summary).to_csv(index=False)
-        for table, frame in tables.paper_tables(summary):
-            stem = table.slug + suffix * (f"{table.slug}.csv" in contents)  # its sweep may be in several tasks
-            named[stem] = table
-            contents[f"{stem}.csv"] = frame.to_csv(index=False)
-        for stem, table in named.items():
-            contents[f"{stem}.md"] = tables.to_markdown(table)
-            contents[f"{stem}.tex"] = tables.to_latex(table)
+        contents[f"significance{suffix}.csv"] = tables.significance_frame(summary).to_csv(index=False)
         if (png := figures.main_png(summary, style)) is not None:
             contents[f"accuracy_vs_time{suffix}.png"] = png
         lines = [f"{summary.name}: {len(summary.records)} cells", tables.to_terminal(leaderboard)]
-        notes = ["* best of its column", *leaderboard.notes]
+        notes = ["* bold", *leaderboard.notes]
         lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]
         texts.append("\n".join(lines))
-    contents["index.html"] = page.render_page(summaries, found, style)
+    for stem, table in named.items():
+        contents[f"{stem}.md"] = tables.to_markdown(table)
+        contents[f"{stem}.tex"] = tables.to_latex(table)
+    contents["index.html"] = page.render_page(summaries, found, style, [table for table, _ in papers])
 
     skipped = tuple(f"{s.path}: {s.reason}" for s in found.skipped)
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
     texts += [f"damaged, not in the report: {line}" for line in skipped]
     try:
         for name, content in contents.items():
-            write_bytes(out / name, content.encode() if isinstance(content, str) else content)
+            if callable(content):
+                write_atomically(out / name, content)
+            else:
+                write_bytes(out / name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
     return Report(out / "index.html", "\n\n".join(texts), tuple(out / name for name in contents), skipped)

@@ -23,13 +23,16 @@ class _PageTable:
     table: Table
 
 
-def render_page(summaries: Sequence[Summary], found: Records, style: dict[str, Style]) -> str:
+def render_page(
+    summaries: Sequence[Summary], found: Records, style: dict[str, Style], paper: Sequence[Table] = ()
+) -> str:
     """The page for some sweeps.
 
     Args:
         summaries: One for each sweep, in the order of the page.
         found: What was read; its damaged and unfinished runs are listed.
         style: How each trained method is drawn, by label.
+        paper: The paper's tables with our numbers in them.
 
     Returns:
         HTML that needs no other file and no network.
@@ -43,6 +46,7 @@ def render_page(summaries: Sequence[Summary], found: Records, style: dict[str, S
         title="regbench: " + (", ".join(names) if len(names) <= 3 else f"{len(names)} sweeps"),
         lead="A comparison of regularizers for self-supervised learning.",
         sections=sections,
+        paper=[_PageTable(table.slug, table) for table in paper],
         skipped=found.skipped,
         unfinished=found.unfinished,
         protocols=_protocols(found.records),
@@ -122,7 +126,6 @@ def _section(summary: Summary, prefix: str, style: dict[str, Style]) -> dict[str
         "facts": facts(summary),
         "leaderboard": placed(tables.leaderboard(summary)),
         "scatter": drawn(scatter_drawings(summary, style), "scatter"),
-        "paper": [placed(table) for table, _ in tables.paper_tables(summary)],
         "parts": [placed(make(summary)) for make in (tables.accuracy_table, tables.time_table, tables.memory_table)],
         "curves": drawn(curve_drawings(summary, style), "curve"),
         "hyperparameters": placed(tables.hyperparameters_table(summary)),

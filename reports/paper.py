@@ -1,10 +1,12 @@
 """The reference numbers of Zheng et al., "Self-supervised learning with rotation-invariant kernels".
 
-The paper appeared at ICLR 2023. `paper.csv` holds the paper's result tables as printed: 2 (linear probing on
+The paper appeared at ICLR 2023. `paper.csv` holds the numbers of its tables as printed: 2 (linear probing on
 IN20 % by embedding dimension), 3 (kernel ablation), 4 (ResNet-50 on IN100 %), 5 (peak memory per GPU, decimal
-GB), 13 (Table 2 again, but tuned on the test set) and 14 (Places205 and VOC07 after IN20 %). `metric` is the
-name that the score has in a record. A blank means that the paper does not state it: Table 5 does not say
-which order SFRIK had.
+GB), 6 to 9 (hyperparameters on IN20 %), 10 (those of SFRIK on IN100 %), 11 and 12 (learning rates of linear probing
+and of semi-supervised learning), 13 (Table 2 again, but tuned on the test set), 14 (Places205 and VOC07 after
+IN20 %) and 15 (other methods on IN100 %). `metric` is the name that the score has in a record, or a hyperparameter:
+`probe_lr` is the paper's lr_head, `kernel_weight_1` its b1. A blank means that the paper does not state it: Table 5
+does not say which order SFRIK had.
 """
 
 from __future__ import annotations

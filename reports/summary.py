@@ -4,26 +4,35 @@ A *task* is a data set, a backbone and a way to evaluate: accuracies compare wit
 own leaderboard, whatever sweeps its cells come from. A *configuration* is a cell without its seed. A *row* is
 a method in one setting (embedding dimension, batch size, epochs and the like). Where several configurations
 were tried for a row, the one with the highest mean weighted-kNN top-1 on the tuning split stands for it,
-which is the paper's protocol; the test split never chooses.
+which is the paper's protocol. Cells that the test split chose (the paper's second variant, its Table 13) are a task of
+their own: they never stand in one ranking with the others.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from regbench.reports.records import Record
+from regbench.reports.records import Missing, Record
+from regbench.reports.records import flat as flat
+from regbench.reports.significance import LEVEL, Best, best
 
 SELECTION = "knn_top1"
 
 # How a setting that varies is called in a table's head, where its own name is not it.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
+DASH = "–"
+
 # Tuned for each method, or without effect on the result: these do not make another setting.
-_TUNED = ("method.", "optimizer.", "seed", "evaluation.probe.learning_rates", "evaluation.batch_size")
+_TUNED = ("method.", "optimizer.", "seed", "external.")
+
+# Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
+_EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,8 @@ def stat(values: Iterable[float | None]) -> Stat | None:
     known = [v for v in values if v is not None]
     if not known:
         return None
-    return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+    n, mean = len(known), math.fsum(known) / len(known)
+    return Stat(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (n - 1)) if n > 1 else None, n)
 
 
 @dataclass(frozen=True)
@@ -69,9 +79,18 @@ class Configuration:
         """How many of the cells diverged: they have no score."""
         return sum(r.status == "diverged" for r in self.records)
 
+    @property
+    def final(self) -> bool:
+        """Whether any of the cells has its final scores."""
+        return any(r.status == "done" for r in self.records)
+
     def score(self, name: str, split: str = "test") -> Stat | None:
         """Statistics of a score over the seeds."""
         return stat(r.score(name, split) for r in self.records)
+
+    def by_seed(self, name: str, split: str = "test") -> dict[int, float]:
+        """Seed -> score."""
+        return {r.seed: value for r in self.records if (value := r.score(name, split)) is not None}
 
     def cost(self, name: str) -> Stat | None:
         """Statistics of a cost over the seeds. An untrained network has none of training's."""
@@ -86,16 +105,32 @@ class Row(Configuration):
         settings: The settings that vary in the task, by their name in a table's head; "–" where they do not
             apply.
         tried: How many configurations it was chosen from.
+        missing: How many more seeds are planned and not finished.
     """
 
     settings: dict[str, str]
     tried: int
+    missing: int = 0
 
     @property
     def name(self) -> str:
         """Label with the varying settings, such as "SFRIK (L=2), q=1024"."""
-        shown = [f"{k}={v}" for k, v in self.settings.items() if v != "–"]
+        shown = [f"{k}={v}" for k, v in self.settings.items() if v != DASH]
         return ", ".join([self.label, *shown])
+
+
+@dataclass(frozen=True)
+class MissingRow:
+    """A method in one setting of which cells are planned and none is finished.
+
+    Attributes:
+        settings: As those of a `Row`.
+        seeds: How many are planned.
+    """
+
+    label: str
+    settings: dict[str, str]
+    seeds: int
 
 
 @dataclass
@@ -109,6 +144,10 @@ class Summary:
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first, untrained last.
         notes: What a reader must know beside the numbers.
+        on_test: Whether the test split chose: such numbers do not compare with those of other summaries.
+        missing: What is planned and has no row.
+        failures: Cells whose last attempt failed.
+        choices: What the tunings of these cells chose, by the path of their `choice.json`.
     """
 
     name: str
@@ -117,15 +156,24 @@ class Summary:
     configurations: list[Configuration] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    on_test: bool = False
+    missing: list[MissingRow] = field(default_factory=list)
+    failures: list[Missing] = field(default_factory=list)
+    choices: dict[Path, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def selection_split(self) -> str:
+        """The split that chose among configurations."""
+        return "test" if self.on_test else "tuning"
 
     @property
     def headline(self) -> str:
         """The score that orders the rows: linear probing, or weighted kNN where nothing was probed."""
         return "linear_top1" if any(r.score("linear_top1") for r in self.rows) else "knn_top1"
 
-    def best(self, name: str) -> float | None:
-        """Highest mean of a test score, rounded as it is printed."""
-        return max((round(s.mean, 2) for row in self.rows if (s := row.score(name))), default=None)
+    def best(self, name: str) -> Best:
+        """Which rows have the best mean of a test score, or one that cannot be told from it."""
+        return best([row.by_seed(name) for row in self.rows])
 
     def gain(self, row: Row, name: str) -> float | None:
         """Difference of the means of a test score, row minus the untrained row."""
@@ -134,77 +182,103 @@ class Summary:
         return None if row.untrained or ours is None or base is None else ours.mean - base.mean
 
 
-def flat(cell: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as one level of text: {"network": {"backbone": "x"}} -> {"network.backbone": "x"}."""
-    out: dict[str, str] = {}
-    for key, value in cell.items():
-        if isinstance(value, dict):
-            out.update(flat(value, f"{prefix}{key}."))
-        else:
-            out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return out
-
-
 def is_setting(key: str) -> bool:
-    """Whether a flat key belongs to the setting of a comparison; the others are hyperparameters."""
+    """Whether a flat key belongs to the setting of a comparison; the others are hyperparameters or of one protocol."""
+    if key.startswith("evaluation."):
+        return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
     return not key.startswith(_TUNED)
 
 
-def summarize(records: Sequence[Record]) -> list[Summary]:
-    """One summary for each task, in the order of the records."""
-    tasks: dict[str, dict[str, Record]] = {}
-    sweeps: dict[str, dict[str, None]] = {}
+def summarize(
+    records: Sequence[Record],
+    missing: Sequence[Missing] = (),
+    choices: Mapping[Path, dict[str, Any]] | None = None,
+) -> list[Summary]:
+    """One summary for each task, in the order of the records; those that the test split chose come last.
+
+    Args:
+        records: The good ones.
+        missing: Cells that are planned or have begun and have no record.
+        choices: What tunings chose, by the path of their `choice.json`.
+    """
+    tasks: dict[object, dict[str, Record]] = {}
+    sweeps: dict[object, dict[str, None]] = {}
     for r in records:
-        tasks.setdefault(_task(r), {}).setdefault(r.cell_id, r)  # a cell that two sweeps share counts once
-        sweeps.setdefault(_task(r), {})[r.sweep] = None
-    titles = [" + ".join(sweeps[task]) for task in tasks]
+        task = _task(r)
+        cells = tasks.setdefault(task, {})
+        if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
+            cells[r.cell_id] = r
+        sweeps.setdefault(task, {})[r.sweep] = None
+    on_test = {task: next(iter(cells.values())).on_test for task, cells in tasks.items()}
+    names = {task: " + ".join(sweeps[task]) + " (chosen on the test set)" * on_test[task] for task in tasks}
+    titles = Counter(names.values())
     summaries: list[Summary] = []
-    for task, cells in tasks.items():
-        name = " + ".join(sweeps[task])
-        if titles.count(name) > 1:
+    for task in sorted(tasks, key=lambda task: on_test[task]):
+        name, cells = names[task], tasks[task]
+        if titles[name] > 1:
             cell = next(iter(cells.values())).cell
             name += f": {cell['dataset']['name']}, {cell['network']['backbone']}"
         while name in {s.name for s in summaries}:
             name += " (another evaluation or image size)"
-        summaries.append(_summarize(Summary(name, tuple(sweeps[task]), tuple(cells.values()))))
+        summary = Summary(name, tuple(sweeps[task]), tuple(cells.values()), on_test=on_test[task])
+        named = {str((r.choice.get("hyperparameters") or {}).get("record")) for r in summary.records}
+        summary.choices = {
+            path: choice
+            for path, choice in (choices or {}).items()
+            if path.absolute().parent.name in summary.sweeps or str(path) in named
+        }
+        summaries.append(summary)
+    shown = {id(s): _varying_settings(s.records) for s in summaries}
+    unchosen = {id(s): _fill(s, shown[id(s)]) for s in summaries}
+    _place_missing(summaries, shown, missing)
+    for summary in summaries:
+        summary.notes = _notes(summary, *unchosen[id(summary)])
     return summaries
 
 
-def _task(record: Record) -> str:
+def _task(record: Record) -> object:
     """The settings that an accuracy depends on beside the method and its training."""
-    settings = _settings(record)
     parts = ("dataset.", "network.", "evaluation.")
-    return json.dumps([i for i in settings.items() if i[0].startswith(parts) and i[0] != "network.hidden_dim"])
+    settings = ((k, v) for k, v in _settings(record) if k.startswith(parts) and k != "network.hidden_dim")
+    return record.on_test, *settings
 
 
-def _settings(record: Record) -> dict[str, str]:
-    return {key: value for key, value in sorted(flat(record.cell).items()) if is_setting(key)}
+def _settings(record: Record) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in record.flat_cell.items() if is_setting(item[0])))
 
 
-def _summarize(summary: Summary) -> Summary:
-    shown = _varying_settings(summary.records)
-    groups: dict[str, dict[str, dict[int, Record]]] = {}
+def _fill(summary: Summary, shown: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Makes configurations and rows; returns the methods that nothing chose, and those without a final score."""
+    groups: dict[object, dict[object, dict[int, Record]]] = {}
     for r in summary.records:
         if r.untrained:
             # Neither the method nor its projector touches an untrained representation: one row, a cell a
             # seed.
-            row = configuration = ""
+            row: object = ""
+            configuration: object = ""
         else:
-            row = json.dumps([r.label, _settings(r)])
-            configuration = json.dumps({**r.cell, "seed": None}, sort_keys=True)
+            row = (r.label, _settings(r))
+            configuration = tuple((k, v) for k, v in r.flat_cell.items() if k != "seed")
         groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
 
-    unchosen = []
+    unchosen, waiting = [], []
     for group in groups.values():
         configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
         summary.configurations += configurations
-        chosen = _choose(configurations)
-        if chosen is None:
-            unchosen.append(f"{configurations[0].label} ({len(configurations)})")
+        described = f"{configurations[0].label} ({len(configurations)})"
+        if not any(c.final for c in configurations) and any(
+            r.status == "tuned" for c in configurations for r in c.records
+        ):
+            waiting.append(described)
             continue
-        cell = {} if chosen.untrained else flat(chosen.first.cell)
-        settings = {SETTING_NAMES.get(k, k.rpartition(".")[2]): cell.get(k, "–") for k in shown}
-        summary.rows.append(Row(chosen.records, settings, len(configurations)))
+        chosen = _choose(configurations, summary.selection_split)
+        if chosen is None:
+            unchosen.append(described)
+            continue
+        cell = {} if chosen.untrained else chosen.first.flat_cell
+        settings = {_setting_name(k): "–" if (v := cell.get(k, "null")) == "null" else v for k in shown}
+        records = tuple(r for r in chosen.records if r.status != "tuned")
+        summary.rows.append(Row(records, settings, len(configurations)))
     headline = summary.headline
 
     def order(row: Row) -> tuple[bool, float]:
@@ -212,23 +286,26 @@ def _summarize(summary: Summary) -> Summary:
         return (row.untrained, -score.mean if score else float("inf"))
 
     summary.rows.sort(key=order)
-    summary.notes = _notes(summary, unchosen)
-    return summary
+    return unchosen, waiting
 
 
-def _choose(configurations: Sequence[Configuration]) -> Configuration | None:
-    """The configuration that the tuning split prefers; None if it was not asked about each of several."""
-    alive = [c for c in configurations if c.diverged < len(c.records)] or configurations[:1]
+def _setting_name(key: str) -> str:
+    return SETTING_NAMES.get(key, key.rpartition(".")[2])
+
+
+def _choose(configurations: Sequence[Configuration], split: str) -> Configuration | None:
+    """The configuration that the selection split prefers; None if it was not asked about each of several."""
+    alive = [c for c in configurations if c.final] or configurations[:1]
     if len(alive) == 1:
         return alive[0]
-    tuning = [c.score(SELECTION, "tuning") for c in alive]
+    tuning = [c.score(SELECTION, split) for c in alive]
     known = [(t.mean, i) for i, t in enumerate(tuning) if t is not None]
     return alive[max(known)[1]] if len(known) == len(alive) else None
 
 
 def _varying_settings(records: Sequence[Record]) -> list[str]:
     """Settings that tell the trained cells of a task apart, without those that say the same twice."""
-    cells = [_settings(r) for r in records if not r.untrained]
+    cells = [dict(items) for items in dict.fromkeys(_settings(r) for r in records if not r.untrained)]
     keys = [*SETTING_NAMES, *sorted({k for cell in cells for k in cell} - set(SETTING_NAMES))]
     shown: list[str] = []
     groups = 1
@@ -240,31 +317,139 @@ def _varying_settings(records: Sequence[Record]) -> list[str]:
     return shown
 
 
-def _notes(summary: Summary, unchosen: list[str]) -> list[str]:
+def _place_missing(
+    summaries: Sequence[Summary], shown: Mapping[int, Sequence[str]], missing: Sequence[Missing]
+) -> None:
+    """Gives each cell without a record to the row that it belongs to, as far as its plan tells."""
+    groups: dict[tuple[object, ...], list[Missing]] = {}
+    for cell in missing:
+        groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
+    for cells in groups.values():
+        plan, label = cells[0].plan, cells[0].label
+        places = [s for s in summaries if cells[0].sweep in s.sweeps and _agrees(plan, _task_plan(s))]
+        for summary in places:
+            summary.failures += [cell for cell in cells if cell.failure]
+        if not label or len(places) != 1:
+            continue
+        (summary,) = places
+        finished = {r.cell_id for r in summary.records}
+        seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
+        rows = [i for i, row in enumerate(summary.rows) if row.label == label and _agrees(plan, _row_plan(row))]
+        if len(rows) == 1:
+            row = summary.rows[rows[0]]
+            more = len(seeds - {r.seed for r in row.records})
+            summary.rows[rows[0]] = replace(row, missing=row.missing + more)
+        elif not rows and seeds:
+            settings = {_setting_name(k): str(plan.get(k, DASH)) for k in shown[id(summary)]}
+            summary.missing.append(MissingRow(label, settings, len(seeds)))
+
+
+def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+    """Whether nothing that the plan says of a cell speaks against a place in a table."""
+    return all(plan.get(key) in (None, value) for key, value in place.items())
+
+
+def _task_plan(summary: Summary) -> dict[str, Any]:
+    cell = summary.records[0].cell
+    return {"dataset": cell["dataset"]["name"], "backbone": cell["network"]["backbone"]}
+
+
+def _row_plan(row: Row) -> dict[str, Any]:
+    return {} if row.untrained else {key: row.first.cell[key] for key in SETTING_NAMES}
+
+
+def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[str]:
     notes = []
+    if summary.on_test:
+        notes.append(
+            "Chosen on the test set: hyperparameters or the probe's learning rate were picked by scores on the "
+            "split that the table reports, so its numbers are optimistic. Compare them with each other only."
+        )
+    notes += _budget_notes(summary)
     if any(row.tried > 1 for row in summary.rows):
         notes.append(
             "Where several hyperparameters were tried, the row is the one with the highest kNN top-1 on the "
-            "tuning split; all are listed under Hyperparameters."
+            f"{summary.selection_split} split; all are listed under Hyperparameters."
         )
     if unchosen:
         notes.append(
             "Not in the table, because several hyperparameters were tried and not all have a kNN top-1 on "
-            f"the tuning split to choose by: {', '.join(unchosen)}."
+            f"the {summary.selection_split} split to choose by: {', '.join(unchosen)}."
         )
+    if waiting:
+        notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(waiting)}.")
     if diverged := [row for row in summary.rows if row.diverged]:
         counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
         notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
+    if absent := sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing):
+        notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
+    if summary.failures:
+        kinds = Counter((f.label or f.cell_id, f.failure) for f in summary.failures)
+        counts = "; ".join(
+            f"{label}, {n} {'cell' if n == 1 else 'cells'} ({why})" for (label, why), n in kinds.most_common(5)
+        )
+        more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
+        notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
     trained = [r for r in summary.records if not r.untrained]
     machines = {_machine(r) for r in trained}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
-    kinds = {str(r.cost["peak_memory_kind"]) for r in trained if "peak_memory_kind" in r.cost}
-    if len(kinds) > 1:
-        notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds))}.")
+    kinds_of_memory = {str(r.cost["peak_memory_kind"]) for r in trained if r.cost.get("peak_memory_kind")}
+    if len(kinds_of_memory) > 1:
+        notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds_of_memory))}.")
     commits = {str(r.environment.get("git") or "unknown") for r in summary.records}
     if len(commits) > 1:
         notes.append(f"The cells come from more than one state of the code: {', '.join(sorted(commits))}.")
+    return notes
+
+
+def budget(row: Row) -> int | None:
+    """How many configurations the hyperparameters of a row were chosen from; None if they were given."""
+    for r in row.records:
+        stated = (r.choice.get("hyperparameters") or {}).get("budget")
+        if stated is not None:
+            return int(stated)
+    return row.tried if row.tried > 1 else None
+
+
+def _budget_notes(summary: Summary) -> list[str]:
+    """Whether every method had the same chance to be tuned."""
+    budgets: dict[int | None, dict[str, None]] = {}
+    for row in summary.rows:
+        if not row.untrained and "external" not in row.first.cell:
+            budgets.setdefault(budget(row), {})[row.name] = None
+    if not budgets:
+        return []
+    if set(budgets) == {None}:
+        return ["Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."]
+    split = f"by kNN top-1 on the {summary.selection_split} split"
+    if len(budgets) == 1:
+        (count,) = budgets
+        return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
+    listed = "; ".join(
+        f"{'given, not tuned' if count is None else f'{count} configurations'}: {', '.join(names)}"
+        for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
+    )
+    return [f"Unequal tuning budgets, so compare with care ({listed})."]
+
+
+def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
+    """What bold means in the columns of some test scores, in one line, and what could not be tested."""
+    found = [summary.best(name) for name in names]
+    tested = max((one.tested for one in found), default=0)
+    if not tested:
+        return [
+            "Bold: the best mean of its column. Differences were not tested: a paired test takes three seeds that two "
+            "rows share."
+        ]
+    notes = [
+        "Bold: the best mean of its column, and every row that a paired t-test over shared seeds cannot tell from it "
+        f"at {100 * LEVEL:.0f} % (Holm's correction for up to {tested} comparisons with the best)."
+    ]
+    untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
+    if untested:
+        shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
+        notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Tables of a task: the leaderboard, its parts, and the paper's tables with our numbers in them.
+"""Tables of a task: the leaderboard and its parts.
 
 A `Table` holds text as it is shown; the functions at the end turn it into Markdown, LaTeX or a terminal's
 text, and the page's template into HTML. Numbers for further use are in the data frames.
@@ -6,20 +6,24 @@ text, and the page's template into HTML. Numbers for further use are in the data
 
 from __future__ import annotations
 
-import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 from tabulate import tabulate
 
 from regbench.reports import paper
-from regbench.reports.summary import Configuration, Row, Stat, Summary, flat, is_setting
+from regbench.reports.significance import MIN_PAIRS, compare, holm
+from regbench.reports.summary import DASH as DASH
+from regbench.reports.summary import Configuration, Row, Stat, Summary, best_notes, budget, is_setting
 
-DASH = "–"
+# The paper's own data sets: its tables have a place for what ran on them, see `paper_tables`.
+PAPER_DATASETS = ("in20", "in100")
 
-# Sweep name -> the paper's table that it repeats.
-PAPER_SWEEPS = {"in20_table2": 2, "in20_table3": 3, "in100_table4": 4}
+# A table of p-values has a column for each row; more of them are in the CSV file only.
+SIGNIFICANCE_ROWS = 40
 
 SCORE_NAMES = {
     "knn_top1": "kNN top-1 (%)",
@@ -29,11 +33,30 @@ SCORE_NAMES = {
     "places205_top1": "Places205 top-1 (%)",
     "places205_top5": "Places205 top-5 (%)",
     "voc07_map": "VOC07 mAP (%)",
+    "voc07_map_full": "VOC07 mAP, full AP (%)",
     "labels1_top1": "1 % labels top-1 (%)",
     "labels1_top5": "1 % labels top-5 (%)",
     "labels10_top1": "10 % labels top-1 (%)",
     "labels10_top5": "10 % labels top-5 (%)",
 }
+
+# Of the representation, without labels or training.
+MEASURE_NAMES = {
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "rankme": "RankMe",
+    "alpha_req": "α-ReQ",
+    "lidar": "LiDAR",
+    "feature_spread": "feature spread",
+}
+
+
+def score_name(name: str) -> str:
+    """What a score is called in a table's head."""
+    if name.startswith("knn_k"):
+        k, _, top = name.removeprefix("knn_k").partition("_top")
+        return f"kNN (k = {k}) top-{top} (%)"
+    return SCORE_NAMES.get(name) or MEASURE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -94,6 +117,11 @@ def memory_unit(largest_bytes: float) -> Unit:
     return Unit("MiB", 2**20, 0) if largest_bytes < 4 * 2**30 else Unit("GiB", 2**30, 2)
 
 
+def energy_unit(largest_joules: float) -> Unit:
+    """Watt-hours up to ten kilowatt-hours, else those."""
+    return Unit("Wh", 3600, 2) if largest_joules < 10 * 3.6e6 else Unit("kWh", 3.6e6, 2)
+
+
 def largest(rows: Sequence[Configuration], name: str) -> float:
     """Largest mean of a cost, 0 if nobody has it."""
     return max((s.mean for row in rows if (s := row.cost(name))), default=0.0)
@@ -102,91 +130,184 @@ def largest(rows: Sequence[Configuration], name: str) -> float:
 def leaderboard(summary: Summary) -> Table:
     """One row per method and setting: accuracy on the test split, gain on the untrained network, and cost.
 
-    The column of the paper's numbers is left out where the sweep repeats the paper: see `paper_tables`.
+    What is planned and has no result yet stands below, with dashes. The column of the paper's numbers is left out on
+    the paper's own data sets: see `paper_tables`.
     """
     rows = summary.rows
     seconds, memory = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
     headline = summary.headline
     base = any(row.untrained for row in rows)
     references = [paper.in20_linear_top1(row.label) for row in rows]
-    beside = any(references) and not any(sweep in PAPER_SWEEPS for sweep in summary.sweeps)
+    own = summary.records[0].cell["dataset"]["name"] in PAPER_DATASETS
+    beside = any(references) and not own
+    energies = _energies(rows)
+    scores = ("knn_top1", "linear_top1")
     columns = [
         *_head(summary),
-        Column(SCORE_NAMES["knn_top1"]),
-        Column(SCORE_NAMES["linear_top1"]),
+        *(Column(SCORE_NAMES[name]) for name in scores),
         Column("n", spare=1),
         *([Column(f"{headline.split('_')[0]} − untrained", spare=2)] if base else []),
         Column(f"train time ({seconds.name})"),
-        Column("images/s", spare=4),
+        Column("images/s", spare=5),
         Column("loss (ms/step)"),
         Column(f"peak memory ({memory.name})"),
+        *(Column(f"{kind.upper()} energy ({unit.name})", spare=4) for kind, unit in energies.items()),
         *([Column("paper: IN20 % linear top-1, q = 8192", spare=3)] if beside else []),
     ]
+    accuracies = _accuracies(summary, scores)
     body = [
         [
             *_name(row),
-            _accuracy(summary, row, "knn_top1"),
-            _accuracy(summary, row, "linear_top1"),
-            Cell(str(len(row.records))),
-            *([Cell(_signed(summary.gain(row, headline)))] if base else []),
+            *accuracies[i],
+            Cell(f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))),
+            *([Cell(signed(summary.gain(row, headline)))] if base else []),
             Cell(seconds.text(row.cost("train_s"))),
             Cell(_mean(row.cost("img_per_s"), 0)),
             Cell(_mean(row.cost("loss_ms"), 2)),
             Cell(memory.text(row.cost("peak_memory_bytes"))),
-            *([Cell(DASH if reference is None else f"{reference:.1f}")] if beside else []),
+            *(Cell(unit.text(row.cost(f"energy_{kind}_joules"))) for kind, unit in energies.items()),
+            *([Cell(DASH if references[i] is None else f"{references[i]:.1f}")] if beside else []),
         ]
-        for row, reference in zip(rows, references, strict=True)
+        for i, row in enumerate(rows)
     ]
+    place = next(i for i, column in enumerate(columns) if column.name == "n")
+    body += _missing_rows(summary, len(columns), place)
     notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
+    notes += best_notes(summary, scores)
+    if "gpu" in energies:
+        notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
+    if "cpu" in energies:
+        notes.append("CPU energy is that of the whole machine's processors, other work on it included.")
     if beside:
         notes.append(
             "The paper's number is of another data set and network (ResNet-18 on 20 % of ImageNet, 100 "
             "epochs; its Tables 2 and 3): compare the order of the methods, not the values."
         )
-    return Table("leaderboard", "Leaderboard", columns, body, notes + summary.notes)
+    title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
+    return Table("leaderboard", title, columns, body, notes + summary.notes)
+
+
+def _energies(rows: Sequence[Row]) -> dict[str, Unit]:
+    """The kinds of energy that were measured of any row, with a unit for each."""
+    found = {kind: largest(rows, f"energy_{kind}_joules") for kind in ("gpu", "cpu")}
+    return {kind: energy_unit(joules) for kind, joules in found.items() if joules}
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
-    """The leaderboard as numbers, units in the column names; the spread is a sample standard deviation."""
+    """The leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
+
+    `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
+    planned seeds that are not finished.
+    """
     out = []
-    for row in summary.rows:
+    names = ("knn_top1", "linear_top1")
+    best = {name: summary.best(name).rows for name in names}
+    for i, row in enumerate(summary.rows):
         settings = {k: None if v == DASH else v for k, v in row.settings.items()}
         entry: dict[str, object] = {"sweep": summary.name, "label": row.label, **settings}
         entry |= {
+            "chosen_on_test": summary.on_test,
             "n": len(row.records),
+            "n_missing": row.missing,
             "n_diverged": row.diverged,
             "configurations_tried": row.tried,
+            "tuning_budget": budget(row),
         }
-        for name in ("knn_top1", "linear_top1"):
+        for name in names:
             s = row.score(name)
             entry |= {
                 f"{name}_percent": s and s.mean,
                 f"{name}_percent_std": s and s.spread,
                 f"{name}_n": s and s.n,
+                f"{name}_best": i in best[name],
             }
             entry[f"{name}_minus_untrained"] = summary.gain(row, name)
-        for name in ("train_s", "img_per_s", "step_ms", "loss_ms", "peak_memory_bytes"):
+        for name in (
+            "train_s",
+            "img_per_s",
+            "step_ms",
+            "loss_ms",
+            "peak_memory_bytes",
+            "energy_gpu_joules",
+            "energy_cpu_joules",
+        ):
             s = row.cost(name)
             entry[name] = s and s.mean
         entry["paper_in20_linear_top1_percent"] = paper.in20_linear_top1(row.label)
         out.append(entry)
+    for absent in summary.missing:
+        settings = {k: None if v == DASH else v for k, v in absent.settings.items()}
+        out.append({"sweep": summary.name, "label": absent.label, **settings, "n": 0, "n_missing": absent.seeds})
     return pd.DataFrame(out)
 
 
 def accuracy_table(summary: Summary) -> Table:
     """Every score of the test split, and those of the tuning split that selection saw."""
     measured = {(s.name, s.split) for row in summary.rows for r in row.records for s in r.scores}
-    names = [*SCORE_NAMES, *sorted({name for name, _ in measured} - set(SCORE_NAMES))]
+    known = [*SCORE_NAMES, *MEASURE_NAMES]
+    names = [*known, *sorted({name for name, _ in measured} - set(known))]
     shown = [(name, split) for split in ("test", "tuning") for name in names if (name, split) in measured]
-    columns = _head(summary) + [Column(f"{SCORE_NAMES.get(name, name)}, {split}") for name, split in shown]
+    columns = _head(summary) + [Column(f"{score_name(name)}, {split}") for name, split in shown]
+    test = _accuracies(summary, [name for name, split in shown if split == "test"])
+    body = [
+        [*_name(row), *test[i], *(Cell(spread(row.score(name, split), 2)) for name, split in shown if split != "test")]
+        for i, row in enumerate(summary.rows)
+    ]
+    body += _missing_rows(summary, len(columns))
+    notes = ["The tuning split chooses; it is no result."]
+    if any(name in MEASURE_NAMES for name, _ in shown):
+        notes.append("Measures without labels have no best.")
+    return Table("accuracy", "Accuracy", columns, body, notes)
+
+
+def significance_frame(summary: Summary) -> pd.DataFrame:
+    """Every pair of trained rows: the paired t-test over the seeds that they share.
+
+    Returns:
+        Columns score, one, other, pairs, difference (mean of one minus other), p, p_holm (corrected for all pairs of
+        that score); p is missing with fewer than three pairs.
+    """
+    out = []
+    rows = [row for row in summary.rows if not row.untrained]
+    for name in ("linear_top1", "knn_top1"):
+        values = [row.by_seed(name) for row in rows]
+        pairs: list[dict[str, Any]] = []
+        for i, row in enumerate(rows[:-1]):
+            if not values[i]:
+                continue
+            for other, c in zip(rows[i + 1 :], compare(values[i], values[i + 1 :]), strict=True):
+                pair: dict[str, Any] = {"score": name, "one": row.name, "other": other.name, "pairs": c.pairs}
+                pairs.append({**pair, "difference": c.difference, "p": c.p})
+        for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
+            out.append({**pair, "p_holm": p})
+    return pd.DataFrame(out, columns=["score", "one", "other", "pairs", "difference", "p", "p_holm"])
+
+
+def significance_table(summary: Summary) -> Table:
+    """p-values of all pairs of rows by the score that orders the leaderboard."""
+    rows = [row for row in summary.rows if not row.untrained and row.score(summary.headline)]
+    shown = rows[:SIGNIFICANCE_ROWS]
+    values = [row.by_seed(summary.headline) for row in shown]
     body = []
-    for row in summary.rows:
+    for i, row in enumerate(shown):
         cells = [
-            _accuracy(summary, row, name) if split == "test" else Cell(_spread(row.score(name, split), 2))
-            for name, split in shown
+            Cell(DASH if i == j or c.pairs < MIN_PAIRS else _p(c.p)) for j, c in enumerate(compare(values[i], values))
         ]
-        body.append([*_name(row), *cells])
-    return Table("accuracy", "Accuracy", columns, body, ["The tuning split chooses; it is no result."])
+        body.append([Cell(f"{i + 1}. {row.name}"), *cells])
+    notes = [
+        "p: the chance of a mean difference at least this large if the two rows were equally good. Paired t-test over "
+        "the seeds that both have, two-sided, each pair for itself; the CSV file also has the corrected values.",
+        f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
+    ]
+    if len(rows) > len(shown):
+        notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
+    title = f"Significance of differences, {SCORE_NAMES[summary.headline]}"
+    columns = [Column("", numeric=False), *(Column(str(i + 1)) for i in range(len(shown)))]
+    return Table("significance", title, columns, body, notes)
+
+
+def _p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def time_table(summary: Summary) -> Table:
@@ -209,11 +330,11 @@ def time_table(summary: Summary) -> Table:
         body.append(
             [
                 *_name(row),
-                Cell(_spread(row.cost("train_s"), train.decimals, train.divisor)),
-                Cell(_spread(row.cost("evaluate_s"), evaluate.decimals, evaluate.divisor)),
-                Cell(_spread(row.cost("img_per_s"), 0)),
-                Cell(_spread(row.cost("step_ms"), 1)),
-                Cell(_spread(row.cost("loss_ms"), 2)),
+                Cell(spread(row.cost("train_s"), train.decimals, train.divisor)),
+                Cell(spread(row.cost("evaluate_s"), evaluate.decimals, evaluate.divisor)),
+                Cell(spread(row.cost("img_per_s"), 0)),
+                Cell(spread(row.cost("step_ms"), 1)),
+                Cell(spread(row.cost("loss_ms"), 2)),
                 Cell(share),
             ]
         )
@@ -229,111 +350,110 @@ def memory_table(summary: Summary) -> Table:
     body = []
     for row in rows:
         kinds = sorted({str(r.cost["peak_memory_kind"]) for r in row.records if "peak_memory_kind" in r.cost})
-        peak = _spread(row.cost("peak_memory_bytes"), unit.decimals, unit.divisor)
+        peak = spread(row.cost("peak_memory_bytes"), unit.decimals, unit.divisor)
         body.append([*_name(row), Cell(peak), Cell(", ".join(kinds) or DASH)])
     return Table("memory", "Memory", columns, body)
+
+
+def energy_table(summary: Summary) -> Table | None:
+    """Energy of training; None where nothing was measured."""
+    rows = [row for row in summary.rows if not row.untrained]
+    energies = _energies(rows)
+    if not energies:
+        return None
+    columns = _head(summary)
+    for kind, unit in energies.items():
+        columns += [Column(f"{kind.upper()} energy ({unit.name})"), Column(f"{kind.upper()} mean power (W)")]
+    body = []
+    for row in rows:
+        cells = []
+        for kind, unit in energies.items():
+            used, train = row.cost(f"energy_{kind}_joules"), row.cost("train_s")
+            power = f"{used.mean / train.mean:,.0f}" if used and train and train.mean > 0 else DASH
+            cells += [Cell(spread(used, unit.decimals, unit.divisor)), Cell(power)]
+        body.append([*_name(row), *cells])
+    return Table("energy", "Energy", columns, body, ["Of training alone; power is over the training time."])
 
 
 def hyperparameters_table(summary: Summary) -> Table:
     """Every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
     trained = [c for c in summary.configurations if not c.untrained]
-    cells = [flat({k: v for k, v in c.first.cell.items() if k != "seed"}) for c in trained]
-    keys = list({k: None for cell in cells for k in cell if not is_setting(k) and k != "method.name"})
+    cells = [c.first.flat_cell for c in trained]
+    keys = list({k: None for cell in cells for k in cell if k.startswith(("method.", "optimizer.", "evaluation."))})
+    keys = [k for k in keys if not is_setting(k) and k not in ("method.name", "method.label", "evaluation.protocols")]
     keys.sort(key=lambda k: not k.startswith("method."))
     varying = [k for k in keys if k.startswith("method.") or len({cell.get(k) for cell in cells}) > 1]
     rows = {row.records[0].cell_id: row for row in summary.rows}
-    several = any(row.tried > 1 for row in summary.rows) or len(rows) < len(summary.configurations)
+    chosen = [any(r.cell_id in rows for r in c.records) for c in trained]
+    several = any(row.tried > 1 for row in summary.rows) or not all(chosen)
     columns = [
         Column("method", numeric=False),
         Column("q"),
         Column("batch"),
         Column("epochs"),
         Column("hyperparameters", numeric=False),
-        Column("kNN top-1 (%), tuning"),
+        Column(f"kNN top-1 (%), {summary.selection_split}"),
         Column("n"),
+        Column("chosen on", numeric=False),
+        Column("tried"),
         *([Column("in the leaderboard", numeric=False)] if several else []),
     ]
-    body = []
-    for c, cell in zip(trained, cells, strict=True):
+    lines: list[tuple[tuple[object, ...], list[Cell]]] = []
+    for c, cell, is_row in zip(trained, cells, chosen, strict=True):
         values = [f"{k.removeprefix('method.')}={cell[k]}" for k in varying if k in cell]
-        body.append(
-            [
-                Cell(c.label),
-                *(Cell(cell[k]) for k in ("embedding_dim", "batch_size", "epochs")),
-                Cell(", ".join(values) or DASH),
-                Cell(_spread(c.score("knn_top1", "tuning"), 2)),
-                Cell(str(len(c.records))),
-                *([Cell("yes" if c.first.cell_id in rows else "no")] if several else []),
-            ]
-        )
-    return Table("hyperparameters", "Hyperparameters", columns, body)
+        tuning = c.score("knn_top1", summary.selection_split)
+        how: dict[str, object] = next((h for r in c.records if (h := r.choice.get("hyperparameters"))), {})
+        places = [DASH if cell.get(k, "null") == "null" else cell[k] for k in ("embedding_dim", "batch_size", "epochs")]
+        line = [
+            Cell(c.label + " †" * bool(c.diverged)),
+            *map(Cell, places),
+            Cell(", ".join(values) or DASH),
+            Cell(spread(tuning, 2)),
+            Cell(str(len(c.records))),
+            Cell(str(how.get("selected_on") or DASH)),
+            Cell(str(how.get("budget") or DASH)),
+            *([Cell("yes" if is_row else "no")] if several else []),
+        ]
+        lines.append(((c.label, *map(len, places), *places, not is_row, -tuning.mean if tuning else 0.0), line))
+    lines += _runners_up(summary, several)
+    lines.sort(key=lambda item: item[0])
+    notes = [
+        "In the order of the selection score within each method and setting; what stands in the leaderboard is first."
+    ]
+    notes += [
+        f"{path}: {choice.get('budget')} configurations for each method, chosen by {choice.get('score')} on the "
+        f"{choice.get('selected_on')} split, seeds {', '.join(map(str, choice.get('seeds') or []))}."
+        for path, choice in summary.choices.items()
+    ]
+    return Table("hyperparameters", "Hyperparameters", columns, [line for _, line in lines], notes)
 
 
-def paper_frame(summary: Summary, number: int) -> pd.DataFrame:
-    """A table of the paper number by number, with ours beside it.
-
-    A row of ours takes a place only where label, embedding dimension, batch size and epochs are the paper's.
-
-    Returns:
-        Columns table, label, embedding_dim, epochs, metric, ours, ours_std, n, paper, difference; ours and
-        difference are missing where the cell was not run.
-    """
-    frame = paper.paper_table(number).rename(columns={"value": "paper"})
-    places = zip(frame["label"], frame["embedding_dim"], frame["batch_size"], frame["epochs"], strict=True)
-    ours = []
-    for place, metric in zip(places, frame["metric"], strict=True):
-        # Numbers that the paper cites from elsewhere state no q: nothing of ours equals <NA>.
-        match = [r for r in summary.rows if not any(map(pd.isna, place)) and _place(r) == place]
-        ours.append(match[0].score(metric) if len(match) == 1 else None)
-    frame["ours"] = pd.Series([s.mean if s else None for s in ours], frame.index, dtype=float)
-    frame["ours_std"] = pd.Series([s.spread if s else None for s in ours], frame.index, dtype=float)
-    frame["n"] = pd.array([s.n if s else None for s in ours], dtype="Int64")
-    frame["difference"] = frame["ours"] - frame["paper"]
-    columns = "table label embedding_dim epochs metric ours ours_std n paper difference"
-    return frame[columns.split()].reset_index(drop=True)
-
-
-def paper_tables(summary: Summary) -> list[tuple[Table, pd.DataFrame]]:
-    """The paper's tables that the summary's sweeps repeat, in their own shape, each with its numbers.
-
-    Each cell is "ours / paper / difference".
-    """
-    numbers = [(sweep, PAPER_SWEEPS[sweep]) for sweep in summary.sweeps if sweep in PAPER_SWEEPS]
-    return [_paper_table(summary, sweep, number) for sweep, number in numbers]
-
-
-def _paper_table(summary: Summary, sweep: str, number: int) -> tuple[Table, pd.DataFrame]:
-    frame = paper_frame(summary, number)
-    cells: dict[str, dict[str, str]] = {}
-    for i, label in enumerate(frame["label"]):
-        q, epochs, metric = (frame[c].iloc[i] for c in ("embedding_dim", "epochs", "metric"))
-        ours, spread, reference = (float(frame[c].iloc[i]) for c in ("ours", "ours_std", "paper"))
-        if number == 2:
-            row, column = f"q = {q}", label
-        elif number == 3:
-            row, column = label, SCORE_NAMES[metric]
-        else:
-            dimension = "" if pd.isna(q) else f", q = {q}"
-            row, column = f"{label}{dimension}, {epochs} epochs", SCORE_NAMES[metric]
-        text = f"{DASH} / {reference:.1f} / {DASH}"
-        if not math.isnan(ours):
-            mean = _spread(Stat(ours, None if math.isnan(spread) else spread, 1), 2)
-            text = f"{mean} / {reference:.1f} / {_signed(ours - reference)}"
-        cells.setdefault(row, {})[column] = text
-    heads = list(dict.fromkeys(column for row in cells.values() for column in row))
-    if number == 2:  # SFRIK stands at the right, by its order
-        heads.sort(key=lambda head: head if head.startswith("SFRIK") else "")
-    body = [[Cell(name), *(Cell(row.get(head, DASH)) for head in heads)] for name, row in cells.items()]
-    notes = ["Each cell: ours / paper / difference, in percent. A dash: not run, or not in the paper."]
-    reference_rows = paper.paper_table(number)
-    columns = (reference_rows[c] for c in ("label", "embedding_dim", "batch_size", "epochs"))
-    places = [place for place in zip(*columns, strict=True) if not any(map(pd.isna, place))]
-    if other := sum(not row.untrained and _place(row) not in places for row in summary.rows):
-        notes.append(f"Left out: {other} of our rows, with a method or setting that the paper's table has not.")
-    cell = summary.records[0].cell
-    notes.append(f"Ours: {cell['dataset']['name']}, {cell['network']['backbone']}.")
-    title = f"Table {number} of the paper, with ours"
-    return Table(sweep, title, [Column("", numeric=False), *map(Column, heads)], body, notes), frame
+def _runners_up(summary: Summary, several: bool) -> list[tuple[tuple[object, ...], list[Cell]]]:
+    """Configurations that a tuning ranked and whose own records are not in the report."""
+    here = {r.cell_id for r in summary.records}
+    out = []
+    for choice in summary.choices.values():
+        for entry in choice["choices"]:
+            setting = entry.get("setting") or {}
+            places = [str(setting.get(k, DASH)) for k in ("embedding_dim", "batch_size", "epochs")]
+            for ranked in entry.get("ranking") or []:
+                if ranked.get("cell_id") in here:
+                    continue
+                value = ranked.get("value")
+                values = [f"{k.removeprefix('method.')}={v}" for k, v in (ranked.get("hyperparameters") or {}).items()]
+                line = [
+                    Cell(str(entry.get("label")) + " †" * (ranked.get("status") == "diverged")),
+                    *map(Cell, places),
+                    Cell(", ".join(values) or DASH),
+                    Cell(DASH if value is None else f"{value:.2f}"),
+                    Cell(str(len(choice.get("seeds") or [0]))),
+                    Cell(DASH),
+                    Cell(DASH),
+                    *([Cell("no")] if several else []),
+                ]
+                order = (str(entry.get("label")), *map(len, places), *places, True, -value if value else 0.0)
+                out.append((order, line))
+    return out
 
 
 def to_markdown(table: Table) -> str:
@@ -346,17 +466,17 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """A `tabular` with booktabs rules (needs the booktabs package); the notes are comments above it."""
-    rows = [[f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row] for row in table.rows]
-    # Positions name the columns here: two heads may read alike, and a data frame would mix them up.
-    frame = pd.DataFrame(rows, columns=range(len(table.columns)), dtype=object)
-    body = frame.to_latex(
-        index=False,
-        escape=False,
-        header=[_latex(column.name) for column in table.columns],
-        column_format="".join("r" if column.numeric else "l" for column in table.columns),
-    )
-    comments = "".join(f"% {line}\n" for line in [table.title, *table.notes])
-    return comments + body
+    columns = "".join("r" if column.numeric else "l" for column in table.columns)
+    head = " & ".join(_latex(column.name) for column in table.columns)
+    rows = [
+        " & ".join(f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row) for row in table.rows
+    ]
+    lines = [
+        *(f"% {' '.join(line.split())}" for line in [table.title, *table.notes]),
+        f"\\begin{{tabular}}{{{columns}}}",
+    ]
+    lines += ["\\toprule", f"{head} \\\\", "\\midrule", *(f"{row} \\\\" for row in rows), "\\bottomrule"]
+    return "\n".join([*lines, "\\end{tabular}"]) + "\n"
 
 
 def to_terminal(table: Table, width: int = 120) -> str:
@@ -374,7 +494,9 @@ def to_terminal(table: Table, width: int = 120) -> str:
 
 
 def _head(summary: Summary) -> list[Column]:
-    settings = list(summary.rows[0].settings) if summary.rows else []
+    settings = next(
+        (list(s) for s in [row.settings for row in summary.rows] + [row.settings for row in summary.missing]), []
+    )
     return [Column("method", numeric=False), *(Column(s) for s in settings)]
 
 
@@ -382,30 +504,43 @@ def _name(row: Row) -> list[Cell]:
     return [Cell(row.label + " †" * bool(row.diverged)), *(Cell(v) for v in row.settings.values())]
 
 
-def _accuracy(summary: Summary, row: Row, name: str) -> Cell:
-    s = row.score(name)
-    text = _spread(s, 2)
-    if s is not None and s.n < len(row.records):
-        text += f" (n={s.n})"
-    return Cell(text, s is not None and round(s.mean, 2) == summary.best(name))
+def _missing_rows(summary: Summary, width: int, count: int | None = None) -> list[list[Cell]]:
+    """What is planned and has no row: dashes, with "0 of 5" in the column `count`."""
+    body = []
+    for row in summary.missing:
+        cells = [Cell(row.label), *(Cell(v) for v in row.settings.values())]
+        cells += [Cell(DASH)] * (width - len(cells))
+        if count is not None:
+            cells[count] = Cell(f"0 of {row.seeds}")
+        body.append(cells)
+    return body
+
+
+def _accuracies(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
+    """For each row a cell for each of some test scores; bold where no row is known to be better."""
+    body: list[list[Cell]] = [[] for _ in summary.rows]
+    for name in names:
+        best = frozenset() if name in MEASURE_NAMES else summary.best(name).rows
+        for i, row in enumerate(summary.rows):
+            s = row.score(name)
+            few = f" (n={s.n})" if s is not None and s.n < len(row.records) else ""
+            body[i].append(Cell(spread(s, 2) + few, i in best))
+    return body
 
 
 def _mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
     return DASH if s is None else f"{s.mean / divisor:,.{decimals}f}"
 
 
-def _spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
+def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
+    """Mean ± sample standard deviation."""
     mean = _mean(s, decimals, divisor)
     return mean if s is None or s.spread is None else f"{mean} ± {s.spread / divisor:,.{decimals}f}"
 
 
-def _signed(value: float | None) -> str:
+def signed(value: float | None) -> str:
+    """A difference with its sign."""
     return DASH if value is None else f"{value:+.2f}".replace("-", "−")
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    cell = row.first.cell
-    return (row.label, cell["embedding_dim"], cell["batch_size"], cell["epochs"])
 
 
 def _alignment(table: Table) -> list[str]:
@@ -413,15 +548,25 @@ def _alignment(table: Table) -> list[str]:
 
 
 def _escape_markdown(cell: Cell) -> str:
-    text = cell.text.replace("|", "\\|")
+    text = " ".join(cell.text.split()).replace("|", "\\|")
     return f"**{text}**" if cell.bold else text
 
 
+_LATEX = {
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "–": "--", "×": r"$\times$", "⁺": "$^+$", "…": r"\dots{}"},
+    **{"α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+}
+
+
 def _latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {c: f"\\{c}" for c in "&%$#_{}"}
-    special |= {"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "–": "--", "μ": r"$\mu$", "λ": r"$\lambda$"}
-    return "".join(special.get(c, c) for c in text)
+    """ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
+    out = []
+    for c in " ".join(text.split()):
+        plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
+        out.append(_LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain))
+    return "".join(out)
 
 
 def _wrap(head: str) -> str:

@@ -78,8 +78,17 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
 
 
 def plan_of(cell: Cell) -> dict[str, Any]:
-    """What `sweep.json` says of a cell."""
-    return {"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs}
+    """What `sweep.json` says of a cell: enough to know it in a list, and its place in a report's tables."""
+    return {
+        "id": cell.id,
+        "label": cell.label,
+        "seed": cell.seed,
+        "epochs": cell.epochs,
+        "embedding_dim": cell.embedding_dim,
+        "batch_size": cell.batch_size,
+        "dataset": cell.dataset.name,
+        "backbone": cell.network.backbone,
+    }
 
 
 def read_plan(folder: Path) -> list[dict[str, Any]]:

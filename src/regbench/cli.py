@@ -768,13 +768,29 @@ def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
 @click.argument("names", nargs=-1, shell_complete=_complete_started)
 @_runs_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write to. [default: RUNS_DIR/NAME/report]")
-def report(names: Sequence[str], runs_dir: Path, out: Path | None) -> None:
+@click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
+@click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
+@click.pass_context
+def report(
+    ctx: click.Context, names: Sequence[str], runs_dir: Path, out: Path | None, paper: bool, check: bool
+) -> None:
     """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
 
-    Safe at any time: unfinished cells are left out. Several sweeps are merged into one report.
+    Safe at any time: cells that are not finished show as missing. Several sweeps are merged into one report.
+
+    With --check, prints one line for each record, configuration, evaluation or choice that does not fit, and exits
+    with 1 if there is any.
     """
     names = names or ["quickstart"]
-    _report([runs_dir / name for name in names], out or runs_dir / names[0] / "report")
+    folders = [runs_dir / name for name in names]
+    if check:
+        from regbench.benchmark.config import Cell
+        from regbench.reports.check import check_records
+
+        checked = check_records(folders, lambda cell: Cell.from_dict(cell).id)
+        click.echo(checked)
+        ctx.exit(1 if checked.misfits else 0)
+    _report(folders, out or folders[0] / "report", whole_paper=paper)
 
 
 def _complete_methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -869,10 +885,10 @@ def cost(
     click.echo(f"written: {out / 'cost.csv'}, cost.md" + (", cost.png" if figure is not None else ""))
 
 
-def _report(folders: list[Path], out: Path) -> None:
+def _report(folders: list[Path], out: Path, *, whole_paper: bool = False) -> None:
     from regbench.reports import write_report
 
-    result = write_report(folders, out)
+    result = write_report(folders, out, whole_paper=whole_paper)
     click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
 
 

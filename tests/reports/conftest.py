@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 METHODS = {
     "SFRIK (L=1)": "sfrik",
@@ -22,6 +23,16 @@ METHODS = {
     "VICReg": "vicreg",
     "untrained": "sfrik",
 }
+
+
+GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
+
+
+def signed(data: dict[str, Any]) -> str:
+    """JSON with the SHA-256 of what it holds, as runs write it."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**data, "sha256": hashlib.sha256(canonical.encode()).hexdigest()})
 
 
 def _score(name: str, value: float, split: str = "test") -> dict[str, Any]:
@@ -90,7 +101,7 @@ def record(runs: Path) -> Callable[..., Path]:
         }
         started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
         data = {
-            "schema_version": 2,
+            "schema_version": 3,
             "cell_id": cell_id,
             "sweep": sweep,
             "label": label,
@@ -107,10 +118,15 @@ def record(runs: Path) -> Callable[..., Path]:
             "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
             "attempts": [{"started": started, "finished": finished, "hostname": "node1"}],
             "command": f"regbench train --config runs/{sweep}/{cell_id}/config.yaml",
+            "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
+            "spectrum": None,
         } | fields
-        path = runs / sweep / cell_id / "record.json"
+        if data["status"] == "done":
+            data = {"choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE}} | data
+        path = runs / sweep / cell_id / ("tuning.json" if data["status"] == "tuned" else "record.json")
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(data))
+        path.write_text(signed(data))
+        (path.parent / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return path
 
     return write

@@ -68,7 +68,7 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda text: text[: len(text) // 2], "truncated"),
         (lambda text: "", "truncated"),
         (lambda text: "[]", "not a JSON object"),
-        (_spoil(lambda d: d.update(schema_version=3)), "schema version 3"),
+        (_spoil(lambda d: d.update(schema_version=2)), "schema version 2"),
         (_spoil(lambda d: d.pop("label")), "label is missing"),
         (_spoil(lambda d: d.update(status="running")), "status is 'running'"),
         (_spoil(lambda d: d.update(seed="0")), "seed is '0', not int"),
