@@ -91,7 +91,7 @@ def write_report(runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = 
         if (png := figures.main_png(summary, style)) is not None:
             contents[f"accuracy_vs_time{suffix}.png"] = png
         lines = [f"{summary.name}: {len(summary.records)} cells", tables.to_terminal(leaderboard)]
-        notes = ["* bold", *leaderboard.notes]
+        notes = ["* stands for bold.", *leaderboard.notes]
         lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]
         texts.append("\n".join(lines))
     for stem, table in named.items():

@@ -34,7 +34,7 @@ class Check:
         """For a terminal: the misfits, or that there are none."""
         counted = f"{self.records} {'record' if self.records == 1 else 'records'}"
         if not self.misfits:
-            return f"{counted} check out"
+            return f"{counted} {'check' if self.records > 1 else 'checks'} out"
         noun = "misfit" if len(self.misfits) == 1 else "misfits"
         return "\n".join([*self.misfits, f"{len(self.misfits)} {noun} in {counted}"])
 

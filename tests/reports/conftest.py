@@ -86,7 +86,7 @@ def record(runs: Path) -> Callable[..., Path]:
                 "epoch_s": 10.0,
                 "terms": {},
             }
-            for e in range(1, settings["epochs"] + 1)
+            for e in range(1, (settings["epochs"] or 0) + 1)
         ]
         costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0}
         costs |= {"loss_ms": 4.0, "peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}

@@ -9,6 +9,7 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.reports.records import load_records, read_records
+from tests.reports.conftest import signed
 
 Make = Callable[..., Path]
 
@@ -126,3 +127,59 @@ def test_costs_that_are_not_numbers_are_left_out(runs: Path, record: Make) -> No
     assert "loss_ms" not in one.cost
     assert "step_ms" not in one.cost
     assert one.cost["train_s"] == 30.0
+
+
+def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) -> None:
+    path = record(status="tuned", linear=None, knn=None, tuning=60.0)
+    (tuned,) = read_records(runs).records
+    assert (tuned.status, tuned.path) == ("tuned", path)
+    final = json.loads(path.read_text()) | {"status": "done"}
+    path.with_name("record.json").write_text(json.dumps(final))
+    (done,) = read_records(runs).records
+    assert done.status == "done"
+
+
+def _evaluate(record: Path, **changes: Any) -> Path:
+    """Writes a later evaluation beside a record."""
+    score = {"name": "voc07_map", "value": 80.0, "unit": "%", "split": "test", "protocol": "SVM"}
+    again = {"name": "knn_top1", "value": 1.0, "unit": "%", "split": "test", "protocol": "k = 20"}
+    cell_id = json.loads(record.read_text())["cell_id"]
+    data = {"schema_version": 3, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
+    path = record.parent / "evaluations" / "voc07.json"
+    path.parent.mkdir()
+    path.write_text(signed(data | changes))
+    return path
+
+
+def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
+    _evaluate(record(knn=70.0))
+    (one,) = read_records(runs).records
+    assert one.score("voc07_map", "test") == 80.0
+    assert one.score("knn_top1", "test") == 70.0  # the record's own wins
+    assert len(load_records(runs)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cell_id": "0" * 12}, "of cell 000000000000"),
+        ({"schema_version": 2}, "schema version 2"),
+        ({"choice": {"learning_rate": {"selected_on": "test"}}}, "chosen on the test split"),
+    ],
+)
+def test_an_evaluation_that_does_not_fit_is_set_aside(
+    runs: Path, record: Make, changes: dict[str, Any], reason: str
+) -> None:
+    path = _evaluate(record(), **changes)
+    found = read_records(runs)
+    assert found.records[0].score("voc07_map", "test") is None
+    assert [s.path for s in found.skipped] == [path]
+    assert reason in found.skipped[0].reason
+
+
+def test_the_history_as_columns(runs: Path, record: Make) -> None:
+    rows = [{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7}]
+    record(history=rows)
+    (one,) = read_records(runs).records
+    assert set(one.curves) == {"epoch", "loss", "rank"}
+    assert one.history == ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "rank": 7.0})

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from regbench import RegbenchError
@@ -69,15 +73,32 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "report"
     report = write_report(runs, out)
     names = {path.name for path in out.iterdir()}
-    stems = ("leaderboard", "accuracy", "time", "memory", "hyperparameters")
+    stems = ("leaderboard", "accuracy", "time", "memory", "hyperparameters", "significance")
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
-    expected |= {"index.html", "tidy.csv", "leaderboard.csv", "accuracy_vs_time.png"}
+    expected |= {
+        "index.html",
+        "tidy.csv",
+        "tidy.parquet",
+        "leaderboard.csv",
+        "significance.csv",
+        "accuracy_vs_time.png",
+    }
     assert names == expected == {path.name for path in report.files}
     assert report.page == out / "index.html"
     assert (out / "accuracy_vs_time.png").read_bytes().startswith(b"\x89PNG")
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in out.iterdir())
     with (out / "tidy.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 12 * 3 + 2 * 2
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 12 * 3 + 2 * 2
+    parquet = pd.read_parquet(out / "tidy.parquet")
+    assert list(parquet.columns) == list(lines[0])
+    assert list(parquet["value"]) == [float(line["value"]) for line in lines]
+    (first, *_) = lines
+    assert Path(first["record"]) == runs / "quickstart" / first["cell_id"] / "record.json"
+    assert Path(first["config"]).exists()
+    assert first["record_sha256"] == json.loads(Path(first["record"]).read_text())["sha256"]
+    assert first["command"] == f"regbench train --config runs/quickstart/{first['cell_id']}/config.yaml"
+    assert (first["selected_on"], first["git"], first["hardware"]) == ("given", "abc1234", "1 x Example CPU")
     assert "SFRIK (L=3)" in report.leaderboard
     assert max(map(len, report.leaderboard.splitlines())) <= 120
     assert report.skipped == ()
@@ -170,10 +191,42 @@ def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, recor
 
 def test_a_table_of_the_paper_comes_in_three_formats(runs: Path, tmp_path: Path, record: Make) -> None:
     cell = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
-    record("SFRIK (L=3)", sweep="in20_table3", linear=47.0, cell=cell)
+    ours = {"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}}
+    record("SFRIK (L=3)", sweep="mine", linear=47.0, cell=cell | ours)
     record("AUH")
-    names = {path.name for path in write_report(runs, tmp_path / "report").files}
-    assert {"in20_table3.md", "in20_table3.tex", "in20_table3.csv"} <= names
+    report = write_report(runs, tmp_path / "report")
+    names = {path.name for path in report.files}
+    assert {f"paper_table{number}.{ending}" for number in (2, 3) for ending in ("md", "tex", "csv")} <= names
+    assert "paper_table4.md" not in names
+    assert "Table 3 of the paper, with ours" in Page(report.page.read_text()).text
+
+
+def test_all_tables_of_the_paper_on_request(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("VICReg")
+    names = {path.name for path in write_report(runs, tmp_path / "report", whole_paper=True).files}
+    assert {f"paper_table{number}.md" for number in range(2, 16)} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_every_table_compiles(runs: Path, tmp_path: Path, record: Make) -> None:
+    energy = {"energy_gpu_joules": 5e4}
+    for seed in range(3):
+        for label in ("I-VNE⁺ & 50 % of $x_1$ #{~^\\}", "Ω-method é", "VICReg"):
+            record(label, seed, tuning=60.0 + seed, linear=70.0 + seed**2, cost=energy)
+    record("AUH", status="diverged", knn=None, linear=None)
+    record("VICReg", sweep="other", cell={"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}})
+    report = write_report(runs, tmp_path / "report", whole_paper=True)
+    tables = [path for path in report.files if path.suffix == ".tex"]
+    assert len(tables) == 2 * 6 + 1 + 14
+    # A page each, wide enough for any of them; pdflatex stops at the first error and leaves with 1.
+    body = "\n\\newpage\n".join(f"\\input{{{path.name}}}" for path in tables)
+    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\pdfpagewidth=60in\n\\begin{document}\n"
+    (tmp_path / "report" / "all.tex").write_text(f"{head}{body}\n\\end{{document}}\n")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path / "report", capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert f"({len(tables)} pages" in done.stdout
 
 
 def test_text_from_records_is_escaped(runs: Path, tmp_path: Path, record: Make) -> None:

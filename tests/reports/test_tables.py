@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from regbench.reports import tables
+from regbench.reports.paper_tables import paper_tables
 from regbench.reports.records import read_records
 from regbench.reports.summary import Summary, summarize
 
@@ -17,7 +20,8 @@ Make = Callable[..., Path]
 @pytest.fixture
 def summary(runs: Path) -> Callable[[], Summary]:
     def read() -> Summary:
-        (one,) = summarize(read_records(runs).records)
+        found = read_records(runs)
+        (one,) = summarize(found.records, found.missing, found.choices)
         return one
 
     return read
@@ -232,7 +236,9 @@ def test_leaderboard_frame_holds_the_numbers(record: Make, summary: Callable[[],
 
 
 def _in20(q: int, **more: object) -> dict[str, object]:
-    return {"embedding_dim": q, "batch_size": 2048, "epochs": 100, **more}
+    """A cell of the paper's experiments on IN20 %."""
+    place = {"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}}
+    return {"embedding_dim": q, "batch_size": 2048, "epochs": 100, **place, **more}
 
 
 def test_table_2_of_the_paper(record: Make, summary: Callable[[], Summary]) -> None:
@@ -240,7 +246,8 @@ def test_table_2_of_the_paper(record: Make, summary: Callable[[], Summary]) -> N
         record("SFRIK (L=3)", seed, sweep="in20_table2", linear=value, cell=_in20(8192))
     record("VICReg", sweep="in20_table2", linear=41.0, cell=_in20(1024))
     record("AUH", sweep="in20_table2", linear=41.0, cell=_in20(1024, epochs=2))  # not the paper's epochs
-    ((table, frame),) = tables.paper_tables(summary())
+    (table, frame) = paper_tables([summary()])[0]
+    assert table.slug == "paper_table2"
     methods = ["SimCLR", "AUH", "VICReg", "SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)"]
     assert [c.name for c in table.columns] == ["", *methods]
     cells = grid(table)
@@ -255,13 +262,12 @@ def test_table_2_of_the_paper(record: Make, summary: Callable[[], Summary]) -> N
 
 
 def test_tables_3_and_4_of_the_paper(runs: Path, record: Make) -> None:
-    record("RBF kernel", sweep="in20_table3", linear=40.3, cell=_in20(8192, dataset={"name": "in20"}))
-    cell = {**_in20(8192, dataset={"name": "in100"}), "epochs": 400}
-    record("SFRIK (L=2)", sweep="in100_table4", linear=71.0, cell=cell)
-    fourth, third = summarize(read_records(runs).records)
-    ((table3, _),) = tables.paper_tables(third)
+    record("RBF kernel", sweep="mine", linear=40.3, cell=_in20(8192))
+    record("SFRIK (L=2)", sweep="mine", linear=71.0, cell=_in100(8192, epochs=400))
+    found = {table.slug: table for table, _ in paper_tables(summarize(read_records(runs).records))}
+    assert set(found) == {"paper_table3", "paper_table4", "paper_table10", "paper_table11"}
+    table3, table4 = found["paper_table3"], found["paper_table4"]
     assert [row[1].text for row in table3.rows] == ["40.30 / 41.3 / −1.00", "– / 27.8 / –", "– / 47.5 / –"]
-    ((table4, _),) = tables.paper_tables(fourth)
     cells = grid(table4)
     assert len(cells) == 10
     assert cells["SFRIK (L=2), q = 8192, 400 epochs"][LINEAR] == "71.00 / 70.8 / +0.20"
@@ -270,9 +276,210 @@ def test_tables_3_and_4_of_the_paper(runs: Path, record: Make) -> None:
     assert cells["SwAV, 200 epochs"]["VOC07 mAP (%)"] == "–"
 
 
-def test_other_sweeps_have_no_table_of_the_paper(record: Make, summary: Callable[[], Summary]) -> None:
+def _in100(q: int, **more: object) -> dict[str, object]:
+    """A cell of the paper's experiments on IN100 %."""
+    place = {"dataset": {"name": "in100"}, "network": {"backbone": "resnet50"}}
+    return {"embedding_dim": q, "batch_size": 2048, "epochs": 200, **place, **more}
+
+
+def test_table_5_of_the_paper(runs: Path, record: Make) -> None:
+    eight = {"world_size": 8}
+    for label, gigabytes in (("VICReg", 22.0), ("SFRIK (L=2)", 10.0), ("SFRIK (L=3)", 9.9)):
+        cost = {"peak_memory_bytes": int(gigabytes * 1e9), "peak_memory_kind": "CUDA allocated"}
+        cell = _in100(32768, batch_size=256, epochs=3)
+        record(label, cell=cell, cost=cost, environment=eight)
+        record(label, cell=cell | {"batch_size": 512}, cost=cost, environment={"world_size": 1})
+    found = {table.slug: table for table, _ in paper_tables(summarize(read_records(runs).records))}
+    assert set(found) == {"paper_table5"}
+    cells = grid(found["paper_table5"])
+    assert cells["batch 256"]["VICReg (GB)"] == "22.00 / 22.5 / −0.50"
+    assert cells["batch 256"]["SFRIK (GB)"] == "10.00 / 10.3 / −0.30"
+    assert cells["batch 256"]["VICReg / SFRIK"] == "2.20 / 2.2 / +0.00"
+    assert cells["batch 512"]["VICReg (GB)"] == "– / 25.4 / –"
+
+
+def test_hyperparameter_tables_of_the_paper(runs: Path, record: Make) -> None:
+    method = {"name": "sfrik", "alignment_weight": 4000.0, "weights": [1.0, 20.0]}
+    record("SFRIK (L=2)", cell=_in20(8192, method=method, optimizer={"base_lr": 1.2}))
+    ninth = {table.slug: table for table, _ in paper_tables(summarize(read_records(runs).records))}["paper_table9"]
+    assert grid(ninth)["SFRIK (L=2), q = 8192"] == {
+        "": "SFRIK (L=2), q = 8192",
+        "alignment weight λ": "4000 / 2000 / +2000",
+        "b1": "1 / 1 / 0",
+        "b2": "20 / 20 / 0",
+        "b3": "0 / 0 / 0",
+        "base_lr": "1.2 / 1 / +0.2",
+        "lr_head": "0.5 / 10 / −9.5",
+    }
+
+
+def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> None:
+    on_test = {"hyperparameters": {"selected_on": "test", "budget": 4}}
+    record("SFRIK (L=3)", linear=47.0, cell=_in20(8192))
+    record("SFRIK (L=3)", linear=48.0, cell=_in20(8192, optimizer={"base_lr": 2.0}), choice=on_test)
+    first, second = summarize(read_records(runs).records)
+    assert [s.on_test for s in (first, second)] == [False, True]
+    assert [len(s.rows) for s in (first, second)] == [1, 1]
+    assert "chosen on the test set" in second.name
+    table = tables.leaderboard(second)
+    assert "chosen on the test set" in table.title
+    assert any("optimistic" in note for note in table.notes)
+    found = {table.slug: grid(table) for table, _ in paper_tables([first, second])}
+    assert found["paper_table2"]["q = 8192"]["SFRIK (L=3)"] == "47.00 / 47.5 / −0.50"
+    assert found["paper_table13"]["q = 8192"]["SFRIK (L=3)"] == "48.00 / 47.6 / +0.40"
+
+
+def test_bold_within_significance(record: Make, summary: Callable[[], Summary]) -> None:
+    """Three methods: the best; one that loses on every seed by much the same; one within the best's spread."""
+    for seed, luck in enumerate((0.0, 1.0, 2.0, 3.0)):
+        record("AUH", seed, linear=75.0 + luck + 0.02 * (-1) ** seed)
+        record("VICReg", seed, linear=74.5 + luck)
+        record("SimCLR", seed, linear=75.0 + (0.5, 1.5, 1.0, 2.5)[seed])
+    table = tables.leaderboard(summary())
+    bold = {row[0].text for row in table.rows if row[2].bold}
+    assert bold == {"AUH", "SimCLR"}
+    assert any("up to 2 comparisons" in note for note in table.notes)
+    p = grid(tables.significance_table(summary()))
+    expected = stats.ttest_rel([75.5, 76.5, 76.0, 77.5], [74.5, 75.5, 76.5, 77.5]).pvalue
+    assert p["2. SimCLR"]["3"] == f"{expected:.3f}"
+    assert p["1. AUH"]["3"] == "<0.001"
+    frame = tables.significance_frame(summary())
+    linear = frame[frame["score"] == "linear_top1"]
+    assert len(linear) == 3
+    assert linear["p_holm"].max() >= linear["p"].max()
+
+
+def test_with_two_shared_seeds_nothing_is_said(record: Make, summary: Callable[[], Summary]) -> None:
+    for seed in range(3):
+        record("AUH", seed, linear=75.0)
+        record("VICReg", seed + 1, linear=74.99)
+    table = tables.leaderboard(summary())
+    assert [row[0].text for row in table.rows if row[2].bold] == ["AUH"]
+    assert any("Differences were not tested" in note for note in table.notes)
+    record("SimCLR", 0, linear=70.0)
+    record("SimCLR", 1, linear=70.1)
+    record("SimCLR", 2, linear=70.2)
+    notes = tables.leaderboard(summary()).notes
+    assert any(note.startswith("Too few seeds to say") and "VICReg" in note for note in notes)
+    assert grid(tables.significance_table(summary()))["1. AUH"]["2"] == "–"
+
+
+def test_missing_cells_show_as_missing(runs: Path, record: Make, summary: Callable[[], Summary]) -> None:
+    one = json.loads(record("VICReg", 0).read_text())
+    record("AUH", 0)
+    plan = [{"id": one["cell_id"], "label": "VICReg", "seed": 0, "epochs": 3}]
+    plan += [{"id": f"{i:012x}", "label": "VICReg", "seed": i, "epochs": 3} for i in (1, 2)]
+    plan += [{"id": f"{i:012x}", "label": "SimCLR", "seed": i, "epochs": 3} for i in (3, 4, 5)]
+    plan += [{"id": "f" * 12, "label": "AUH", "seed": 9, "epochs": 3, "dataset": "stl10"}]  # of another task
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))
+    for number, ended in (("0001", "interrupted"), ("0002", "failed")):
+        path = runs / "quickstart" / f"{3:012x}" / "attempts" / f"{number}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"ended": ended, "error": "OSError: no\nspace"}))
+        (path.parents[1] / "config.yaml").touch()
+    table = tables.leaderboard(summary())
+    cells = grid(table)
+    assert {label: row["n"] for label, row in cells.items()} == {"VICReg": "1 of 3", "AUH": "1", "SimCLR": "0 of 3"}
+    assert cells["SimCLR"][LINEAR] == "–"
+    assert any("Planned and not finished: 5 cells" in note for note in table.notes)
+    assert any("SimCLR, 1 cell (OSError: no space)" in note for note in table.notes)
+    assert read_records(runs).unfinished == {"quickstart": 6}
+    frame = tables.leaderboard_frame(summary()).set_index("label")
+    assert frame["n_missing"].to_dict() == {"VICReg": 2, "AUH": 0, "SimCLR": 3}
+
+
+def _tuning(runs: Path, record: Make) -> None:
+    """A tuning over three weights on seed 0, of which one has its final scores on seeds 0 to 2."""
+    chosen = {"selected_on": "tuning", "score": "knn_top1", "budget": 3, "record": "runs/x/choice.json", "sha256": "0"}
+    for weight, score in ((1.0, 60.0), (3.0, 62.0)):
+        cell = {"method": {"name": "vicreg", "alignment_weight": weight}}
+        record("VICReg", status="tuned", knn=None, linear=None, tuning=score, cell=cell)
+    for seed in range(3):
+        cell = {"method": {"name": "vicreg", "alignment_weight": 2.0}}
+        record("VICReg", seed, tuning=65.0, choice={"hyperparameters": chosen}, cell=cell)
+
+
+def test_tuned_cells_stand_in_the_hyperparameters_only(
+    runs: Path, record: Make, summary: Callable[[], Summary]
+) -> None:
+    _tuning(runs, record)
+    record("AUH", status="tuned", knn=None, linear=None, tuning=50.0)
+    table = tables.leaderboard(summary())
+    assert {label: row["n"] for label, row in grid(table).items()} == {"VICReg": "3"}
+    assert any("no configuration has its final scores yet: AUH (1)" in note for note in table.notes)
+    assert any("Equal tuning budget: 3 configurations" in note for note in table.notes)
+    heads = [column.name for column in tables.hyperparameters_table(summary()).columns]
+    rows = [
+        dict(zip(heads, (c.text for c in row), strict=True)) for row in tables.hyperparameters_table(summary()).rows
+    ]
+    shown = [(r["method"], r["hyperparameters"], r["kNN top-1 (%), tuning"], r["in the leaderboard"]) for r in rows]
+    assert shown == [
+        ("AUH", "alignment_weight=10.0", "50.00", "no"),
+        ("VICReg", "alignment_weight=2.0", "65.00 ± 0.00", "yes"),
+        ("VICReg", "alignment_weight=3.0", "62.00", "no"),
+        ("VICReg", "alignment_weight=1.0", "60.00", "no"),
+    ]
+    assert [r["tried"] for r in rows] == ["–", "3", "–", "–"]
+
+
+def test_runners_up_come_from_the_choice_where_their_records_are_away(
+    runs: Path, record: Make, summary: Callable[[], Summary]
+) -> None:
     record("VICReg")
-    assert tables.paper_tables(summary()) == []
+    ranking = [
+        {"cell_id": "a" * 12, "value": 71.0, "status": "tuned", "hyperparameters": {"method.alignment_weight": 5.0}},
+        {"cell_id": "b" * 12, "value": None, "status": "diverged", "hyperparameters": {"optimizer.base_lr": 9.0}},
+    ]
+    setting = {"embedding_dim": 512, "batch_size": 256, "epochs": 3}
+    entry = {"label": "VICReg", "method": "vicreg", "setting": setting, "chosen": "a" * 12, "ranking": ranking}
+    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "seeds": [0], "choices": [entry]}
+    (runs / "quickstart" / "choice.json").write_text(json.dumps(choice))
+    table = tables.hyperparameters_table(summary())
+    assert [[c.text for c in row[:6]] for row in table.rows[1:]] == [
+        ["VICReg", "512", "256", "3", "alignment_weight=5.0", "71.00"],
+        ["VICReg †", "512", "256", "3", "optimizer.base_lr=9.0", "–"],
+    ]
+    assert any("2 configurations for each method" in note for note in table.notes)
+
+
+def test_unequal_budgets_are_told(record: Make, summary: Callable[[], Summary]) -> None:
+    for label, budget in (("VICReg", 4), ("AUH", 8)):
+        record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": budget}})
+    notes = tables.leaderboard(summary()).notes
+    assert any("4 configurations: VICReg; 8 configurations: AUH" in note for note in notes)
+
+
+def test_energy_is_shown_where_it_was_measured(record: Make, summary: Callable[[], Summary]) -> None:
+    record("VICReg", cost={"energy_gpu_joules": 36_000.0, "train_s": 100.0})
+    assert tables.energy_table(summary()) is not None
+    record("AUH", cost={"energy_gpu_joules": None})
+    table = grid(tables.leaderboard(summary()))
+    assert [row["GPU energy (Wh)"] for row in table.values()] == ["–", "10.00"]
+    energy = tables.energy_table(summary())
+    assert energy is not None
+    assert grid(energy)["VICReg"]["GPU mean power (W)"] == "360"
+
+
+def test_no_energy_no_table(record: Make, summary: Callable[[], Summary]) -> None:
+    record("VICReg")
+    assert tables.energy_table(summary()) is None
+    assert not any("energy" in column.name for column in tables.leaderboard(summary()).columns)
+
+
+def test_external_backbones_stand_beside_the_others(record: Make, summary: Callable[[], Summary]) -> None:
+    nothing = dict.fromkeys(("embedding_dim", "batch_size", "epochs"))
+    external = {"external": {"source": "torchvision:resnet50", "sha256": "0" * 64}}
+    record("supervised", method="external", linear=79.0, cost={"train_s": None}, cell=nothing | external)
+    record("VICReg")
+    table = grid(tables.leaderboard(summary()))
+    assert [(label, row["q"]) for label, row in table.items()] == [("supervised", "–"), ("VICReg", "512")]
+    assert table["supervised"]["train time (s)"] == "–"
+
+
+def test_other_sweeps_have_no_table_of_the_paper(record: Make, runs: Path) -> None:
+    record("VICReg")
+    record("AUH", cell=_in20(8192, network={"backbone": "resnet50"}))
+    assert paper_tables(summarize(read_records(runs).records)) == []
 
 
 def test_latex_is_balanced_booktabs(record: Make, summary: Callable[[], Summary]) -> None:

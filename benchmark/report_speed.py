@@ -1,0 +1,120 @@
+"""Measures `regbench report` on made-up records: python benchmark/report_speed.py [RECORDS]."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from tqdm import tqdm
+
+from regbench import methods
+from regbench.benchmark.config import Cell, load_sweep
+
+EPOCHS = 100
+CHOICES = 10
+SEEDS = 5
+DIMENSIONS = (512, 1024, 2048, 4096, 8192)
+SCORES = ("knn_top1", "knn_top5", "linear_top1", "linear_top5")
+MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
+
+
+def cells(count: int) -> list[Cell]:
+    """Methods, each with five dimensions, ten learning rates and five seeds, until there are enough."""
+    base = load_sweep("quickstart", ["epochs=100", "optimizer.warmup_epochs=10"]).cells[1]
+    grid = itertools.product(methods.names(), DIMENSIONS, range(CHOICES), range(SEEDS))
+    return [
+        dataclasses.replace(
+            base,
+            method=methods.build(name),
+            embedding_dim=q,
+            seed=seed,
+            optimizer=dataclasses.replace(base.optimizer, base_lr=0.1 * (choice + 1)),
+        )
+        for name, q, choice, seed in itertools.islice(grid, count)
+    ]
+
+
+def record(cell: Cell, sweep: str, draw: np.random.Generator) -> dict[str, Any]:
+    """What a run of the cell would leave; the first learning rate is the chosen one, the others are tuned only."""
+    final = cell.optimizer.base_lr == 0.1
+    skill = 40 + 5 * np.log2(cell.embedding_dim / 512) + 10 * final + draw.normal()
+    percent = {name: round(float(skill + 2 * i + draw.normal()), 2) for i, name in enumerate(SCORES)}
+    scores = [("tuning", name, percent[name], "%") for name in SCORES]
+    scores += [("test", name, percent[name], "%") for name in SCORES if final]
+    scores += [("test", name, float(draw.normal()), "") for name in MEASURES if final]
+    numbers = ("loss", *MEASURES, "learning_rate", "epoch_s", "images", "step_ms", "data_ms", "forward_ms", "loss_ms")
+    history = [
+        {"epoch": epoch, **dict(zip(numbers, row, strict=True)), "terms": {"alignment": row[0], "uniformity": row[1]}}
+        for epoch, row in enumerate(draw.random((EPOCHS, len(numbers))).tolist(), 1)
+    ]
+    given = {"selected_on": "tuning", "score": "knn_top1", "budget": CHOICES, "record": None, "sha256": None}
+    return {
+        "schema_version": 3,
+        "cell_id": cell.id,
+        "sweep": sweep,
+        "label": cell.label,
+        "method": methods.registry_name(cell.method),
+        "seed": cell.seed,
+        "status": "done" if final else "tuned",
+        "cell": cell.plain(),
+        "scores": [
+            {"split": split, "name": name, "value": value, "unit": unit, "protocol": f"how {name} is measured"}
+            for split, name, value, unit in scores
+        ],
+        "choice": {"hyperparameters": given} if final else None,
+        "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
+        "spectrum": None,
+        "cost": {
+            **{"train_s": 100 + 50 * draw.random(), "img_per_s": 1000.0, "step_ms": 10.0, "loss_ms": 1.0},
+            **{"peak_memory_bytes": 2**30, "peak_memory_kind": "CUDA allocated", "energy_gpu_joules": 5e4},
+        },
+        "environment": {"regbench": "0", "git": "abc1234", "hardware": "1 x Example GPU", "loader": "ffcv"},
+        "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
+        "attempts": [{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T01:00:00+00:00"}],
+        "command": f"regbench train --config runs/{sweep}/{cell.id}/config.yaml",
+        "history": history,
+    }
+
+
+def make(folder: Path, count: int) -> None:
+    """Writes the run directories of a finished sweep."""
+    draw = np.random.default_rng(0)
+    plan = []
+    for cell in tqdm(cells(count), desc="made", unit="", disable=not sys.stderr.isatty()):
+        data = record(cell, folder.name, draw)
+        content = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        run = folder / cell.id
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.dump(data["cell"], Dumper=yaml.CSafeDumper, sort_keys=False))
+        signed = {**data, "sha256": hashlib.sha256(content.encode()).hexdigest()}
+        (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(json.dumps(signed, indent=1))
+        plan.append({"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs})
+    (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))
+
+
+def main() -> None:
+    """Prints the seconds of three calls of the command and the size of what they wrote, then those of --check."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    with tempfile.TemporaryDirectory() as runs:
+        make(Path(runs) / "large", count)
+        command = [str(Path(sys.executable).with_name("regbench")), "report", "large", "--runs-dir", runs]
+        for extra in ([], [], [], ["--check"]):
+            began_s = time.perf_counter()
+            done = subprocess.run([*command, *extra], capture_output=True, text=True, check=True)
+            print(f"{time.perf_counter() - began_s:.2f} s: {done.stdout.splitlines()[-1]}")
+        files = sorted((Path(runs) / "large" / "report").iterdir(), key=lambda path: -path.stat().st_size)
+        print(", ".join(f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in files[:6]))
+
+
+if __name__ == "__main__":
+    main()
