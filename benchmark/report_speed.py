@@ -31,16 +31,17 @@ MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_
 def cells(count: int) -> list[Cell]:
     """Methods, each with five dimensions, ten learning rates and five seeds, until there are enough."""
     base = load_sweep("quickstart", ["epochs=100", "optimizer.warmup_epochs=10"]).cells[1]
-    grid = itertools.product(methods.names(), DIMENSIONS, range(CHOICES), range(SEEDS))
+    built = {method: None for method in map(methods.build, methods.names())}  # presets may be the default
+    grid = itertools.product(built, DIMENSIONS, range(CHOICES), range(SEEDS))
     return [
         dataclasses.replace(
             base,
-            method=methods.build(name),
+            method=method,
             embedding_dim=q,
             seed=seed,
             optimizer=dataclasses.replace(base.optimizer, base_lr=0.1 * (choice + 1)),
         )
-        for name, q, choice, seed in itertools.islice(grid, count)
+        for method, q, choice, seed in itertools.islice(grid, count)
     ]
 
 
