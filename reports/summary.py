@@ -175,6 +175,18 @@ class Summary:
         """Which rows have the best mean of a test score, or one that cannot be told from it."""
         return best([row.by_seed(name) for row in self.rows])
 
+    def budget(self, row: Row) -> int | None:
+        """How many configurations the hyperparameters of a row were chosen from; None if they were given."""
+        place = {"label": row.label, **_task_plan(self), **_row_plan(row)}
+        stated = [h.get("budget") for r in row.records if (h := r.choice.get("hyperparameters"))]
+        if any(number is not None for number in stated):
+            # The record states the largest of its tuning; the tuning's own choice says it of each method.
+            for choice in self.choices.values():
+                for entry in choice["choices"]:
+                    if {"label": entry.get("label"), **(entry.get("setting") or {})} == place:
+                        return len(entry["ranking"])
+        return next((int(number) for number in stated if number is not None), row.tried if row.tried > 1 else None)
+
     def gain(self, row: Row, name: str) -> float | None:
         """Difference of the means of a test score, row minus the untrained row."""
         base = next((s for r in self.rows if r.untrained and (s := r.score(name))), None)
@@ -391,7 +403,7 @@ def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[st
         more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
         notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
     trained = [r for r in summary.records if not r.untrained]
-    machines = {_machine(r) for r in trained}
+    machines = {_machine(r) for r in trained if r.status == "done"}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
     kinds_of_memory = {str(r.cost["peak_memory_kind"]) for r in trained if r.cost.get("peak_memory_kind")}
@@ -403,21 +415,12 @@ def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[st
     return notes
 
 
-def budget(row: Row) -> int | None:
-    """How many configurations the hyperparameters of a row were chosen from; None if they were given."""
-    for r in row.records:
-        stated = (r.choice.get("hyperparameters") or {}).get("budget")
-        if stated is not None:
-            return int(stated)
-    return row.tried if row.tried > 1 else None
-
-
 def _budget_notes(summary: Summary) -> list[str]:
     """Whether every method had the same chance to be tuned."""
     budgets: dict[int | None, dict[str, None]] = {}
     for row in summary.rows:
         if not row.untrained and "external" not in row.first.cell:
-            budgets.setdefault(budget(row), {})[row.name] = None
+            budgets.setdefault(summary.budget(row), {})[row.name] = None
     if not budgets:
         return []
     if set(budgets) == {None}:
@@ -427,7 +430,7 @@ def _budget_notes(summary: Summary) -> list[str]:
         (count,) = budgets
         return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
     listed = "; ".join(
-        f"{'given, not tuned' if count is None else f'{count} configurations'}: {', '.join(names)}"
+        f"{'given, not tuned' if count is None else f'{count} tried'}: {', '.join(names)}"
         for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
     )
     return [f"Unequal tuning budgets, so compare with care ({listed})."]

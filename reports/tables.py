@@ -17,7 +17,7 @@ from tabulate import tabulate
 from regbench.reports import paper
 from regbench.reports.significance import MIN_PAIRS, compare, holm
 from regbench.reports.summary import DASH as DASH
-from regbench.reports.summary import Configuration, Row, Stat, Summary, best_notes, budget, is_setting
+from regbench.reports.summary import Configuration, Row, Stat, Summary, best_notes, is_setting
 
 # The paper's own data sets: its tables have a place for what ran on them, see `paper_tables`.
 PAPER_DATASETS = ("in20", "in100")
@@ -211,7 +211,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             "n_missing": row.missing,
             "n_diverged": row.diverged,
             "configurations_tried": row.tried,
-            "tuning_budget": budget(row),
+            "tuning_budget": summary.budget(row),
         }
         for name in names:
             s = row.score(name)

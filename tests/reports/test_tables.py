@@ -446,7 +446,25 @@ def test_unequal_budgets_are_told(record: Make, summary: Callable[[], Summary]) 
     for label, budget in (("VICReg", 4), ("AUH", 8)):
         record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": budget}})
     notes = tables.leaderboard(summary()).notes
-    assert any("4 configurations: VICReg; 8 configurations: AUH" in note for note in notes)
+    assert any("4 tried: VICReg; 8 tried: AUH" in note for note in notes)
+
+
+def test_the_choice_tells_each_methods_budget(runs: Path, record: Make, summary: Callable[[], Summary]) -> None:
+    setting = {
+        "dataset": "fashion_mnist",
+        "backbone": "resnet_tiny",
+        "embedding_dim": 512,
+        "batch_size": 256,
+        "epochs": 3,
+    }
+    entries = []
+    for label, tried in (("VICReg", 2), ("AUH", 1)):
+        path = record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": 2}})
+        ranking = [{"cell_id": path.parent.name, "value": 70.0}, {"cell_id": "0" * 12, "value": 60.0}][:tried]
+        entries.append({"label": label, "setting": setting, "chosen": path.parent.name, "ranking": ranking})
+    (runs / "quickstart" / "choice.json").write_text(json.dumps({"budget": 2, "seeds": [0], "choices": entries}))
+    notes = tables.leaderboard(summary()).notes
+    assert any("1 tried: AUH; 2 tried: VICReg" in note for note in notes)
 
 
 def test_energy_is_shown_where_it_was_measured(record: Make, summary: Callable[[], Summary]) -> None:
