@@ -50,6 +50,7 @@ def paper_value(label: str, metric: str, table: int, **where: int) -> float | No
     return float(values.iloc[0]) if len(values) else None
 
 
+@cache
 def in20_linear_top1(label: str) -> float | None:
     """Linear probing on IN20 % at q = 8192, in percent: Table 2, or 3 for the kernels that only it has."""
     for table in (2, 3):

@@ -122,7 +122,10 @@ class Record:
     @functools.cached_property
     def flat_cell(self) -> dict[str, str]:
         """The cell's settings by their full names, as text: see `flat`."""
-        return flat(self.cell)
+        out: dict[str, str] = {}
+        for key, value in self.cell.items():
+            out.update(_flat_part(key, orjson.dumps(value)))
+        return out
 
     @functools.cached_property
     def _values(self) -> dict[tuple[str, str], float]:
@@ -254,6 +257,12 @@ def flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
     return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _flat_part(key: str, value: bytes) -> dict[str, str]:
+    """What thousands of cells share, such as the augmentation, is made flat once."""
+    return flat({key: orjson.loads(value)})
 
 
 def tidy(records: Sequence[Record]) -> pyarrow.Table:

@@ -10,6 +10,7 @@ their own: they never stand in one ranking with the others.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -194,6 +195,7 @@ class Summary:
         return None if row.untrained or ours is None or base is None else ours.mean - base.mean
 
 
+@functools.cache
 def is_setting(key: str) -> bool:
     """Whether a flat key belongs to the setting of a comparison; the others are hyperparameters or of one protocol."""
     if key.startswith("evaluation."):
@@ -213,10 +215,11 @@ def summarize(
         missing: Cells that are planned or have begun and have no record.
         choices: What tunings chose, by the path of their `choice.json`.
     """
+    settings = {r: _settings(r) for r in records}
     tasks: dict[object, dict[str, Record]] = {}
     sweeps: dict[object, dict[str, None]] = {}
     for r in records:
-        task = _task(r)
+        task = _task(r, settings[r])
         cells = tasks.setdefault(task, {})
         if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
             cells[r.cell_id] = r
@@ -240,26 +243,28 @@ def summarize(
             if path.absolute().parent.name in summary.sweeps or str(path) in named
         }
         summaries.append(summary)
-    shown = {id(s): _varying_settings(s.records) for s in summaries}
-    unchosen = {id(s): _fill(s, shown[id(s)]) for s in summaries}
+    shown = {id(s): _varying_settings(settings[r] for r in s.records if not r.untrained) for s in summaries}
+    unchosen = {id(s): _fill(s, settings, shown[id(s)]) for s in summaries}
     _place_missing(summaries, shown, missing)
     for summary in summaries:
         summary.notes = _notes(summary, *unchosen[id(summary)])
     return summaries
 
 
-def _task(record: Record) -> object:
+_Settings = tuple[tuple[str, str], ...]
+
+
+def _task(record: Record, settings: _Settings) -> object:
     """The settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")
-    settings = ((k, v) for k, v in _settings(record) if k.startswith(parts) and k != "network.hidden_dim")
-    return record.on_test, *settings
+    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and k != "network.hidden_dim")
 
 
-def _settings(record: Record) -> tuple[tuple[str, str], ...]:
+def _settings(record: Record) -> _Settings:
     return tuple(sorted(item for item in record.flat_cell.items() if is_setting(item[0])))
 
 
-def _fill(summary: Summary, shown: Sequence[str]) -> tuple[list[str], list[str]]:
+def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequence[str]) -> tuple[list[str], list[str]]:
     """Makes configurations and rows; returns the methods that nothing chose, and those without a final score."""
     groups: dict[object, dict[object, dict[int, Record]]] = {}
     for r in summary.records:
@@ -269,7 +274,7 @@ def _fill(summary: Summary, shown: Sequence[str]) -> tuple[list[str], list[str]]
             row: object = ""
             configuration: object = ""
         else:
-            row = (r.label, _settings(r))
+            row = (r.label, settings[r])
             configuration = tuple((k, v) for k, v in r.flat_cell.items() if k != "seed")
         groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
 
@@ -288,9 +293,9 @@ def _fill(summary: Summary, shown: Sequence[str]) -> tuple[list[str], list[str]]
             unchosen.append(described)
             continue
         cell = {} if chosen.untrained else chosen.first.flat_cell
-        settings = {_setting_name(k): "–" if (v := cell.get(k, "null")) == "null" else v for k in shown}
+        places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in shown}
         records = tuple(r for r in chosen.records if r.status != "tuned")
-        summary.rows.append(Row(records, settings, len(configurations)))
+        summary.rows.append(Row(records, places, len(configurations)))
     headline = summary.headline
 
     def order(row: Row) -> tuple[bool, float]:
@@ -315,9 +320,9 @@ def _choose(configurations: Sequence[Configuration], split: str) -> Configuratio
     return alive[max(known)[1]] if len(known) == len(alive) else None
 
 
-def _varying_settings(records: Sequence[Record]) -> list[str]:
+def _varying_settings(settings: Iterable[_Settings]) -> list[str]:
     """Settings that tell the trained cells of a task apart, without those that say the same twice."""
-    cells = [dict(items) for items in dict.fromkeys(_settings(r) for r in records if not r.untrained)]
+    cells = [dict(items) for items in dict.fromkeys(settings)]
     keys = [*SETTING_NAMES, *sorted({k for cell in cells for k in cell} - set(SETTING_NAMES))]
     shown: list[str] = []
     groups = 1
