@@ -462,7 +462,7 @@ def parse(path: Path) -> Record:
         cell={"embedding_dim": None, "batch_size": None, "epochs": None, **cell},
         scores=tuple(_score(_mapping(entry, "scores")) for entry in _get(raw, "scores", list)),
         cost={k: v for k, v in _get(raw, "cost", dict).items() if isinstance(v, str) or _is_number(v)},
-        curves=_curves([_mapping(entry, "history") for entry in _get(raw, "history", list)]),
+        curves=_curves(_get(raw, "history", list)),
         environment=_get(raw, "environment", dict),
         data=_get(raw, "data", dict),
         attempts=tuple(_mapping(entry, "attempts") for entry in _get(raw, "attempts", list)),
@@ -527,13 +527,19 @@ def load_object(path: Path) -> dict[str, Any]:
     return _mapping(raw, "the file")
 
 
-def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Columns of those entries of the history that are numbers."""
-    if any(type(entry.get("epoch")) is not int for entry in history):
+def _curves(history: list[Any]) -> dict[str, np.ndarray]:
+    """Columns of those entries of the history that are numbers. Most of what a report reads comes through here."""
+    try:
+        good = set(map(type, map(itemgetter("epoch"), history))) <= {int}
+    except (KeyError, TypeError, IndexError):
+        good = False
+    if not good:
         for entry in history:
-            _get(dict(entry), "epoch", int, "history.")
+            _get(_mapping(entry, "history"), "epoch", int, "history.")
     columns = {}
     for name in sorted(set().union(*history)):
+        if isinstance(history[-1].get(name), dict):
+            continue
         try:
             columns[name] = np.fromiter(map(itemgetter(name), history), float, len(history))
         except (KeyError, TypeError, ValueError):
