@@ -164,14 +164,16 @@ def _setting(row: Row, i: int, metric: str) -> float | None:
     if metric.startswith("kernel_weight_"):
         order, weights = int(metric.rpartition("_")[2]), method.get("weights", [])
         return float(weights[order - 1]) if order <= len(weights) else 0.0
-    task = metric.partition("_")[0]
+    task, _, part = metric.removesuffix("_lr").partition("_")
     if metric.endswith("_lr") and task != "base":
         score = "linear_top1" if task == "probe" else f"{task}_top1"
         if record.score(score, "test") is None:
             return None
-        chosen = record.choice.get(f"{task}_learning_rate")
-        if isinstance(chosen, dict) and isinstance(chosen.get("chosen"), int | float):
-            return float(chosen["chosen"])
+        noted = record.choice.get(f"{task}_learning_rate{'s' * bool(part)}")
+        chosen = noted.get("chosen") if isinstance(noted, dict) else None
+        chosen = chosen.get(part) if isinstance(chosen, dict) else chosen
+        if isinstance(chosen, int | float):
+            return float(chosen)
     value: object = record.cell
     for key in _SETTINGS[metric].split("."):
         value = value.get(key) if isinstance(value, dict) else None
