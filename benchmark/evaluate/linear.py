@@ -80,8 +80,8 @@ class LinearHeads:
                 probability_HNC[:, torch.arange(len(y_N), device=y_N.device), y_N] -= 1
                 gradients = (x_ND.T @ probability_HNC / len(y_N), probability_HNC.mean(dim=1, keepdim=True))
                 for p, gradient, momentum in zip(parameters, gradients, self._momenta, strict=True):
-                    momentum.mul_(config.momentum).add_(gradient + config.weight_decay * p)
-                    p.sub_(rates * momentum)
+                    momentum.mul_(config.momentum).add_(gradient.add_(p, alpha=config.weight_decay))
+                    p.addcmul_(rates, momentum, value=-1)
             if state is not None:
                 done, last = epoch + 1, epoch + 1 == config.epochs
                 state.save(f"epoch {done} of {config.epochs}", last=last, epoch=done, tensors=list(tensors))
