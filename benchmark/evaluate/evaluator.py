@@ -250,7 +250,9 @@ def _steps(milestones: tuple[int, ...]) -> str:
 
 def _accuracy_scores(name: str, accuracies: tuple[float, float], split: str, protocol: str) -> Scores:
     """The two scores `name`_top1 and `name`_top5."""
-    return [
-        {"name": f"{name}_{top}", "value": value, "unit": "%", "split": split, "protocol": protocol}
-        for top, value in zip(("top1", "top5"), accuracies, strict=True)
-    ]
+    tops = zip(("top1", "top5"), accuracies, strict=True)
+    return [_score(f"{name}_{top}", value, split, protocol) for top, value in tops]
+
+
+def _score(name: str, value: float, split: str, protocol: str, unit: str = "%") -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "split": split, "protocol": protocol}
