@@ -67,10 +67,15 @@ def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, A
     """
     began_s = time.perf_counter()
     path = directory / f"checkpoint-{attempt:04d}-{step:09d}.pt"
-    write_atomically(path, functools.partial(_save, state))
+    write_checkpoint(path, state)
     for old in checkpoint_files(directory)[_KEPT:]:
         old.unlink(missing_ok=True)
     return time.perf_counter() - began_s
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Writes one file that `read_checkpoint` reads, atomically."""
+    write_atomically(path, functools.partial(_save, state))
 
 
 class _Output:

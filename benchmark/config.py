@@ -239,6 +239,10 @@ class EvaluationConfig:
                 raise RegbenchError(f"evaluation.{where}.features={probe.features} must be augmented or cached")
             if not probe.learning_rates:
                 raise RegbenchError(f"evaluation.{where}.learning_rates is empty; give at least one, such as [0.2]")
+        for where, few in {"labels1": self.labels1, "labels10": self.labels10}.items():
+            for name in ("backbone_learning_rates", "head_learning_rates"):
+                if not getattr(few, name):
+                    raise RegbenchError(f"evaluation.{where}.{name} is empty; give at least one, such as [0.02]")
 
 
 @dataclass(frozen=True, kw_only=True)

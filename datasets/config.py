@@ -128,9 +128,11 @@ class DatasetConfig:
         eval_resize: for evaluation the shorter side is resized to so many px, then `image_size` px are cut from the
             centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
         train_per_class: the train split holds the first so many images of each class (None: all of them).
-        train_list: imagefolder only: a text file with the names of the training images to keep, one a line (None: all).
+        train_list: imagefolder only: a text file with the names of the images for training, one a line (None: all of
+            them); in the source's folder, else in the working directory.
         tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
-            training folder after those for training and one skipped (None: no such split).
+            training folder after those for training and one skipped, or, with a `train_list`, from those that it does
+            not name (None: no such split).
 
     Raises:
         RegbenchError: an unknown source or a number that cannot be.

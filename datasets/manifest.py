@@ -48,7 +48,7 @@ class Manifest:
 
     name: str
     source: str
-    selection: dict[str, int | None]
+    selection: dict[str, int | str | None]
     splits: dict[str, SplitEntry]
     class_names: list[str]
     beton: dict[str, int]

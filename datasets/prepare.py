@@ -84,11 +84,12 @@ def prepare(
     return manifest
 
 
-def _selection(config: DatasetConfig) -> dict[str, int | None]:
+def _selection(config: DatasetConfig) -> dict[str, int | str | None]:
     """What of the configuration decides which image goes where."""
     if config.source != "imagefolder":
         return {}
-    return {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class}
+    listed = {} if config.train_list is None else {"train_list": config.train_list}
+    return {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class, **listed}
 
 
 def check_matches(manifest: Manifest, config: DatasetConfig, data_dir: Path) -> None:

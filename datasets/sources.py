@@ -8,7 +8,8 @@ A tuning split is always cut from the source's training images, so that nothing 
   uses these.
 - imagefolder: `train/<class>/` and `val/<class>/`, as ILSVRC is laid out, files in sorted order; "test" is `val/`.
   With `train_per_class` = n and `tuning_per_class` = m, files 0 to n-1 of each class of `train/` are "train" and
-  files n+1 to n+m "tuning": file n belongs to neither, as in the published code of SFRIK.
+  files n+1 to n+m "tuning": file n belongs to neither, as in the published code of SFRIK. With `train_list` the files
+  that it names are "train", and with `tuning_per_class` = m the first m others of each class "tuning".
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ def open_source(config: DatasetConfig, source_dir: Path | None, download_dir: Pa
     """
     if config.source == "imagefolder":
         source = _imagefolder(config, source_dir)
+    elif config.train_list is not None:
+        raise RegbenchError(
+            f"data set '{config.name}': train_list is for folders of images, and the source is {config.source}; "
+            "set dataset.train_list=null"
+        )
     else:
         readers = {"fashion_mnist": _fashion_mnist, "cifar10": _cifar10, "stl10": _stl10}
         source = readers[config.source](source_dir, download_dir)
@@ -308,7 +314,12 @@ def _imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
             f"regbench prepare {config.name} --source-dir FOLDER"
         )
     keep, tune = config.train_per_class, config.tuning_per_class
-    if tune is not None and keep is None:
+    if config.train_list is not None and keep is not None:
+        raise RegbenchError(
+            f"data set '{config.name}': train_list and train_per_class both say which images are for training; "
+            "set dataset.train_per_class=null"
+        )
+    if tune is not None and keep is None and config.train_list is None:
         raise RegbenchError(
             f"data set '{config.name}': the splits overlap: without train_per_class all images are for training and "
             f"none are left for tuning_per_class {tune}; set dataset.train_per_class too"
@@ -319,21 +330,111 @@ def _imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
         raise RegbenchError(
             f"{source_dir}: train/ and val/ differ in their class folders ({', '.join(odd[:5])}); mend the folder"
         )
-    chosen: dict[str, dict[str, list[Path]]] = {"train": {}, "test": test}
-    if tune is not None:
-        chosen["tuning"] = {}
+    if config.train_list is None:
+        chosen = _divided(source_dir / "train", train, keep, tune)
+    else:
+        chosen = _divided_by_list(source_dir, config.train_list, train, tune)
+    chosen["test"] = test
+    _refuse_overlap(chosen)
+    return Source({split: _file_split(classes) for split, classes in chosen.items()}, list(train))
+
+
+Files = dict[str, list[Path]]
+"""Image files by class."""
+
+
+def _divided(folder: Path, train: Files, keep: int | None, tune: int | None) -> dict[str, Files]:
+    """The first `keep` of each class and, after one that is skipped, the next `tune`."""
     for name, files in train.items():
         needed = (keep or 1) + (0 if tune is None else 1 + tune)
         if len(files) < needed:
             raise RegbenchError(
-                f"{source_dir / 'train' / name} has {len(files)} images; train_per_class and tuning_per_class "
-                f"need {needed}"
+                f"{folder / name} has {len(files)} images; train_per_class and tuning_per_class need {needed}"
             )
-        chosen["train"][name] = files[:keep]
-        if keep is not None and tune is not None:
-            chosen["tuning"][name] = files[keep + 1 : keep + 1 + tune]
-    _refuse_overlap(chosen)
-    return Source({split: _file_split(classes) for split, classes in chosen.items()}, list(train))
+    chosen = {"train": {name: files[:keep] for name, files in train.items()}}
+    if keep is not None and tune is not None:
+        chosen["tuning"] = {name: files[keep + 1 : keep + 1 + tune] for name, files in train.items()}
+    return chosen
+
+
+def _divided_by_list(source_dir: Path, listed: str, train: Files, tune: int | None) -> dict[str, Files]:
+    """The files that a list names and, of the others of each class, the first `tune`."""
+    chosen = {"train": _listed_files(_find_list(listed, source_dir), source_dir / "train", train)}
+    if tune is None:
+        return chosen
+    chosen["tuning"] = {}
+    for name, files in train.items():
+        named = set(chosen["train"][name])
+        others = [file for file in files if file not in named]
+        if len(others) < tune:
+            raise RegbenchError(
+                f"{source_dir / 'train' / name} has {len(others)} images that {listed} does not name; "
+                f"tuning_per_class needs {tune}"
+            )
+        chosen["tuning"][name] = others[:tune]
+    return chosen
+
+
+def _find_list(name: str, source_dir: Path) -> Path:
+    """The file of `train_list`: in `source_dir`, else in the working directory; an absolute path as it is."""
+    for path in (source_dir / name, Path(name)):
+        if path.is_file():
+            return path
+    where = "" if Path(name).is_absolute() else f"neither in {source_dir} nor in {Path.cwd()}"
+    raise RegbenchError(
+        f"the list of training images {name} is missing{f': it is {where}' if where else ''}; "
+        "put it there, or give its path: dataset.train_list=PATH"
+    )
+
+
+def _listed_files(path: Path, folder: Path, train: Files) -> Files:
+    """The training images that a list names, by class, in the folder's order.
+
+    Args:
+        path: The list: a file's name, or CLASS/NAME, a line; empty lines are skipped.
+        folder: Of the training images, for messages.
+        train: All of its images by class.
+
+    Raises:
+        RegbenchError: If the list cannot be read, names a file twice, or one that is not there or in two classes, or
+            leaves out a class; with the line's number.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegbenchError(f"cannot read the list of training images {path} ({error}); get it again") from error
+    places: dict[str, list[str]] = {}
+    for label, files in train.items():
+        for file in files:
+            places.setdefault(file.name, []).append(label)
+            places[f"{label}/{file.name}"] = [label]
+    seen: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not (name := line.strip()):
+            continue
+        classes = places.get(name, [])
+        if not classes:
+            unknown = name.rpartition("/")[0]
+            missing = f"its class {unknown}" if unknown and unknown not in train else "it"
+            raise RegbenchError(
+                f"{path}, line {number}: {name}: {missing} is not in {folder}; mend the list or the folder"
+            )
+        if len(classes) > 1:
+            raise RegbenchError(
+                f"{path}, line {number}: {name} is in {len(classes)} classes ({', '.join(classes[:3])}); "
+                "write CLASS/NAME"
+            )
+        place = (classes[0], name.rpartition("/")[2])
+        if first := seen.get(place):
+            raise RegbenchError(f"{path}, line {number}: {name} is already in line {first}; get the list again")
+        seen[place] = number
+    chosen = {label: [file for file in files if (label, file.name) in seen] for label, files in train.items()}
+    if empty := [label for label, files in chosen.items() if not files]:
+        raise RegbenchError(
+            f"{path} names {len(seen):,} images and none of {len(empty)} of the {len(train)} classes "
+            f"({', '.join(empty[:3])}); is it cut short?"
+        )
+    return chosen
 
 
 def _refuse_overlap(chosen: dict[str, dict[str, list[Path]]]) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from regbench import RegbenchError
 from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import EvaluationConfig, ProbeConfig
-from regbench.benchmark.evaluate.features import Backbone, Batches, Features, Images
+from regbench.benchmark.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
+from regbench.benchmark.evaluate.features import Backbone, Features, Images
+from regbench.benchmark.evaluate.finetune import FineTuned
 from regbench.benchmark.evaluate.knn import weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
+from regbench.benchmark.evaluate.state import State, fingerprint
 from regbench.benchmark.train import Compute
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
@@ -57,7 +57,7 @@ class Evaluator:
         self._choices, self._seed = choices, seed
         self._images = Images(dataset, compute, choices.path)
         self._splits = selection_splits(config, dataset, compute.data_dir)
-        self._features = functools.cache(self._extract)
+        self._features = functools.cache(functools.partial(self._extract, self._images))
         self.backend = compute.loader
 
     def select(self) -> Scores:
@@ -76,92 +76,183 @@ class Evaluator:
     def _knn(self, split: str) -> Scores:
         config = self._config.knn
         bank, queries = (self._features(name, config.interpolation) for name in ("train", split))
-        top1, top5 = weighted_knn(bank, queries, config, self._images.dataset.num_classes)
-        protocol = f"weighted kNN, k={config.k}, temperature={config.temperature:g}"
-        return [_score("knn_top1", top1, split, protocol), _score("knn_top5", top5, split, protocol)]
+        found = weighted_knn(bank, queries, config, self._images.dataset.num_classes, self._compute.device)
+        scores = []
+        for k, accuracies in found.items():
+            protocol = f"weighted kNN, k={k}, temperature={config.temperature:g}"
+            name = "knn" if k == config.k else f"knn_k{k}"
+            scores += _accuracy_scores(name, accuracies, split, protocol)
+        return scores
 
     def probe(self) -> Scores:
         """Linear probing with the learning rate that is best on the selection split."""
-        config, images = self._config.probe, self._images
-        with contextlib.ExitStack() as stack:
-            epochs: Callable[[int], Batches] = (
-                functools.partial(
-                    shuffled, self._features("train", config.interpolation), config.batch_size, self._seed
-                )
-                if config.features == "cached"
-                else self._augmented_epochs(config, stack)
-            )
-            heads = LinearHeads(
-                self._backbone.dim, images.dataset.num_classes, config, self._seed, self._compute.device
-            )
-            heads.fit(epochs)
-        chosen, candidates = 0, {}
-        accuracies = {}
-        for split in self._splits:
-            accuracies[split] = heads.accuracies(self._features(split, config.interpolation))
-            top1_by_head = [top1 for top1, _ in accuracies[split]]
-            chosen = top1_by_head.index(max(top1_by_head))
-            candidates = {f"{rate:g}": top1 for rate, top1 in zip(config.learning_rates, top1_by_head, strict=True)}
-        entry = {
-            "selected_on": self._splits[0] if len(candidates) > 1 else "given",
-            "chosen": config.learning_rates[chosen],
-            "candidates": candidates,
-        }
-        self._choices.note("probe_learning_rate", entry)
-        if "test" not in accuracies:
-            accuracies["test"] = heads.accuracies(self._features("test", config.interpolation))
-        protocol = (
-            f"linear probing, {config.features} features, {config.epochs} epochs, "
-            f"learning rate {config.learning_rates[chosen]:g}"
-        )
-        if len(config.learning_rates) > 1:
-            rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
-            protocol += f" chosen on {self._splits[0]} from {rates}"
-        return [
-            _score(name, value, split, protocol)
-            for split, found in accuracies.items()
-            for name, value in zip(("linear_top1", "linear_top5"), found[chosen], strict=True)
-        ]
+        return self._probe("probe", self._images, self._config.probe, "linear")
 
-    def _extract(self, split: str, interpolation: str) -> Features:
-        features, self.backend = self._images.features(self._backbone, split, interpolation, self._config.batch_size)
+    def places205(self) -> Scores:
+        """Linear probing on Places205."""
+        config = self._config.places205
+        return self._probe("places205", self._other_images(config.dataset), config.probe, "places205")
+
+    def _probe(self, protocol: str, images: Images, config: ProbeConfig, name: str) -> Scores:
+        splits = _selection(self._config, protocol, self._images.dataset, self._compute.data_dir)
+        device = self._compute.device
+        state = self._state(protocol, images, config)
+        heads = LinearHeads(self._backbone.dim, images.dataset.num_classes, config, self._seed, device)
+        if config.features == "cached":
+            features = self._features_of(images, "train", config.interpolation)
+            heads.fit(functools.partial(shuffled, features, config.batch_size, self._seed, device), state)
+        else:
+            with images.augmented(config, self._seed) as epochs:
+                heads.fit(lambda number: ((self._backbone.represent(x), y) for x, y in epochs(number)), state)
+
+        def accuracies(split: str) -> list[tuple[float, float]]:
+            return heads.accuracies(self._features_of(images, split, config.interpolation))
+
+        found = {split: accuracies(split) for split in splits}
+        labels = [f"{rate:g}" for rate in config.learning_rates]
+        chosen, selected_on, candidates = _choose(found, labels)
+        entry = {"selected_on": selected_on, "chosen": config.learning_rates[chosen], "candidates": candidates}
+        self._choices.note(f"{protocol}_learning_rate", entry)
+        if "test" not in found:
+            found["test"] = accuracies("test")
+        text = (
+            f"linear probing, {config.features} features{', BN without scale and shift' * config.batch_norm}, "
+            f"{config.epochs} epochs{_steps(config.milestones)}, learning rate {labels[chosen]}"
+        )
+        if len(labels) > 1:
+            text += f" chosen on {selected_on} from {', '.join(labels)}"
+        state.remove()
+        return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text)]
+
+    def labels1(self) -> Scores:
+        """Semi-supervised learning with 1 % of the labels."""
+        return self._fine_tune("labels1", self._config.labels1)
+
+    def labels10(self) -> Scores:
+        """Semi-supervised learning with 10 % of the labels."""
+        return self._fine_tune("labels10", self._config.labels10)
+
+    def _fine_tune(self, protocol: str, config: FineTuneConfig) -> Scores:
+        """One training for each pair of learning rates, of which the selection split chooses."""
+        splits = _selection(self._config, protocol, self._images.dataset, self._compute.data_dir)
+        images = self._other_images(config.dataset)
+        state = self._state(protocol, images, config)
+        pairs = list(itertools.product(config.backbone_learning_rates, config.head_learning_rates))
+        labels = [f"{backbone:g} and {head:g}" for backbone, head in pairs]
+
+        def network(number: int) -> FineTuned:
+            num_classes = config.dataset.num_classes
+            return FineTuned(self._backbone, num_classes, config, pairs[number], self._seed, self._compute.device)
+
+        def accuracy(tuned: FineTuned, split: str) -> tuple[float, float]:
+            return tuned.accuracy(images, split, self._config.batch_size)
+
+        found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
+        found |= state.data.get("found", {})
+        with images.augmented(config, self._seed) as epochs:
+            for number in range(state.data.get("tried", 0), len(pairs)):
+                tuned = network(number)
+                tuned.fit(epochs, state)
+                for split in splits:
+                    found[split].append(accuracy(tuned, split))
+                is_best = _choose(found, labels[: number + 1])[0] == number
+                best = tuned.state_dict() if is_best else state.data["best"]
+                done = f"{number + 1} of {len(pairs)} pairs of learning rates"
+                state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
+        chosen, selected_on, candidates = _choose(found, labels)
+        rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
+        entry = {"selected_on": selected_on, "chosen": rates, "candidates": candidates}
+        self._choices.note(f"{protocol}_learning_rates", entry)
+        results = {split: found[split][chosen] for split in splits}
+        if "test" not in results:
+            tuned = network(chosen)
+            tuned.network.load_state_dict(state.data["best"])
+            results["test"] = accuracy(tuned, "test")
+        text = (
+            f"fine-tuning on {config.dataset.name}, {config.epochs} epochs, "
+            f"learning rates of backbone and linear layer {labels[chosen]}"
+        )
+        if len(labels) > 1:
+            text += f" chosen on {selected_on} from {', '.join(labels)}"
+        state.remove()
+        return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text)]
+
+    def _extract(self, images: Images, split: str, interpolation: str) -> Features:
+        features, self.backend = images.features(self._backbone, split, interpolation, self._config.batch_size)
         return features
 
-    def _augmented_epochs(self, config: ProbeConfig, stack: contextlib.ExitStack) -> Callable[[int], Batches]:
-        loader = stack.enter_context(
-            self._images.loader(
-                "train",
-                config.batch_size,
-                transform="crop_flip",
-                crop_scale=config.crop_scale,
-                seed=self._seed,
-                interpolation=config.interpolation,
-            )
-        )
+    def _features_of(self, images: Images, split: str, interpolation: str) -> Features:
+        """Those of the cell's own data set are kept for further evaluations."""
+        own = images is self._images
+        return self._features(split, interpolation) if own else self._extract(images, split, interpolation)
 
-        def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
-            with loader.epoch(number) as batches:
-                for x, y in batches:
-                    yield self._backbone.represent(x), y
+    def _other_images(self, dataset: DatasetConfig) -> Images:
+        return Images(dataset, self._compute, self._choices.path)
 
-        return epoch
+    def _state(self, protocol: str, images: Images, config: ProbeConfig | FineTuneConfig) -> State:
+        """What an earlier attempt at this evaluation has done, with these settings, images and weights."""
+        dataset = images.dataset
+        splits = Manifest.load(self._compute.data_dir, dataset.name).splits
+        content = {name: entry["content_sha256"] for name, entry in splits.items()}
+        settings = [asdict(config), asdict(dataset), content, self._config.select_on, self._seed]
+        path = self._choices.path.with_name(f"evaluation-{protocol}.pt")
+        return State(path, fingerprint(self._backbone.module, settings), self._compute.device)
 
 
 def selection_splits(config: EvaluationConfig, dataset: DatasetConfig, data_dir: Path) -> list[str]:
     """The split that everything is chosen on, as a list; an empty one where the data set has no tuning split.
 
     Raises:
-        RegbenchError: If there is a choice to make and no tuning split to make it on.
+        RegbenchError: If one of the protocols cannot be evaluated: a data set is not prepared or has other channels, or
+            there is a choice to make and no split to make it on.
     """
-    if config.select_on in Manifest.load(data_dir, dataset.name).splits:
-        return [config.select_on]
-    if "probe" in config.protocols and len(config.probe.learning_rates) > 1:
+    for protocol in config.protocols:
+        _selection(config, protocol, dataset, data_dir)
+    return _selection(config, "knn", dataset, data_dir)
+
+
+def _selection(config: EvaluationConfig, protocol: str, dataset: DatasetConfig, data_dir: Path) -> list[str]:
+    """`selection_splits` of one protocol, which may have a data set of its own; `dataset` is the one of the cell."""
+    settings = getattr(config, protocol)
+    own: DatasetConfig = getattr(settings, "dataset", dataset)
+    if own.channels != dataset.channels:
         raise RegbenchError(
-            f"data set {dataset.name!r} has no tuning split to choose the probe's learning rate on; "
-            "give one rate: evaluation.probe.learning_rates=[0.2]"
+            f"{protocol}: {own.name!r} has {own.channels} channels and the backbone is for the {dataset.channels} of "
+            f"{dataset.name!r}; leave {protocol} out of evaluation.protocols"
+        )
+    if config.select_on in Manifest.load(data_dir, own.name).splits:
+        return [config.select_on]
+    where, probe = f"evaluation.{protocol}", settings
+    if isinstance(settings, TransferConfig):
+        where, probe = f"{where}.probe", settings.probe
+    names = ("learning_rates", "backbone_learning_rates", "head_learning_rates")
+    candidates = {name: rates for name in names if (rates := getattr(probe, name, None))}
+    if max(map(len, candidates.values()), default=1) > 1:
+        single = " ".join(f"{where}.{name}=[{rates[len(rates) // 2]:g}]" for name, rates in candidates.items())
+        raise RegbenchError(
+            f"data set {own.name!r} has no tuning split to choose learning rates on; give one of each: {single}"
         )
     return []
 
 
-def _score(name: str, value: float, split: str, protocol: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": "%", "split": split, "protocol": protocol}
+def _choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tuple[int, str, dict[str, float]]:
+    """The best by top-1 on the selection split, the split, and the top-1 of each; without such a split the first."""
+    for split, accuracies in found.items():
+        top1 = [accuracy[0] for accuracy in accuracies]
+        selected_on = split if len(labels) > 1 else "given"
+        return top1.index(max(top1)), selected_on, dict(zip(labels, top1, strict=True))
+    return 0, "given", {}
+
+
+def _steps(milestones: tuple[int, ...]) -> str:
+    return f" with a tenth of the rate from epochs {', '.join(map(str, milestones))} on" if milestones else ""
+
+
+def _accuracy_scores(name: str, accuracies: tuple[float, float], split: str, protocol: str) -> Scores:
+    """The two scores `name`_top1 and `name`_top5."""
+    tops = zip(("top1", "top5"), accuracies, strict=True)
+    return [_score(f"{name}_{top}", value, split, protocol) for top, value in tops]
+
+
+def _score(name: str, value: float, split: str, protocol: str, unit: str = "%") -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "split": split, "protocol": protocol}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from regbench.benchmark.config import FineTuneConfig, ProbeConfig
 from regbench.benchmark.train import Compute
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loader import EvalLoader
 
 Batches = Iterable[tuple[Tensor, Tensor]]
+Epochs = Callable[[int], Batches]
+
+# Features that need more than this part of a GPU's memory stay in main memory and are moved by blocks.
+_DEVICE_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
 class Features:
-    """Representations of a split: `x_ND` (n, d) float32 and labels `y_N` (n,) int64."""
+    """Representations of a split: `x_ND` (n, d) float32 and labels `y_N` (n,) int64, on one device."""
 
     x_ND: Tensor
     y_N: Tensor
@@ -76,8 +82,46 @@ class Images:
         )
 
     def features(self, backbone: Backbone, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
-        """The representations of a split's images, centre crops, in the file's order; and what read the images."""
+        """The representations of a split's images, centre crops, in the file's order; and what read the images.
+
+        They are written to their place batch by batch: there is no second copy of them at any time. On a GPU they stay
+        there if they need an eighth of its memory at most, else they are in main memory.
+        """
         with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
-            bar = tqdm(epoch, f"features of {split}", len(loader), disable=not sys.stderr.isatty(), leave=False)
-            pairs = [(backbone.represent(x), y) for x, y in bar]
-        return Features(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])), loader.backend
+            place = _place(self.compute.device, 4 * loader.num_samples * backbone.dim)
+            x_ND = torch.empty(loader.num_samples, backbone.dim, device=place)
+            y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
+            first = 0
+            for x_NCHW, y in tqdm(
+                epoch, f"features of {split}", len(loader), disable=not sys.stderr.isatty(), leave=False
+            ):
+                x_ND[first : first + len(y)] = backbone.represent(x_NCHW)
+                y_N[first : first + len(y)] = y
+                first += len(y)
+        return Features(x_ND, y_N), loader.backend
+
+    @contextlib.contextmanager
+    def augmented(self, config: ProbeConfig | FineTuneConfig, seed: int) -> Iterator[Epochs]:
+        """Gives the function from an epoch's number to its batches of training images, randomly cropped and flipped."""
+        with self.loader(
+            "train",
+            config.batch_size,
+            transform="crop_flip",
+            crop_scale=config.crop_scale,
+            seed=seed,
+            interpolation=config.interpolation,
+        ) as loader:
+
+            def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+                with loader.epoch(number) as batches:
+                    title = f"epoch {number + 1} of {config.epochs}"
+                    yield from tqdm(batches, title, len(loader), disable=not sys.stderr.isatty(), leave=False)
+
+            yield epoch
+
+
+def _place(device: torch.device, size_bytes: int) -> torch.device:
+    if device.type != "cuda":
+        return device
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    return device if size_bytes <= _DEVICE_SHARE * total_bytes else torch.device("cpu")

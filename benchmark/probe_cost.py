@@ -1,0 +1,86 @@
+"""Measures what eight learning rates cost over one in linear probing: python benchmark/probe_cost.py [OVERRIDES]."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from regbench.benchmark.config import NetworkConfig, ProbeConfig, load_run
+from regbench.benchmark.evaluate import Backbone, LinearHeads
+from regbench.benchmark.evaluate.features import Batches, Epochs, Images
+from regbench.benchmark.measure import hardware
+from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.run import resolve
+from regbench.datasets.prepare import prepare
+
+RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0)
+CLASSES, ROUNDS, SIZE_PX = 1000, 5, 64
+
+
+def generate(folder: Path) -> None:
+    """Two training images of each class and one of val/, 64 px."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 2), ("val", 1)):
+        for label in range(CLASSES):
+            place = folder / part / f"{label:04d}"
+            place.mkdir(parents=True)
+            for i in range(count):
+                coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+                coarse.resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC).save(place / f"{i}.jpg")
+
+
+def represented(backbone: Backbone, augmented: Epochs, epoch: int) -> Batches:
+    """The features of an epoch's images."""
+    return ((backbone.represent(x_NCHW), y_N) for x_NCHW, y_N in augmented(epoch))
+
+
+def main() -> None:
+    """Prints the seconds of an epoch with one rate and with eight, in turns, and the median of the rounds' ratios.
+
+    Images are randomly cropped and flipped. On a CPU these are seconds of the process's own CPU time, which other work
+    on the machine hardly changes.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        generate(folder / "source")
+        settings = [f"dataset.{key}={SIZE_PX}" for key in ("image_size", "eval_resize")]
+        settings += ["dataset.name=generated", f"dataset.num_classes={CLASSES}", f"runtime.data_dir={folder}"]
+        cell, runtime = load_run(["dataset=imagefolder", *settings, *sys.argv[1:]])
+        compute = resolve(runtime)
+        prepare(cell.dataset, folder, source_dir=folder / "source", progress=False)
+        network = SiameseNetwork(NetworkConfig(backbone="resnet18", hidden_dim=8), 8, 3, 0)
+        backbone = Backbone(network.backbone.to(compute.device), network.representation_dim)
+        images = Images(cell.dataset, compute, folder / "choice.json")
+        all_rates = ProbeConfig(learning_rates=RATES, epochs=1)
+        one_rate = dataclasses.replace(all_rates, learning_rates=RATES[:1])
+        ratios = []
+        print(f"ResNet-18, {SIZE_PX} px, {2 * CLASSES:,} images of {CLASSES:,} classes; {hardware(compute.device)}")
+        clock = time.perf_counter if compute.device.type == "cuda" else time.process_time
+        for number in range(ROUNDS + 1):
+            seconds = []
+            for config in (one_rate, all_rates):
+                heads = LinearHeads(backbone.dim, CLASSES, config, 0, compute.device)
+                with images.augmented(config, 0) as augmented:
+                    epochs = functools.partial(represented, backbone, augmented)
+                    began_s = clock()
+                    heads.fit(epochs)
+                    if compute.device.type == "cuda":
+                        torch.cuda.synchronize(compute.device)
+                    seconds.append(clock() - began_s)
+            if number:  # the first round warms up
+                ratios.append(seconds[1] / seconds[0])
+                print(f"one rate {seconds[0]:.2f} s, {len(RATES)} rates {seconds[1]:.2f} s: {ratios[-1]:.3f}")
+        print(f"median ratio {statistics.median(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

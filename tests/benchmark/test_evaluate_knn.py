@@ -1,0 +1,147 @@
+"""Weighted kNN against a loop over images and against scikit-learn, and what it needs in memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.benchmark.config import KNNConfig
+from regbench.benchmark.cost_ranks import peak_extra_bytes
+from regbench.benchmark.evaluate import Features, weighted_knn
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def draw(n: int, classes: int, seed: int, dim: int = 6, spread: float = 1.0) -> Features:
+    """Classes are Gaussian clouds around fixed centres."""
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (n,), generator=generator)
+    return Features(centres[y] + spread * torch.randn(n, dim, generator=generator), y)
+
+
+def signs(n: int, classes: int, seed: int) -> Features:
+    """Vectors of four signs: there are sixteen, and five values of their cosines, exact in floating point."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(2, (n, 4), generator=generator) * 2.0 - 1.0
+    return Features(x, torch.randint(classes, (n,), generator=generator))
+
+
+def slow_knn(bank: Features, queries: Features, k: int, temperature: float, classes: int) -> tuple[float, float]:
+    def cosine(u: list[float], v: list[float]) -> float:
+        return sum(a * b for a, b in zip(u, v, strict=True)) / math.sqrt(sum(a * a for a in u) * sum(b * b for b in v))
+
+    correct1 = correct5 = 0
+    for x, label in zip(queries.x_ND.tolist(), queries.y_N.tolist(), strict=True):
+        pairs = [(cosine(x, v), c) for v, c in zip(bank.x_ND.tolist(), bank.y_N.tolist(), strict=True)]
+        nearest = sorted(pairs, key=lambda pair: -pair[0])[:k]  # stable: the first of equals stays first
+        votes = [0.0] * classes
+        for similarity, c in nearest:
+            votes[c] += math.exp(similarity / temperature)
+        # A class without any vote is no guess of the classifier's.
+        ranked = sorted((c for c in range(classes) if votes[c]), key=lambda c: -votes[c])
+        correct1 += ranked[0] == label
+        correct5 += label in ranked[:5]
+    return 100 * correct1 / len(queries.y_N), 100 * correct5 / len(queries.y_N)
+
+
+@pytest.mark.parametrize("blocks", [(2048, 8192), (7, 11), (31, 1)])
+def test_all_k_in_one_pass_are_those_of_a_loop(blocks: tuple[int, int]) -> None:
+    bank, queries = draw(150, 9, seed=2, spread=2.0), draw(60, 9, seed=3, spread=2.0)
+    config = KNNConfig(k=20, other_k=(1, 150, 7, 20), temperature=0.3)
+    found = weighted_knn(bank, queries, config, 9, blocks=blocks)
+    assert list(found) == [20, 1, 150, 7]
+    for k, accuracies in found.items():
+        assert accuracies == slow_knn(bank, queries, k, 0.3, 9), k
+    assert found[1][0] == found[1][1]  # one vote names one class
+    assert found[20][0] < found[20][1] < 100
+    assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize(("temperature", "blocks"), [(0.07, (2048, 8192)), (0.07, (10, 13)), (0.5, (30, 64))])
+def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
+    temperature: float, blocks: tuple[int, int]
+) -> None:
+    bank, queries = signs(150, 7, seed=0), signs(40, 7, seed=1)
+    config = KNNConfig(k=5, other_k=(2, 30), temperature=temperature)
+    found = weighted_knn(bank, queries, config, 7, blocks=blocks)
+    for k, accuracies in found.items():
+        assert accuracies == slow_knn(bank, queries, k, temperature, 7), k
+
+
+def test_the_first_of_equal_images_is_the_nearest_and_the_smaller_label_wins() -> None:
+    same = torch.ones(4, 3)
+    bank, query = Features(same, torch.tensor([2, 1, 0, 0])), torch.ones(1, 3)
+    for k, winner in ((1, 2), (2, 1), (3, 0), (4, 0)):
+        tops = [weighted_knn(bank, Features(query, torch.tensor([c])), KNNConfig(k=k), 3)[k][0] for c in range(3)]
+        assert tops == [100.0 * (c == winner) for c in range(3)], k
+
+
+@pytest.mark.parametrize("k", [1, 20, 90])
+def test_against_scikit_learn(k: int) -> None:
+    bank, queries = draw(400, 12, seed=4, dim=16, spread=2.5), draw(300, 12, seed=5, dim=16, spread=2.5)
+
+    def weights(distances: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        found: npt.NDArray[np.float64] = np.exp((1 - distances) / 0.07)
+        return found
+
+    other = KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
+    other.fit(bank.x_ND.double().numpy(), bank.y_N.numpy())
+    shares = other.predict_proba(queries.x_ND.double().numpy())
+    own = shares[np.arange(300), queries.y_N.numpy()]
+    rank = (shares > own[:, None]).sum(axis=1)
+    expected = tuple(100 * float(((rank < top) & (own > 0)).mean()) for top in (1, 5))
+    assert weighted_knn(bank, queries, KNNConfig(k=k), 12)[k] == pytest.approx(expected)
+
+
+def test_near_neighbours_weigh_more_at_a_low_temperature() -> None:
+    bank = Features(torch.tensor([[1.0, 0.1], [1.0, 0.9], [1.0, 0.95]]), torch.tensor([0, 1, 1]))
+    query = Features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    for temperature, expected in ((1e-4, 100), (0.07, 100), (10.0, 0)):
+        assert weighted_knn(bank, query, KNNConfig(k=3, temperature=temperature), 2)[3][0] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (KNNConfig(k=91), r"evaluation\.knn\.k=91 is larger than the 90 training images"),
+        (KNNConfig(k=5, other_k=(3, 200)), r"evaluation\.knn\.other_k=200 is larger"),
+        (KNNConfig(k=0), r"evaluation\.knn\.k=0 must be at least 1"),
+    ],
+)
+def test_impossible_numbers_of_neighbours_are_refused(config: KNNConfig, reason: str) -> None:
+    with pytest.raises(RegbenchError, match=reason):
+        weighted_knn(draw(90, 3, seed=0), draw(5, 3, seed=1), config, 3)
+
+
+def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:
+    labels = [torch.zeros(len(x), dtype=torch.int64) for x in (bank, queries)]
+    config = KNNConfig(k=5, other_k=(50,))
+
+    def run() -> list[Tensor]:
+        weighted_knn(Features(bank, labels[0]), Features(queries, labels[1]), config, 10, blocks=blocks)
+        return []
+
+    return peak_extra_bytes(run, CPU)
+
+
+def test_memory_is_a_block_whatever_the_size_of_the_bank() -> None:
+    q, b, d = 128, 512, 128
+    queries = torch.randn(200, d)
+    small, large = (extra_bytes(torch.randn(n, d), queries, (q, b)) for n in (1024, 8192))
+    assert small == large
+    block_bytes = 4 * (q * d + b * d) + 12 * q * b
+    assert block_bytes < large < 1.3 * block_bytes
+    assert large < 8192 * d * 4 / 3

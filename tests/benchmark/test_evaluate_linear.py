@@ -1,0 +1,216 @@
+"""Linear probing against torch's SGD, schedulers and BatchNorm1d, alone, side by side and after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regbench.benchmark.config import ProbeConfig
+from regbench.benchmark.evaluate import Features, LinearHeads
+from regbench.benchmark.evaluate import state as states
+from regbench.benchmark.evaluate.state import State
+
+CPU = torch.device("cpu")
+PROBE = ProbeConfig(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
+STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def draw(n: int, classes: int, seed: int, dim: int = 6, spread: float = 1.0) -> Features:
+    """Classes are Gaussian clouds around fixed centres, far from the origin and of different widths."""
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (n,), generator=generator)
+    return Features(centres[y] + spread * torch.randn(n, dim, generator=generator), y)
+
+
+def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(features.y_N), generator=torch.Generator().manual_seed(number))
+        for rows in order.split(list(sizes)):
+            yield features.x_ND[rows], features.y_N[rows]
+
+    return epoch
+
+
+def fitted(config: ProbeConfig, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> LinearHeads:
+    heads = LinearHeads(6, classes, config, 4, CPU)
+    heads.fit(batches(draw(sum(sizes), classes, seed=5), sizes))
+    return heads
+
+
+def by_torch(config: ProbeConfig, rate: float, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> nn.Sequential:
+    """The same head of torch's layers, by autograd, torch's cross-entropy, SGD and schedulers; in evaluation mode."""
+    linear = nn.Linear(6, classes)
+    with torch.no_grad():
+        linear.weight.copy_((0.01 * torch.randn(6, classes, generator=torch.Generator().manual_seed(4))).T)
+        linear.bias.zero_()
+    norm = nn.BatchNorm1d(6, affine=False) if config.batch_norm else nn.Identity()
+    model = nn.Sequential(norm, linear)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    scheduler: torch.optim.lr_scheduler.LRScheduler = (
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.milestones))
+        if config.milestones
+        else torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
+    )
+    for epoch in range(config.epochs):
+        for x, y in batches(draw(sum(sizes), classes, seed=5), sizes)(epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
+@pytest.mark.parametrize("rate", PROBE.learning_rates)
+def test_a_head_classifies_as_torchs(config: ProbeConfig, rate: float) -> None:
+    """On 5,000 points all over the space, so that a weight off by a thousandth changes some of the classes."""
+    x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
+    expected = by_torch(config, rate, 4)(x).argmax(dim=1)
+    (top1, top5), *_ = fitted(replace(config, learning_rates=(rate,)), 4).accuracies(Features(x, expected))
+    assert top1 >= 99.98  # one point of 5,000 may lie on a border
+    assert top5 == 100
+
+
+def test_batch_norm_and_steps_each_matter() -> None:
+    """Else the test above would not tell them from nothing."""
+    x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
+    expected = by_torch(STEPS, 0.4, 4)(x).argmax(dim=1)
+    for changed in (replace(STEPS, batch_norm=False), replace(STEPS, milestones=()), replace(STEPS, milestones=(3, 5))):
+        heads = fitted(replace(changed, learning_rates=(0.4,)), 4)
+        assert heads.accuracies(Features(x, expected))[0][0] < 99.9
+
+
+@pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
+def test_heads_side_by_side_are_those_of_separate_runs(config: ProbeConfig) -> None:
+    queries = draw(400, 7, seed=7, spread=2.0)
+    together = fitted(config, 7).accuracies(queries)
+    apart = [fitted(replace(config, learning_rates=(rate,)), 7).accuracies(queries)[0] for rate in PROBE.learning_rates]
+    assert together == apart
+    assert len(set(together)) > 1
+    assert all(top1 < top5 < 100 for top1, top5 in together)
+
+
+def test_a_last_batch_of_one_image_has_no_variance_and_is_left_out() -> None:
+    queries = draw(400, 4, seed=7)
+    found = fitted(STEPS, 4, sizes=(32, 32, 1)).accuracies(queries)
+    heads = LinearHeads(6, 4, STEPS, 4, CPU)
+    whole = batches(draw(65, 4, seed=5), (32, 32, 1))
+    heads.fit(lambda epoch: list(whole(epoch))[:2])
+    assert found == heads.accuracies(queries)
+    assert fitted(PROBE, 4, sizes=(32, 32, 1)).accuracies(queries) != fitted(PROBE, 4, sizes=(32, 32)).accuracies(
+        queries
+    )
+
+
+def test_the_block_of_the_accuracies_does_not_matter() -> None:
+    heads, queries = fitted(STEPS, 4), draw(101, 4, seed=8)
+    assert heads.accuracies(queries, block=10) == heads.accuracies(queries)
+
+
+def test_accuracies_are_those_of_a_count() -> None:
+    heads = LinearHeads(6, 6, replace(PROBE, learning_rates=(0.1,)), 4, CPU)
+    weight = 0.01 * torch.randn(6, 6, generator=torch.Generator().manual_seed(4))
+    queries = draw(200, 6, seed=9)
+    ranked = (queries.x_ND @ weight).argsort(dim=1, descending=True).tolist()
+    hits = [row.index(label) for row, label in zip(ranked, queries.y_N.tolist(), strict=True)]
+    expected = (100 * sum(h < 1 for h in hits) / 200, 100 * sum(h < 5 for h in hits) / 200)
+    (found,) = heads.accuracies(queries)
+    assert found == pytest.approx(expected)
+
+
+def test_heads_learn_a_separable_problem() -> None:
+    generator = torch.Generator().manual_seed(10)
+    y = torch.arange(90) % 3
+    x = 4 * torch.eye(6)[y] + 0.1 * torch.randn(90, 6, generator=generator)
+    heads = LinearHeads(6, 3, ProbeConfig(learning_rates=(0.5,), epochs=5), 0, CPU)
+    heads.fit(batches(Features(x, y), (30, 30, 30)))
+    assert heads.accuracies(Features(x, y)) == [(100.0, 100.0)]
+
+
+def test_a_rate_that_diverges_spoils_no_other() -> None:
+    queries = draw(300, 4, seed=11)
+    good, bad = fitted(replace(PROBE, learning_rates=(0.4, 1e38)), 4).accuracies(queries)
+    assert good == fitted(replace(PROBE, learning_rates=(0.4,)), 4).accuracies(queries)[0]
+    assert bad[0] < good[0]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_training_goes_on_after_a_kill_as_if_there_was_none(
+    at: int, config: ProbeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
+    train, path = batches(draw(70, 4, seed=5), (32, 32, 6)), tmp_path / "evaluation-probe.pt"
+    walked: list[int] = []
+
+    def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, batch in enumerate(train(epoch)):
+            if (epoch, number) == (at, 2):
+                raise Killed
+            yield batch
+
+    def counted(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        walked.append(epoch)
+        return train(epoch)
+
+    with pytest.raises(Killed):
+        LinearHeads(6, 4, config, 4, CPU).fit(killed, State(path, "key", CPU))
+    assert path.exists() == (at > 0)
+    resumed = LinearHeads(6, 4, config, 4, CPU)
+    resumed.fit(counted, State(path, "key", CPU))
+    assert walked == list(range(at, config.epochs))
+    undisturbed = fitted(config, 4)
+    for name in ("_weight_HDC", "_bias_HC", "_mean_D", "_variance_D"):
+        assert torch.equal(getattr(resumed, name), getattr(undisturbed, name)), name
+    # All is trained: a third process only scores.
+    LinearHeads(6, 4, config, 4, CPU).fit(killed, State(path, "key", CPU))
+
+
+def test_a_state_of_another_evaluation_or_a_damaged_one_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "evaluation-probe.pt"
+    State(path, "one", CPU).save("epoch 1 of 2", last=True, tensors=[torch.ones(5000)])
+    found = State(path, "one", CPU).data
+    assert (found["done"], len(found["tensors"][0])) == ("epoch 1 of 2", 5000)
+    assert State(path, "another", CPU).data == {}
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    for damaged in (bytes(content), content[:-20], b""):
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert State(path, "one", CPU).data == {}
+        assert "is damaged" in caplog.text
+    State(path, "one", CPU).remove()
+    assert not path.exists()
+
+
+def test_short_epochs_do_not_all_write(tmp_path: Path) -> None:
+    """The last one does; what is written is what training had then."""
+    path = tmp_path / "evaluation-probe.pt"
+    written: list[int] = []
+
+    def watched(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if path.exists():
+            written.append(epoch)
+        return batches(draw(70, 4, seed=5), (32, 32, 6))(epoch)
+
+    LinearHeads(6, 4, PROBE, 4, CPU).fit(watched, State(path, "key", CPU))
+    assert written == []
+    assert State(path, "key", CPU).data["epoch"] == PROBE.epochs

@@ -1,0 +1,294 @@
+"""The evaluator's protocols that train, on a tiny data set: what they score, choose, refuse, and leave after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regbench import RegbenchError
+from regbench.benchmark.choice import Choices
+from regbench.benchmark.config import Cell, EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig, load_run
+from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
+from regbench.benchmark.evaluate import state as states
+from regbench.benchmark.evaluate.features import Images
+from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.run import resolve
+from regbench.benchmark.train import Compute
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.prepare import prepare
+
+Make = Callable[..., Evaluator]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def cell(tiny: list[str]) -> Cell:
+    return load_run(tiny)[0]
+
+
+@pytest.fixture
+def compute(tiny: list[str]) -> Compute:
+    return resolve(load_run(tiny)[1])
+
+
+@pytest.fixture(scope="module")
+def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> DatasetConfig:
+    """A third of tiny's training images, by a list, and a tuning split from those that it does not name."""
+    names = [f"{label}/{i:03d}.jpg" for label in ("level", "slanted", "upright") for i in range(0, 39, 3)]
+    listed = tmp_path_factory.mktemp("list") / "few.txt"
+    listed.write_text("\n".join(names))
+    whole = DatasetConfig(
+        name="few",
+        source="imagefolder",
+        image_size=24,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        num_classes=3,
+        eval_resize=24,
+        train_list=str(listed),
+        tuning_per_class=10,
+    )
+    prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
+    return whole
+
+
+@pytest.fixture
+def make(cell: Cell, compute: Compute, tmp_path: Path) -> Make:
+    """An evaluator of the same untrained network in a folder of its own, with a changed configuration."""
+
+    def evaluator(folder: str, **changes: Any) -> Evaluator:
+        choices = Choices(tmp_path / folder / "choice.json")
+        choices.note("hyperparameters", {"selected_on": "given"})
+        network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 0)
+        backbone = Backbone(network.backbone, network.representation_dim)
+        return Evaluator(replace(cell.evaluation, **changes), cell.dataset, backbone, compute, choices, seed=1)
+
+    return evaluator
+
+
+def probing(**changes: Any) -> ProbeConfig:
+    settings: dict[str, Any] = {
+        "learning_rates": (0.001, 0.1),
+        "epochs": 4,
+        "milestones": (2, 3),
+        "batch_norm": True,
+        "batch_size": 32,
+    }
+    return ProbeConfig(**(settings | changes))
+
+
+def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuneConfig:
+    settings: dict[str, Any] = {"dataset": dataset, "epochs": 4, "batch_size": 16}
+    return FineTuneConfig(
+        **(settings | {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)} | changes)
+    )
+
+
+def named(scores: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    return {(score["name"], score["split"]): score["value"] for score in scores}
+
+
+def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
+    several = make("several", knn=replace(cell.evaluation.knn, k=5, other_k=(1, 20)))
+    scores = {**named(several.select()), **named(several.run("knn"))}
+    names = [f"knn{k}_{top}" for k in ("", "_k1", "_k20") for top in ("top1", "top5")]
+    assert list(scores) == [(name, split) for split in ("tuning", "test") for name in names]
+    alone = make("alone", knn=replace(cell.evaluation.knn, k=20)).run("knn")
+    assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
+
+
+def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
+    config = probing(features="augmented", epochs=12, milestones=(8, 10), batch_size=8, crop_scale=(0.5, 1.0))
+    scores = make("run", places205=TransferConfig(dataset=few, probe=config)).run("places205")
+    assert list(named(scores)) == [
+        (f"places205_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")
+    ]
+    assert named(scores)["places205_top1", "test"] > 50
+    for part in (
+        "augmented features, BN without",
+        "12 epochs with a tenth of the rate from epochs 8, 10 on",
+        "chosen on",
+    ):
+        assert part in scores[0]["protocol"]
+    entry = json.loads((tmp_path / "run" / "choice.json").read_text())["places205_learning_rate"]
+    assert entry["selected_on"] == "tuning"
+    assert entry["chosen"] == 0.1
+    assert entry["candidates"].keys() == {"0.001", "0.1"}
+    assert entry["candidates"]["0.1"] == named(scores)["places205_top1", "tuning"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["choice.json"]
+
+
+@pytest.mark.parametrize("features", ["cached", "augmented"])
+def test_probing_with_many_rates_is_as_with_each_alone(make: Make, features: str) -> None:
+    config = probing(features=features)
+    together = make("together", probe=config)
+    scores = named(together.run("probe"))
+    alone = {
+        rate: named(make(f"{rate}", probe=replace(config, learning_rates=(rate,))).run("probe"))
+        for rate in config.learning_rates
+    }
+    best = max(alone, key=lambda rate: alone[rate]["linear_top1", "tuning"])
+    assert scores == alone[best]
+
+
+@pytest.mark.parametrize("protocol", ["labels1", "labels10"])
+def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
+    protocol: str, make: Make, few: DatasetConfig, tmp_path: Path
+) -> None:
+    evaluator = make("run", **{protocol: tuning(few)})
+    module = evaluator._backbone.module
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    scores = evaluator.run(protocol)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    names = [(f"{protocol}_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")]
+    assert list(named(scores)) == names
+    entry = json.loads((tmp_path / "run" / "choice.json").read_text())[f"{protocol}_learning_rates"]
+    assert list(entry["candidates"]) == ["0 and 0.0001", "0 and 0.1", "0.05 and 0.0001", "0.05 and 0.1"]
+    best = max(entry["candidates"], key=lambda pair: entry["candidates"][pair])
+    assert [f"{rate:g}" for rate in entry["chosen"].values()] == best.split(" and ")
+    assert entry["selected_on"] == "tuning"
+    assert entry["candidates"][best] == named(scores)[protocol + "_top1", "tuning"]
+    assert "fine-tuning on few, 4 epochs" in scores[0]["protocol"]
+    assert f"{best} chosen on tuning from" in scores[0]["protocol"]
+    # The test score is the chosen pair's own, whichever was trained last.
+    chosen = tuple((rate,) for rate in entry["chosen"].values())
+    alone = make("alone", **{protocol: tuning(few, backbone_learning_rates=chosen[0], head_learning_rates=chosen[1])})
+    assert named(alone.run(protocol)) == named(scores)
+
+
+def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
+    evaluator = make("run", labels1=tuning(few), probe=probing(features="cached"), select_on="test")
+    for protocol, entry in (("labels1", "labels1_learning_rates"), ("probe", "probe_learning_rate")):
+        scores = evaluator.run(protocol)
+        assert {score["split"] for score in scores} == {"test"}
+        assert "chosen on test from" in scores[0]["protocol"]
+        assert json.loads((tmp_path / "run" / "choice.json").read_text())[entry]["selected_on"] == "test"
+
+
+def test_what_cannot_be_evaluated_is_refused_before_training(
+    cell: Cell, few: DatasetConfig, tiny_source: Path, tiny_data_dir: Path
+) -> None:
+    whole = replace(few, name="untuned", train_list=None, tuning_per_class=None)
+    prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
+
+    def refused(protocol: str, reason: str, **changes: Any) -> None:
+        config: EvaluationConfig = replace(cell.evaluation, protocols=(protocol,), **changes)
+        with pytest.raises(RegbenchError, match=reason):
+            selection_splits(config, cell.dataset, tiny_data_dir)
+
+    one = {"backbone_learning_rates": (0.1,), "head_learning_rates": (0.2,)}
+    refused(
+        "labels1",
+        r"'untuned' has no tuning split .* evaluation\.labels1\.backbone_learning_rates=\[0\.05\] "
+        r"evaluation\.labels1\.head_learning_rates=\[0\.1\]",
+        labels1=tuning(whole),
+    )
+    refused(
+        "places205",
+        r"'untuned' has no tuning split .* evaluation\.places205\.probe\.learning_rates=\[0\.1\]",
+        places205=TransferConfig(dataset=whole, probe=probing()),
+    )
+    refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
+    grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
+    refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
+    config = replace(cell.evaluation, protocols=("knn", "labels1"), labels1=tuning(whole, **one))
+    assert selection_splits(config, cell.dataset, tiny_data_dir) == ["tuning"]
+    with pytest.raises(RegbenchError, match=r"evaluation\.labels10\.head_learning_rates is empty"):
+        replace(cell.evaluation, labels10=tuning(few, head_learning_rates=()))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("protocol", ["probe", "places205", "labels1"])
+def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
+    protocol: str, make: Make, few: DatasetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
+    each: dict[str, dict[str, Any]] = {
+        "probe": {"probe": probing(features="cached", epochs=3)},
+        "places205": {"places205": TransferConfig(dataset=few, probe=probing(features="augmented", epochs=3))},
+        "labels1": {"labels1": tuning(few, epochs=2, head_learning_rates=(0.1,))},
+    }
+    settings = each[protocol]
+    expected = make("undisturbed", **settings).run(protocol)
+    save = State.save
+    saved: list[str] = []
+
+    def killed(state: State, done: str, **changes: Any) -> None:
+        """Every writing is the last thing that its process does."""
+        save(state, done, **changes)
+        saved.append(done)
+        raise Killed
+
+    monkeypatch.setattr(State, "save", killed)
+    for _ in range(20):
+        try:
+            found = make("killed", **settings).run(protocol)
+            break
+        except Killed:
+            assert [path.name for path in (tmp_path / "killed").glob("*.pt")] == [f"evaluation-{protocol}.pt"]
+    assert found == expected
+    assert len(saved) == len(set(saved)) == (3 if protocol != "labels1" else 2 * (2 + 1))
+    choices = [json.loads((tmp_path / name / "choice.json").read_text()) for name in ("undisturbed", "killed")]
+    assert choices[0] == choices[1]
+    assert not list((tmp_path / "killed").glob("*.pt"))
+
+
+def test_other_settings_or_weights_do_not_go_on_from_a_state(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
+    save = State.save
+
+    def killed(state: State, done: str, **changes: Any) -> None:
+        save(state, done, **changes)
+        raise Killed
+
+    config = probing(features="cached")
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "save", killed)
+        with pytest.raises(Killed):
+            make("run", probe=config).run("probe")
+    other = replace(config, weight_decay=0.1)
+    assert make("run", probe=other).run("probe") == make("fresh", probe=other).run("probe")
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "save", killed)
+        with pytest.raises(Killed):
+            make("run", probe=config).run("probe")
+    evaluator = make("run", probe=config)
+    with torch.no_grad():
+        next(evaluator._backbone.module.parameters()).mul_(2)
+    assert evaluator._state("probe", evaluator._images, config).data == {}
+    assert make("run", probe=config)._state("probe", evaluator._images, config).data["epoch"] == 1
+
+
+def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: Path) -> None:
+    from regbench.benchmark.cost_ranks import peak_extra_bytes
+
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, :1].expand(-1, 30_000)
+
+    images = Images(cell.dataset, compute, tmp_path / "choice.json")
+
+    def run() -> Iterator[torch.Tensor]:
+        features, _ = images.features(Backbone(Wide(), 30_000), "train", "bilinear", 6)
+        yield features.y_N
+
+    size_bytes = 120 * 30_000 * 4
+    peak_bytes = peak_extra_bytes(lambda: list(run()), torch.device("cpu"))
+    assert size_bytes < peak_bytes < 1.3 * size_bytes
