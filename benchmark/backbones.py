@@ -1,8 +1,9 @@
 """Backbones that were not trained here: torchvision's, timm's, and files of published weights.
 
-A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the backbone alone (SFRIK's
-`…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a training checkpoint in which the backbone's
-names have a prefix ("module.backbone." in SFRIK and VICReg, "backbone." in DINO's "teacher") beside projector and head.
+A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the backbone alone
+(SFRIK's `…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a training checkpoint in which the
+backbone's names have a prefix ("module.backbone." in SFRIK's and VICReg's "model", "backbone." in DINO's "teacher")
+beside projector and head.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ log = logging.getLogger("regbench")
 
 # Where a checkpoint keeps the weights; DINO evaluates its teacher.
 _CONTAINERS = ("teacher", "state_dict", "model", "model_state_dict", "network")
-_HEADS = frozenset(
-    "projector projection projection_head predictor prediction_head expander head heads fc classifier prototypes".split()
+_HEADS = (
+    *("projector", "projection", "projection_head", "expander", "predictor", "prediction_head"),
+    *("head", "heads", "fc", "classifier", "prototypes"),
 )
 _SHOWN = 5
 
@@ -124,7 +126,7 @@ def _timm(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[f
         near = ", ".join(timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:_SHOWN])
         raise RegbenchError(f"{source}: timm has no weights of that name; near: {near or 'none'}")
     try:
-        model = timm.create_model(name, pretrained=True, num_classes=0)
+        model: Any = timm.create_model(name, pretrained=True, num_classes=0)
     except (OSError, RuntimeError) as error:
         raise RegbenchError(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
     return model, tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
@@ -181,9 +183,9 @@ def _read(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise RegbenchError(
-            f"{path} cannot be read safely as a file of weights ({' '.join(str(error).split())[:120]}); if you trust it, "
-            f"convert it: python -c \"import torch; torch.save(torch.load('{path}', weights_only=False)['state_dict'], "
-            "'weights.pth')\" (with the key that it has)"
+            f"{path} cannot be read safely as a file of weights ({' '.join(str(error).split())[:120]}); if you trust "
+            f"it, convert it: python -c \"import torch; torch.save(torch.load('{path}', weights_only=False)"
+            "['state_dict'], 'weights.pth')\" (with the key that it has)"
         ) from error
     for _ in range(2):
         if isinstance(content, dict):

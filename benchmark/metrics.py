@@ -33,7 +33,8 @@ def effective_rank(z_NQ: Tensor) -> float:
     eigenvalues = torch.linalg.eigvalsh(z @ z.T if n <= q else z.T @ z).clamp_min(0)
     singular = eigenvalues.sqrt()
     p = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny)
-    return torch.special.entr(p).sum().exp().item()
+    rank: float = torch.special.entr(p).sum().exp().item()
+    return rank
 
 
 @torch.no_grad()

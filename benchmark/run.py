@@ -333,7 +333,8 @@ def signed(record: Mapping[str, Any]) -> str:
 
 
 def _shown(score: Mapping[str, Any]) -> str:
-    return f"{score['name']} {score['value']:.2f}{' %' * (score['unit'] == '%')} ({score['split']})"
+    value = f"{score['value']:.2f} %" if score["unit"] == "%" else f"{score['value']:.4g}"
+    return f"{score['name']} {value} ({score['split']})"
 
 
 def _spectrum(method: methods.Regularizer, q: int) -> list[float] | None:

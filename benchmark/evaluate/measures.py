@@ -59,7 +59,7 @@ def alignment(views_NVD: Tensor) -> float:
 
 @torch.no_grad()
 def uniformity(x_ND: Tensor, block: int = 1024) -> float:
-    """log E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images, 0 (collapsed) down to about −4.
+    """The logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images, 0 (collapsed) down to about −4.
 
     ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations.
 
@@ -100,13 +100,14 @@ def alpha_req(x_ND: Tensor) -> float | None:
     eigenvalues = torch.linalg.eigvalsh(x.T @ x if d <= n else x @ x.T).flip(0)
     first, last = ALPHA_RANKS
     positive = int((eigenvalues > 1e-10 * eigenvalues[0]).sum())
-    ranks = torch.arange(first, min(last, positive) + 1, dtype=torch.float64, device=x.device)
-    if len(ranks) < 2:
+    if positive <= first:
         return None
+    ranks = torch.arange(first, min(last, positive) + 1, dtype=torch.float64, device=x.device)
     log_rank, log_value = ranks.log(), eigenvalues[first - 1 : first - 1 + len(ranks)].log()
     weight = 1 / ranks / (1 / ranks).sum()
     log_rank = log_rank - weight @ log_rank
-    return -((weight * log_rank) @ log_value / (weight @ log_rank.square())).item()
+    slope: float = ((weight * log_rank) @ log_value / (weight @ log_rank.square())).item()
+    return -slope
 
 
 @torch.no_grad()
@@ -134,4 +135,7 @@ def lidar(views_NVD: Tensor) -> float | None:
     n, d = between_ND.shape
     eigenvalues = torch.linalg.eigvalsh(white_DN @ white_DN.T if d <= n else white_DN.T @ white_DN).clamp_min(0)
     total = eigenvalues.sum()
-    return torch.special.entr(eigenvalues / total).sum().exp().item() if total > 0 else None
+    if total <= 0:
+        return None
+    rank: float = torch.special.entr(eigenvalues / total).sum().exp().item()
+    return rank

@@ -349,7 +349,11 @@ def evaluate(
     \b
     PROTOCOLs: knn, probe, places205, labels1, labels10, voc07 and measures (docs/evaluation.md).
     """
-    protocols = [protocol.strip() for protocol in only.split(",")] if only is not None else []
+    from regbench.benchmark.config import PROTOCOLS
+
+    protocols = only.split(",") if only is not None else []
+    if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
+        raise RegbenchError(f"--only: unknown protocol {unknown[0]!r}; known: {', '.join(PROTOCOLS)}")
     if backbone is not None:
         from regbench.benchmark.external import evaluate_backbone
 
@@ -921,5 +925,8 @@ def _prepare(dataset: Any, data_dir: str) -> None:
 def _print_scores(scores: list[dict[str, Any]]) -> None:
     from tabulate import tabulate
 
-    rows = [[s["name"], s["split"], f"{s['value']:.2f} {s['unit']}", s["protocol"]] for s in scores]
+    rows = []
+    for s in scores:
+        value = f"{s['value']:.2f} {s['unit']}" if s["unit"] else f"{s['value']:.4g}"
+        rows.append([s["name"], s["split"], value, s["protocol"]])
     click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))
