@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import logging
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
     try:
         # Training checkpoints name their options' class, or the optimizer's functions: something inert is put in place.
-        with torch.serialization.safe_globals([argparse.Namespace, *((_Ignored, name) for name in names)]):
+        allowed = [argparse.Namespace, *((_Ignored, name) for name in names)]
+        with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is refused anyway
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise RegbenchError(

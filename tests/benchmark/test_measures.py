@@ -103,10 +103,7 @@ def test_alpha_of_a_power_law(alpha: float, n: int) -> None:
     eigenvalues = torch.zeros(d, dtype=torch.float64)
     rank = min(d, n - 1)
     eigenvalues[:rank] = torch.arange(1, rank + 1, dtype=torch.float64) ** -alpha
-    if d < n:
-        x = cloud(eigenvalues, n)
-    else:
-        x = cloud(eigenvalues[:rank], n) @ rotation(d)[:rank]
+    x = cloud(eigenvalues, n) if d < n else cloud(eigenvalues[:rank], n) @ rotation(d)[:rank]
     assert alpha_req(x + 3) == pytest.approx(alpha, rel=1e-6)  # the mean does not matter
 
 

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def slow(positive: list[bool], score: list[float]) -> tuple[float, float]:
-    """By the definitions: precision and recall of every threshold, and for each recall the best precision from there."""
+    """By the definitions: precision and recall of every threshold, the best precision from each recall on."""
     curve = []
     for threshold in sorted(set(score)):
         found = [p for p, s in zip(positive, score, strict=True) if s >= threshold]
