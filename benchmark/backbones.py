@@ -180,7 +180,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
     try:
         # Training checkpoints name their options' class, or the optimizer's functions: something inert is put in place.
-        allowed = [argparse.Namespace, *((_Ignored, name) for name in names)]
+        allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file that is refused anyway
             content = torch.load(path, map_location="cpu", weights_only=True)

@@ -189,12 +189,13 @@ class MeasuresConfig:
 
     Attributes:
         images: Of the split that are looked at, centre crops; fewer if it has fewer.
-        view_images: Images whose augmented views alignment and LiDAR look at.
+        view_images: Images whose augmented views alignment and LiDAR look at; LiDAR wants more than the representation
+            has dimensions.
         views: Augmented views of each of them.
     """
 
-    images: int = 10_000
-    view_images: int = 1000
+    images: int = 5000
+    view_images: int = 500
     views: int = 10
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from torchvision.models import resnet18
 
+from regbench import RegbenchError
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import load_run
 from regbench.benchmark.directory import read_record, run_directory
@@ -233,8 +235,6 @@ def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> Non
 
 
 def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
-    from regbench import RegbenchError
-
     cell, runtime = load_run(tiny)
     with pytest.raises(RegbenchError, match="the test split is for final scores"):
         ViewLoader(
@@ -274,8 +274,6 @@ def test_voc07_is_linear_svms_on_the_backbones_features(tiny: list[str], tmp_pat
 
 
 def test_voc07_needs_a_backbone_for_colour_images(tiny: list[str], tmp_path: Path) -> None:
-    from regbench import RegbenchError
-
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
     with pytest.raises(RegbenchError, match="VOC2007 has colour images"):
         evaluator(tiny, tmp_path, *grey)[0].run("voc07")
@@ -347,16 +345,12 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
         return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
 
     first = directories()
-    assert directories("evaluation.voc07.folds=5") == first  # not asked for
-    assert directories("runtime.workers=2") == first
+    assert directories("evaluation.voc07.folds=5", "runtime.workers=2") == first  # not asked for; where it runs
     content = torch.load(weights)
     content["model"]["module.backbone.0.weight"] *= 1.1
     torch.save(content, weights)
-    seconds = directories()
-    assert len(seconds) == 2
-    thirds = directories("seed=1")
-    assert len(thirds) == 3
-    assert len(directories("evaluation.knn.k=4")) == 4
+    assert len(directories()) == 2
+    assert len(directories("seed=1")) == 3
 
 
 def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +372,6 @@ def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monke
 def test_librarys_weights_see_images_as_they_were_trained_on(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchvision.models import resnet18
-
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)

@@ -25,14 +25,15 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rotation(d: int) -> Tensor:
-    return torch.linalg.qr(gaussian(d, d, seed=5)).Q
+    q: Tensor = torch.linalg.qr(gaussian(d, d, seed=5)).Q
+    return q
 
 
 def cloud(eigenvalues: Tensor, n: int) -> Tensor:
     """A centred cloud whose covariance has exactly these eigenvalues, in rotated axes."""
     x = gaussian(n, len(eigenvalues))
-    x = torch.linalg.qr(x - x.mean(dim=0)).Q * math.sqrt(n)
-    return x * eigenvalues.sqrt() @ rotation(len(eigenvalues))
+    white: Tensor = torch.linalg.qr(x - x.mean(dim=0)).Q * math.sqrt(n)
+    return white * eigenvalues.sqrt() @ rotation(len(eigenvalues))
 
 
 # ------------------------------------------------------------------ alignment and uniformity

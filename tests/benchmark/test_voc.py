@@ -122,7 +122,7 @@ def test_svms_are_those_of_scikit_learn_and_difficult_images_are_left_out() -> N
         svm = LinearSVC(C=0.5, class_weight={1: 2, -1: 1}, dual=True, max_iter=10**6, tol=1e-9, random_state=0)
         score, answers = svm.fit(train[0], y).decision_function(test[0]), test[1][:, c]
         easy = [(a == 1, float(s)) for a, s in zip(answers, score, strict=True) if a != 0]
-        assert found[c] == pytest.approx(slow(*map(list, zip(*easy, strict=True))), abs=0.5)  # type: ignore[arg-type]
+        assert found[c] == pytest.approx(slow(*map(list, zip(*easy, strict=True))), abs=0.5)
         with_difficult = slow((answers == 1).tolist(), score.tolist())
         changed += found[c] != pytest.approx(with_difficult, abs=0.5)
     assert changed > 5
