@@ -479,7 +479,7 @@ def test_another_method_drops_the_hyperparameters_of_the_row() -> None:
 
 
 def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
-    untrained = ["epochs=0", "dataset=cifar10"]
+    untrained = ["epochs=0", "dataset=cifar10", "evaluation.protocols=[knn,probe]"]
     one, _ = load_run([*untrained, "method=vicreg", "optimizer.base_lr=3"])
     other, _ = load_run([*untrained, "method=auh", "augmentation=small_color"])
     assert one.id == other.id
