@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
-from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, check_interpolation
 from regbench.methods import Regularizer
 
 T = TypeVar("T")
@@ -164,19 +164,23 @@ class FineTuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VOCConfig:
-    """Linear SVMs on VOC2007, one for each class.
+    """Linear SVMs on VOC2007, one for each class; the defaults are those of VISSL's benchmark.
 
     Attributes:
-        image_size: Side that images are brought to, px.
+        resize: What the shorter side is resized to first, px.
+        image_size: Side of the square that the whole image is then resized to, px.
         costs: Candidates for C; each class chooses its own by cross-validation on trainval.
         folds: Of the cross-validation.
-        interpolation: Filter of the resize.
+        interpolation: Filter of both resizes.
+        num_images: That trainval and test must have; others for a folder that is not VOC2007's.
     """
 
+    resize: int = 256
     image_size: int = 224
-    costs: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    costs: tuple[float, ...] = (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0)
     folds: int = 3
     interpolation: str = "bilinear"
+    num_images: tuple[int, int] = (5011, 4952)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,14 +188,15 @@ class MeasuresConfig:
     """Measures of the representation that need no labels and no training.
 
     Attributes:
-        images: Of the split that are looked at; fewer if it has fewer.
-        lidar_images: Images whose views LiDAR tells apart.
-        lidar_views: Augmented views of each of them.
+        images: Of the split that are looked at, centre crops; fewer if it has fewer.
+        view_images: Images whose augmented views alignment and LiDAR look at; LiDAR wants more than the representation
+            has dimensions.
+        views: Augmented views of each of them.
     """
 
-    images: int = 10_000
-    lidar_images: int = 200
-    lidar_views: int = 10
+    images: int = 5000
+    view_images: int = 500
+    views: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +239,15 @@ class EvaluationConfig:
                 raise RegbenchError(f"evaluation.protocols: unknown {name!r}; known: {', '.join(PROTOCOLS)}")
         if self.select_on not in ("tuning", "test"):
             raise RegbenchError(f"evaluation.select_on={self.select_on} must be tuning or test")
+        sizes = {"voc07.resize": 1, "voc07.image_size": 1, "voc07.folds": 2}
+        sizes |= {"measures.images": 2, "measures.view_images": 2, "measures.views": 2}
+        for where, minimum in sizes.items():
+            group, name = where.split(".")
+            if (value := getattr(getattr(self, group), name)) < minimum:
+                raise RegbenchError(f"evaluation.{where}={value} must be at least {minimum}")
+        if not self.voc07.costs or min(self.voc07.costs) <= 0:
+            raise RegbenchError("evaluation.voc07.costs must name at least one number, all above 0, such as [1,10]")
+        check_interpolation(self.voc07.interpolation)
         for where, probe in {"probe": self.probe, "places205.probe": self.places205.probe}.items():
             if probe.features not in ("augmented", "cached"):
                 raise RegbenchError(f"evaluation.{where}.features={probe.features} must be augmented or cached")
@@ -323,8 +337,10 @@ class Cell:
         for name in set(PROTOCOLS) - {"knn", *self.evaluation.protocols}:
             del deciding["evaluation"][name]
         if not self.epochs:  # an untrained network knows nothing of these
-            for name in ("method", "optimizer", "augmentation"):
+            for name in ("method", "optimizer"):
                 del deciding[name]
+            if "measures" not in self.evaluation.protocols:  # which look at augmented views
+                del deciding["augmentation"]
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

@@ -22,6 +22,22 @@ def feature_spread(z_NQ: Tensor) -> float:
 
 
 @torch.no_grad()
+def effective_rank(z_NQ: Tensor) -> float:
+    """RankMe (Garrido et al., ICML 2023, Eq. 4) of (n, q) embeddings: 1 to min(n, q).
+
+    exp of the entropy of their singular values, which are neither centred nor on the sphere. (The paper's ε within the
+    logarithm is 0 here.)
+    """
+    z, (n, q) = z_NQ.double(), z_NQ.shape
+    # The squared singular values are the eigenvalues of whichever Gram matrix is smaller.
+    eigenvalues = torch.linalg.eigvalsh(z @ z.T if n <= q else z.T @ z).clamp_min(0)
+    singular = eigenvalues.sqrt()
+    p = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny)
+    rank: float = torch.special.entr(p).sum().exp().item()
+    return rank
+
+
+@torch.no_grad()
 def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
     """Alignment, uniformity, effective rank and feature spread of two views' embeddings.
 
@@ -32,22 +48,15 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
     Returns:
         `alignment`: mean ‖u − v‖² of the unit embeddings of both views, 0 (same) to 4 (Wang & Isola, 2020).
         `uniformity`: log mean_{i≠j} exp(−2‖uᵢ − uⱼ‖²) of the first view, 0 (collapsed) down to about −4 (ibid.).
-        `effective_rank`: exp of the entropy of the singular values of the first view's embeddings, 1 to min(n, q)
-            (RankMe, Garrido et al., 2023).
-        `feature_spread`: of the first view.
+        `effective_rank`, `feature_spread`: of the first view.
     """
     u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
-    n, q = u1.shape
+    n = len(u1)
     gram = u1 @ u1.T
     gram.fill_diagonal_(-torch.inf)
-    # The squared singular values are the eigenvalues of whichever Gram matrix is smaller.
-    z = z1_NQ.double()
-    eigenvalues = torch.linalg.eigvalsh(z @ z.T if n <= q else z.T @ z).clamp_min(0)
-    singular = eigenvalues.sqrt()
-    p = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny)
     return {
         "alignment": (u1 - u2).square().sum(dim=1).mean().item(),
         "uniformity": (4 * gram - 4).flatten().logsumexp(dim=0).item() - math.log(n * (n - 1)),
-        "effective_rank": torch.special.entr(p).sum().exp().item(),
+        "effective_rank": effective_rank(z1_NQ),
         "feature_spread": feature_spread(z1_NQ),
     }

@@ -44,7 +44,7 @@ class SiameseNetwork(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.backbone, self.representation_dim = _backbone(config, channels)
+            self.backbone, self.representation_dim = build_backbone(config, channels)
             self.projector = _projector(self.representation_dim, config.hidden_dim or embedding_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
@@ -172,7 +172,12 @@ class _SmallMaxPool(torch.autograd.Function):
         return into(gradient, shape_NCHW, *sides, False, indices.long()), None
 
 
-def _backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:
+def build_backbone(config: NetworkConfig, channels: int) -> tuple[nn.Module, int]:
+    """A backbone for images of so many channels, and the width of its representation.
+
+    Raises:
+        RegbenchError: If the backbone or the stem is unknown.
+    """
     if config.backbone == "resnet_tiny":
         return _resnet_tiny(channels), 128
     if config.backbone not in BACKBONES:

@@ -7,9 +7,11 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ def run_cell(
     trained: Trained | None = None
     with contextlib.ExitStack() as stack:
         with connect(run.compute.device) as world:
-            attempt = stack.enter_context(_attempt(run.directory, runtime.lease_s)) if world.rank == 0 else None
+            attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s)) if world.rank == 0 else None
             if attempt is not None:
                 run.begin()
             if world.from_first(attempt is not None) and "pretrain" in stages:
@@ -122,7 +124,7 @@ def run_cell(
 
 
 @contextlib.contextmanager
-def _attempt(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
+def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
     """Holds an attempt at the run and notes how it ended; None if the run is finished."""
     attempt = claim(directory, lease_s)
     if attempt is None:
@@ -195,70 +197,19 @@ class _Run:
             RegbenchError: If the final scores are asked for of a cell that its tuning has not chosen.
         """
         choices = Choices(self.directory / "choice.json")
-        choices.note("hyperparameters", self._hyperparameters(final="final" in stages))
-        evaluator = Evaluator(
-            self.cell.evaluation,
-            self.cell.dataset,
-            Backbone(trained.network.backbone, trained.network.representation_dim),
-            self.compute,
-            choices,
-            self.cell.seed,
-        )
-        path = self.directory / "scores.json"
-        done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-        def score(name: str, evaluation: Callable[[], list[dict[str, Any]]]) -> None:
-            if name in done:
-                return
-            attempt.update(detail=name)
-            began_s = time.perf_counter()
-            scores = evaluation()
-            done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
-            attempt.check()
-            write_text(path, json.dumps(done, indent=1))
-            log.info("%s: %s", self.cell.label, ", ".join(map(_shown, scores)))
-
-        attempt.update(stage="tune")
-        score("selection", evaluator.select)
-        if "final" in stages:
-            attempt.update(stage="final")
-            for protocol in self.cell.evaluation.protocols:
-                score(protocol, lambda protocol=protocol: evaluator.run(protocol))  # type: ignore[misc]
-        names = ["selection", *(self.cell.evaluation.protocols if "final" in stages else ())]
-        scores = [entry for name in names for entry in done[name]["scores"]]
+        choices.note("hyperparameters", chosen_hyperparameters(self.directory, self.cell, final="final" in stages))
+        evaluator = _evaluator(self.cell, trained.network, self.compute, choices)
+        protocols = self.cell.evaluation.protocols if "final" in stages else ()
+        done = score(self.directory, evaluator, attempt, self.cell.label, protocols)
+        scores = [entry for name in ("selection", *protocols) for entry in done[name]["scores"]]
         status = "done" if "final" in stages else "tuned"
         headlines = [entry for entry in scores if entry["name"] in ("knn_top1", "linear_top1")]
         shown = ", ".join(_shown(entry) for entry in headlines if entry["split"] == "test" or status == "tuned")
         attempt.update(outcome=status, detail=shown)
         self.surroundings["loader"] = done["selection"]["loader"]
-        seconds = sum(done[name]["seconds"] for name in names)
+        seconds = sum(done[name]["seconds"] for name in ("selection", *protocols))
         choice = choices.entries if status == "done" else None
         self._write_record(attempt, status, scores, trained.progress, evaluate_s=seconds, choice=choice)
-
-    def _hyperparameters(self, *, final: bool) -> dict[str, Any]:
-        """How the cell came to be evaluated: as the user gave it, or chosen by a tuning.
-
-        Raises:
-            RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
-        """
-        folder = self.directory.parent
-        selected_on = self.cell.evaluation.select_on
-        entry: dict[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
-        if (folder / "tune.json").exists():
-            path = folder / "choice.json"
-            choice = json.loads(path.read_text()) if path.exists() else None
-            configuration = replace(self.cell, seed=0).id
-            if choice and configuration in {chosen["configuration"] for chosen in choice["choices"]}:
-                entry |= {name: choice[name] for name in ("selected_on", "score", "budget", "sha256")}
-                entry["record"] = str(path)
-            elif final and self.cell.epochs:
-                what = "has not chosen yet" if choice is None else "chose other hyperparameters"
-                raise RegbenchError(
-                    f"{self.directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
-                    f"see: regbench tune {folder.name}"
-                )
-        # Whatever is chosen on the test split, the scores there are no longer a test.
-        return entry | ({"selected_on": "test"} if selected_on == "test" else {})
 
     def _write_record(
         self, attempt: Attempt, status: str, scores: list[dict[str, Any]], progress: Progress, **more: Any
@@ -266,8 +217,6 @@ class _Run:
         evaluate_s = more.pop("evaluate_s", 0.0)
         method = self.cell.method
         attempt.beat()
-        attempts = read_attempts(self.directory)
-        attempts[-1]["finished"] = now()
         record = {
             "schema_version": SCHEMA_VERSION,
             "cell_id": self.cell.id,
@@ -283,24 +232,97 @@ class _Run:
             "cost": {**_training_cost(progress), "evaluate_s": evaluate_s},
             **more,
             "environment": {**self.surroundings, "world_size": progress.world_size},
-            "data": {
-                "source": self.manifest.source,
-                "content_sha256": {name: split["content_sha256"] for name, split in self.manifest.splits.items()},
-            },
-            "attempts": [
-                {
-                    **{name: entry.get(name) for name in ("number", "started", "finished", "ended", "error")},
-                    "hostname": entry["owner"].get("hostname"),
-                    "from_step": entry["progress"].get("from_step"),
-                }
-                for entry in attempts
-            ],
+            "data": data_record(self.manifest),
+            "attempts": attempts_record(self.directory),
             "command": f"regbench train --config {self.directory / 'config.yaml'}",
             "history": progress.history,
         }
         attempt.check()
         # There is at most one record, whoever comes first.
         write_new(self.directory / ("tuning.json" if status == "tuned" else "record.json"), signed(record))
+
+
+def score(
+    directory: Path, evaluator: Evaluator, attempt: Attempt, label: str, protocols: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """What hyperparameters are selected by, then the protocols; what `scores.json` holds is not repeated.
+
+    Returns:
+        "selection" and each protocol -> its scores, the seconds it took and what read the images.
+    """
+    path = directory / "scores.json"
+    done: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    attempt.update(stage="tune")
+    for name in ("selection", *protocols):
+        if name != "selection":
+            attempt.update(stage="final")
+        if name in done:
+            continue
+        attempt.update(detail=name)
+        began_s = time.perf_counter()
+        scores = evaluator.select() if name == "selection" else evaluator.run(name)
+        done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
+        attempt.check()
+        write_text(path, json.dumps(done, indent=1))
+        log.info("%s: %s", label, ", ".join(map(_shown, scores)))
+    return done
+
+
+def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
+    """How a cell came to be evaluated: as the user gave it, or chosen by a tuning.
+
+    Args:
+        directory: Its run directory.
+        cell: The cell.
+        final: Whether the test split is to be opened.
+
+    Raises:
+        RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
+    """
+    folder = directory.absolute().parent
+    entry: dict[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+    if (folder / "tune.json").exists():
+        path = folder / "choice.json"
+        choice = json.loads(path.read_text()) if path.exists() else None
+        configuration = replace(cell, seed=0).id
+        if choice and configuration in {chosen["configuration"] for chosen in choice["choices"]}:
+            entry |= {name: choice[name] for name in ("selected_on", "score", "budget", "sha256")}
+            entry["record"] = str(path)
+        elif final and cell.epochs:
+            what = "has not chosen yet" if choice is None else "chose other hyperparameters"
+            raise RegbenchError(
+                f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
+                f"see: regbench tune {folder.name}"
+            )
+    # Whatever is chosen on the test split, the scores there are no longer a test.
+    return entry | ({"selected_on": "test"} if cell.evaluation.select_on == "test" else {})
+
+
+def _evaluator(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Evaluator:
+    backbone = Backbone(network.backbone, network.representation_dim)
+    return Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, compute, choices, cell.seed)
+
+
+def data_record(manifest: Manifest) -> dict[str, Any]:
+    """What a record says of its images."""
+    return {
+        "source": manifest.source,
+        "content_sha256": {name: split["content_sha256"] for name, split in manifest.splits.items()},
+    }
+
+
+def attempts_record(directory: Path) -> list[dict[str, Any]]:
+    """What a record says of the attempts that led to it, of which the last is about to end."""
+    attempts = read_attempts(directory)
+    attempts[-1]["finished"] = now()
+    return [
+        {
+            **{name: entry.get(name) for name in ("number", "started", "finished", "ended", "error")},
+            "hostname": entry["owner"].get("hostname"),
+            "from_step": entry["progress"].get("from_step"),
+        }
+        for entry in attempts
+    ]
 
 
 def signed(record: Mapping[str, Any]) -> str:
@@ -311,7 +333,8 @@ def signed(record: Mapping[str, Any]) -> str:
 
 
 def _shown(score: Mapping[str, Any]) -> str:
-    return f"{score['name']} {score['value']:.2f}{' %' * (score['unit'] == '%')} ({score['split']})"
+    value = f"{score['value']:.2f} %" if score["unit"] == "%" else f"{score['value']:.4g}"
+    return f"{score['name']} {value} ({score['split']})"
 
 
 def _spectrum(method: methods.Regularizer, q: int) -> list[float] | None:
@@ -344,34 +367,85 @@ def _training_cost(progress: Progress) -> dict[str, Any]:
     }
 
 
-def evaluate_directory(directory: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Evaluates the last checkpoint of a run directory anew and writes nothing.
+def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Evaluates the last checkpoint of a run directory anew.
+
+    What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
+    else is only returned.
 
     Args:
         directory: With `config.yaml` and a checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
+        only: The protocols; none: those of the run.
 
     Returns:
         The scores.
 
     Raises:
-        RegbenchError: If the directory holds no checkpoint, or an override is refused.
+        RegbenchError: If the directory holds no checkpoint, an override is refused, or the cell's tuning has not chosen
+            it.
     """
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
             raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
     if not (directory / "config.yaml").exists():
         raise RegbenchError(f"{directory / 'config.yaml'} is missing; give the directory of a run that has trained")
-    cell, runtime = load_config(directory / "config.yaml", overrides)
+    record = read_record(directory)
+    if record is not None and record["method"] == "external":
+        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record['command']}")
+    own, _ = load_config(directory / "config.yaml")
+    chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
+    cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
+    new = [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
+    there = [protocol for protocol in new if _later(directory, protocol).exists()]
+    changed = [override for override in overrides if override.startswith("evaluation.")]
+    if there and not changed:
+        raise RegbenchError(
+            f"{_later(directory, there[0])} is there already; remove it to evaluate {there[0]} again, or leave "
+            f"{there[0]} out of --only"
+        )
     compute = resolve(runtime)
-    if (state := load_checkpoint(directory)) is None:
+    hyperparameters = chosen_hyperparameters(directory, own, final=True)
+    if cell.evaluation.select_on == "test":
+        hyperparameters["selected_on"] = "test"
+    state = load_checkpoint(directory)
+    if state is None and own.epochs:
         raise RegbenchError(f"{directory} has no checkpoint; give the directory of a run that has trained")
     network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
-    network.load_state_dict(state["network"])
-    backbone = Backbone(network.backbone.to(compute.device), network.representation_dim)
-    choices = Choices(directory / "choice.json")
-    evaluator = Evaluator(cell.evaluation, cell.dataset, backbone, compute, choices, cell.seed)
-    return [
-        *evaluator.select(),
-        *(score for protocol in cell.evaluation.protocols for score in evaluator.run(protocol)),
-    ]
+    if state is not None:
+        network.load_state_dict(state["network"])
+    scores = []
+    # The run's own choice.json stays as it is.
+    with tempfile.TemporaryDirectory() as folder:
+        choices = Choices(Path(folder) / "choice.json")
+        choices.note("hyperparameters", hyperparameters)
+        evaluator = _evaluator(cell, network.to(compute.device), compute, choices)
+        if not only or "knn" in only:
+            scores += evaluator.select()
+        for protocol in cell.evaluation.protocols:
+            before, began_s = choices.entries, time.perf_counter()
+            found = evaluator.run(protocol)
+            scores += found
+            if protocol not in new or record is None or record["status"] != "done" or protocol in there:
+                log.info("%s: shown only, nothing is written", protocol)
+                continue
+            noted = {name: entry for name, entry in choices.entries.items() if before.get(name) != entry}
+            entry = {
+                "schema_version": SCHEMA_VERSION,
+                "cell_id": own.id,
+                "protocol": protocol,
+                "scores": found,
+                "seconds": time.perf_counter() - began_s,
+                "choice": {"hyperparameters": hyperparameters, **noted},
+                "environment": {**environment(compute.device), "loader": evaluator.backend},
+                "finished": now(),
+                "command": shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),
+            }
+            write_new(_later(directory, protocol), signed(entry))
+            log.info("%s: written to %s", protocol, _later(directory, protocol))
+    return scores
+
+
+def _later(directory: Path, protocol: str) -> Path:
+    """Where an evaluation that came after the record is kept."""
+    return directory / "evaluations" / f"{protocol}.json"

@@ -153,6 +153,20 @@ class _Loader:
 
         return draw
 
+    def _augmented_epoch(
+        self, order: Ints, seed: int, e: int, views: dict[int, ViewConfig]
+    ) -> Epoch[tuple[Tensor, Tensor]]:
+        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
+            crops = self._transfer(crops)
+            pair = []
+            for view, config in views.items():
+                key = draws.keys(seed, e, indices, draws.PHOTOMETRIC, view)
+                x = photometric(crops[:, view], draws.photometric_draws(key, config), config)
+                pair.append(self._normalize(x))
+            return pair[0], pair[1]
+
+        return self._epoch(order, self._boxes(seed, e, views), finish)
+
     def close(self) -> None:
         """Stop every epoch that is still open and free what is held."""
         for epoch in list(self._open):
@@ -246,16 +260,80 @@ class TwoViewLoader(_Loader):
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
         order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
 
-        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
-            crops = self._transfer(crops)
-            views = []
-            for view, config in self._views.items():
-                key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view)
-                x = photometric(crops[:, view], draws.photometric_draws(key, config), config)
-                views.append(self._normalize(x))
-            return views[0], views[1]
+        return self._augmented_epoch(order, self._seed, e, self._views)
 
-        return self._epoch(order, self._boxes(self._seed, e, self._views), finish)
+
+class ViewLoader(_Loader):
+    """Two augmented views of some images of a split, which are in the same order in each epoch.
+
+    Attributes:
+        backend: "ffcv" or "torchvision", whichever runs.
+        num_samples: number of images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        augmentation: AugmentationConfig,
+        split: str,
+        *,
+        images: int,
+        data_dir: Path,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str = "auto",
+        workers: int = 1,
+        choice: Path | None = None,
+    ) -> None:
+        """Open a split for measures over views.
+
+        Args:
+            dataset: which.
+            augmentation: of the two views.
+            split: "train", "tuning" or "test".
+            images: how many, at even distances over the file, which may be sorted by class; at most all.
+            data_dir: the folder of all prepared data sets.
+            batch_size: images a batch.
+            seed: decides the augmentation, together with the epoch.
+            device: where the views are augmented and delivered.
+            backend: as for `TwoViewLoader`.
+            workers: as for `TwoViewLoader`.
+            choice: for "test", as for `EvalLoader`.
+
+        Raises:
+            RegbenchError: the data set is not prepared or not usable, or the test split is to be opened without a
+                choice on record.
+        """
+        if split == "test":
+            _check_choice(choice)
+        manifest = Manifest.load(data_dir, dataset.name)
+        check_matches(manifest, dataset, data_dir)
+        beton = Beton(manifest.split_file(data_dir, split))
+        self._indices = evenly(_first_of_each_class(beton.labels, dataset, split), images)
+        self.num_samples = len(self._indices)
+        shape = CropShape(
+            views=2,
+            size=dataset.image_size,
+            channels=dataset.channels,
+            interpolation=augmentation.interpolation,
+        )
+        super().__init__(dataset, beton, shape, min(batch_size, self.num_samples), device, backend, workers)
+        self._views = {0: augmentation.view1, 1: augmentation.view2}
+        self._seed = seed
+
+    def __enter__(self) -> ViewLoader:
+        """Return itself."""
+        return self
+
+    def epoch(self, e: int) -> Epoch[tuple[Tensor, Tensor]]:
+        """The batches of epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last may be short."""
+        return self._augmented_epoch(self._indices, self._seed, e, self._views)
+
+
+def evenly(indices: Ints, count: int) -> Ints:
+    """So many of the indices at even distances; all if there are no more."""
+    return indices[np.arange(count) * len(indices) // count] if count < len(indices) else indices
 
 
 class EvalLoader(_Loader):

@@ -32,7 +32,7 @@ def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
     return normalised
 
 
-def _resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation: str) -> npt.NDArray[np.uint8]:
+def resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation: str) -> npt.NDArray[np.uint8]:
     """Resize (H, W, C) uint8; the horizontal pass first, each rounded to whole grey levels."""
     if interpolation == "area":
         pixels: npt.NDArray[Any] = image.astype(np.float32)
@@ -72,7 +72,7 @@ class _Batches(Dataset[Any]):
             image = self.beton.image(int(index))[:, :, : shape.channels]
             for v, (top, left, height, width, flip, to_height, to_width, row, column) in enumerate(boxes[n].tolist()):
                 box = np.ascontiguousarray(image[top : top + height, left : left + width])
-                resized = _resize(box, to_height, to_width, shape.interpolation)
+                resized = resize(box, to_height, to_width, shape.interpolation)
                 crop = resized[row : row + shape.size, column : column + shape.size]
                 crops[n, v] = crop[:, ::-1] if flip else crop
         return indices, torch.from_numpy(crops)

@@ -31,6 +31,7 @@ TINY = (
     "optimizer.warmup_epochs=1",
     "evaluation.knn.k=5",
     "evaluation.probe.epochs=3",
+    "evaluation.protocols=[knn,probe]",
     "runtime.device=cpu",
     "runtime.loader=torchvision",
     "runtime.threads=1",

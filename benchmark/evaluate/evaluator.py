@@ -8,17 +8,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from regbench import RegbenchError
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
+from regbench.benchmark.evaluate import voc
 from regbench.benchmark.evaluate.features import Backbone, Features, Images
 from regbench.benchmark.evaluate.finetune import FineTuned
 from regbench.benchmark.evaluate.knn import weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
+from regbench.benchmark.evaluate.measures import ALPHA_RANKS, LIDAR_DELTA, measures
 from regbench.benchmark.evaluate.state import State, fingerprint
 from regbench.benchmark.train import Compute
-from regbench.datasets.config import DatasetConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loader import evenly
 from regbench.datasets.manifest import Manifest
+from regbench.datasets.voc import open_voc07
 
 Scores = list[dict[str, Any]]
 
@@ -37,6 +44,7 @@ class Evaluator:
         self,
         config: EvaluationConfig,
         dataset: DatasetConfig,
+        augmentation: AugmentationConfig,
         backbone: Backbone,
         compute: Compute,
         choices: Choices,
@@ -47,6 +55,7 @@ class Evaluator:
         Args:
             config: How to evaluate.
             dataset: On what.
+            augmentation: Of the views that measures look at.
             backbone: Gives the representations.
             compute: With what.
             choices: Holds how the hyperparameters were chosen; what the evaluations choose is added.
@@ -54,7 +63,7 @@ class Evaluator:
         """
         backbone.module.requires_grad_(False)
         self._config, self._backbone, self._compute = config, backbone, compute
-        self._choices, self._seed = choices, seed
+        self._choices, self._seed, self._augmentation = choices, seed, augmentation
         self._images = Images(dataset, compute, choices.path)
         self._splits = selection_splits(config, dataset, compute.data_dir)
         self._features = functools.cache(functools.partial(self._extract, self._images))
@@ -176,6 +185,69 @@ class Evaluator:
             text += f" chosen on {selected_on} from {', '.join(labels)}"
         state.remove()
         return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text)]
+
+    def voc07(self) -> Scores:
+        """Mean average precision of linear SVMs on VOC2007's test images, C chosen by cross-validation on trainval.
+
+        Raises:
+            RegbenchError: If VOC2007 is not there or not complete, or the backbone takes grey images.
+        """
+        config, dataset, compute = self._config.voc07, self._images.dataset, self._compute
+        if dataset.channels != 3:
+            raise RegbenchError(
+                f"VOC2007 has colour images and a backbone trained on {dataset.name} takes grey ones; leave voc07 out "
+                "of evaluation.protocols"
+            )
+        splits = open_voc07(compute.data_dir, config.num_images)
+        train = voc.features(
+            splits["trainval"], "trainval", self._backbone, dataset, config, self._config.batch_size, compute
+        )
+        threads = torch.get_num_threads()
+        candidates = voc.choose_costs(*train, config, threads)
+        chosen = {name: max(config.costs, key=lambda c: found[f"{c:g}"]) for name, found in candidates.items()}
+        self._choices.note(
+            "voc07_cost", {"selected_on": "cross-validation", "chosen": chosen, "candidates": candidates}
+        )
+        test = voc.features(splits["test"], "test", self._backbone, dataset, config, self._config.batch_size, compute)
+        eleven, full = (
+            sum(column) / len(column)
+            for column in zip(*voc.svm_precisions(train, test, list(chosen.values()), threads), strict=True)
+        )
+        protocol = (
+            f"linear SVMs on VOC2007, {config.image_size} px, C from {', '.join(f'{c:g}' for c in config.costs)} by "
+            f"{config.folds}-fold cross-validation"
+        )
+        return [
+            _score("voc07_map", eleven, "test", f"{protocol}, 11-point average precision"),
+            _score("voc07_map_full", full, "test", f"{protocol}, average precision under the whole curve"),
+        ]
+
+    def measures(self) -> Scores:
+        """Measures without labels, on the selection split (the test split where there is none)."""
+        config, split = self._config.measures, (self._splits or ["test"])[0]
+        x_ND = self._features(split, self._config.knn.interpolation).x_ND
+        views_NVD, self.backend = self._images.views(
+            self._backbone,
+            self._augmentation,
+            split,
+            images=config.view_images,
+            views=config.views,
+            seed=self._seed,
+            batch_size=self._config.batch_size,
+        )
+        x_ND = x_ND[torch.from_numpy(evenly(np.arange(len(x_ND)), config.images)).to(x_ND.device)]
+        crops = f"representation of {len(x_ND):,} centre crops"
+        views = f"representation of {len(views_NVD):,} images in {config.views} views"
+        how = {
+            "alignment": f"{views}, normalised, squared distance",
+            "uniformity": f"{crops}, normalised, t = 2",
+            "rankme": f"{crops}, effective rank",
+            "alpha_req": f"{crops}, power law fitted to eigenvalues {ALPHA_RANKS[0]} to {ALPHA_RANKS[1]}",
+            "lidar": f"{views}, δ = {LIDAR_DELTA:g}",
+            "feature_spread": f"{crops}, normalised",
+        }
+        found = measures(x_ND, views_NVD)
+        return [_score(name, value, split, how[name], unit="") for name, value in found.items()]
 
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
         features, self.backend = images.features(self._backbone, split, interpolation, self._config.batch_size)

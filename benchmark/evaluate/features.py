@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from regbench.benchmark.config import FineTuneConfig, ProbeConfig
 from regbench.benchmark.train import Compute
-from regbench.datasets.config import DatasetConfig
-from regbench.datasets.loader import EvalLoader
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loader import EvalLoader, ViewLoader
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
@@ -118,6 +118,42 @@ class Images:
                     yield from tqdm(batches, title, len(loader), disable=not sys.stderr.isatty(), leave=False)
 
             yield epoch
+
+    def views(
+        self,
+        backbone: Backbone,
+        augmentation: AugmentationConfig,
+        split: str,
+        *,
+        images: int,
+        views: int,
+        seed: int,
+        batch_size: int,
+    ) -> tuple[Tensor, str]:
+        """The representations (n, views, d) of augmented views of images of a split; and what read the images.
+
+        Views come in pairs, of the first and of the second view's augmentation; `seed` decides them.
+        """
+        compute = self.compute
+        with ViewLoader(
+            self.dataset,
+            augmentation,
+            split,
+            images=images,
+            data_dir=compute.data_dir,
+            batch_size=batch_size,
+            seed=seed,
+            device=compute.device,
+            backend=compute.loader,
+            workers=compute.workers,
+            choice=self.choice,
+        ) as loader:
+            epochs = []
+            pairs = range(-(-views // 2))
+            for e in tqdm(pairs, f"views of {split}", disable=not sys.stderr.isatty(), leave=False):
+                with loader.epoch(e) as epoch:
+                    epochs.append(torch.cat([torch.stack([backbone.represent(x) for x in two], 1) for two in epoch]))
+        return torch.cat(epochs, dim=1)[:, :views], loader.backend
 
 
 def _place(device: torch.device, size_bytes: int) -> torch.device:

@@ -318,19 +318,59 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 
 
 @main.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", required=False)
 @_overrides
-def evaluate(run: Path, overrides: Sequence[str]) -> None:
-    r"""Evaluate the checkpoint in the run directory RUN anew.
+@click.option("--only", metavar="PROTOCOL,...", help="These evaluations instead of the run's (or the default) ones.")
+@click.option("--backbone", metavar="SOURCE", help="Published weights: torchvision:NAME@WEIGHTS, timm:NAME, or a file.")
+@click.option("--label", help="Name of their row in tables; default: the source.")
+@click.option("--name", default="published", show_default=True, help="Their folder under the runs folder.")
+def evaluate(
+    run: str | None, overrides: Sequence[str], only: str | None, backbone: str | None, label: str | None, name: str
+) -> None:
+    r"""Evaluate the checkpoint in the run directory RUN, or published weights (--backbone).
+
+    Evaluations that the record of a finished RUN does not hold are written beside it, and reports take them; others
+    are only shown.
 
     \b
-    Settings of the evaluation can be changed; the run's own record stays as it is:
       regbench evaluate runs/quickstart/0123456789ab evaluation.knn.k=200
       regbench evaluate runs/quickstart/0123456789ab evaluation.probe.features=augmented
+      regbench evaluate runs/in100_table4/0123456789ab --only voc07,measures
+
+    Published weights get a run directory of their own, RUNS_DIR/published/ID, in the form of a finished run:
+
+    \b
+      regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \
+          dataset=in100 augmentation=imagenet network=resnet50 \
+          evaluation.probe.learning_rates=[0.3] --only knn,probe,voc07
+      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 --only knn,voc07
+      regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
+
+    \b
+    PROTOCOLs: knn, probe, places205, labels1, labels10, voc07 and measures (docs/evaluation.md).
     """
+    from regbench.benchmark.config import PROTOCOLS
+
+    protocols = only.split(",") if only is not None else []
+    if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
+        raise RegbenchError(f"--only: unknown protocol {unknown[0]!r}; known: {', '.join(PROTOCOLS)}")
+    if backbone is not None:
+        from regbench.benchmark.external import evaluate_backbone
+
+        settings = [*([run] if run else []), *overrides]
+        directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
+        _print_scores(record["scores"])
+        click.echo(f"run directory: {directory}")
+        return
     from regbench.benchmark.run import evaluate_directory
 
-    _print_scores(evaluate_directory(run, overrides))
+    if run is None or "=" in run:
+        raise RegbenchError("what shall be evaluated? Give a run directory, or --backbone with published weights")
+    if label is not None:
+        raise RegbenchError("--label is for --backbone; a run has the label of its method")
+    if not Path(run).is_dir():
+        raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
+    _print_scores(evaluate_directory(Path(run), overrides, protocols))
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -901,5 +941,8 @@ def _prepare(dataset: Any, data_dir: str) -> None:
 def _print_scores(scores: list[dict[str, Any]]) -> None:
     from tabulate import tabulate
 
-    rows = [[s["name"], s["split"], f"{s['value']:.2f} {s['unit']}", s["protocol"]] for s in scores]
+    rows = []
+    for s in scores:
+        value = f"{s['value']:.2f} {s['unit']}" if s["unit"] else f"{s['value']:.4g}"
+        rows.append([s["name"], s["split"], value, s["protocol"]])
     click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))

@@ -122,6 +122,7 @@ OTHERS: dict[str, Any] = {
     "evaluation.places205.probe.milestones": [2],
     "evaluation.places205.probe.batch_norm": False,
     "evaluation.voc07.costs": [0.5],
+    "evaluation.voc07.num_images": [9, 9],
     "evaluation.probe.interpolation": "area",
     "evaluation.probe.features": "augmented",
     "evaluation.probe.crop_scale": [0.3, 1.0],
@@ -174,6 +175,13 @@ def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
 def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id() -> None:
     assert cell_of("method=sfrik", "evaluation.voc07.folds=5").id == BASE.id
     assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
+
+
+def test_measures_of_an_untrained_network_look_at_augmented_views() -> None:
+    protocols = "evaluation.protocols=[measures]"
+    untrained = ("epochs=0", "optimizer.warmup_epochs=0", protocols)
+    ids = {cell_of(*untrained, f"augmentation.view1.blur_p={p}").id for p in (0.1, 0.2)}
+    assert len(ids) == 2
 
 
 def test_the_method_and_the_channels_are_part_of_the_id() -> None:
@@ -471,7 +479,7 @@ def test_another_method_drops_the_hyperparameters_of_the_row() -> None:
 
 
 def test_untrained_networks_are_one_cell_whatever_the_method() -> None:
-    untrained = ["epochs=0", "dataset=cifar10"]
+    untrained = ["epochs=0", "dataset=cifar10", "evaluation.protocols=[knn,probe]"]
     one, _ = load_run([*untrained, "method=vicreg", "optimizer.base_lr=3"])
     other, _ = load_run([*untrained, "method=auh", "augmentation=small_color"])
     assert one.id == other.id

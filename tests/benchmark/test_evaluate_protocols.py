@@ -72,7 +72,9 @@ def make(cell: Cell, compute: Compute, tmp_path: Path) -> Make:
         choices.note("hyperparameters", {"selected_on": "given"})
         network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 0)
         backbone = Backbone(network.backbone, network.representation_dim)
-        return Evaluator(replace(cell.evaluation, **changes), cell.dataset, backbone, compute, choices, seed=1)
+        return Evaluator(
+            replace(cell.evaluation, **changes), cell.dataset, cell.augmentation, backbone, compute, choices, 1
+        )
 
     return evaluator
 

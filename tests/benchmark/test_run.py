@@ -33,6 +33,10 @@ from regbench.datasets.prepare import prepare
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
 
 
+DEFAULTS = ("evaluation.protocols=[knn,probe,measures]", "evaluation.measures.view_images=8")
+MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
+
+
 def finish(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
     record = run_cell(cell, runtime, sweep)
     assert record is not None
@@ -115,7 +119,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
 
 
 def test_the_record_is_complete(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=sfrik_l2", "evaluation.probe.learning_rates=[0.1,1.0]", "seed=7")
+    cell, runtime = load(tiny, "method=sfrik_l2", "evaluation.probe.learning_rates=[0.1,1.0]", "seed=7", *DEFAULTS)
     record = finish(cell, runtime, "mine")
     directory = run_directory(runtime, "mine", cell)
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
@@ -136,8 +140,9 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
         for evaluation in ("knn", "linear")
         for split in ("tuning", "test")
         for top in ("top1", "top5")
-    ]
-    for score in record["scores"]:
+    ] + [(name, "tuning") for name in MEASURES]
+    assert {score["unit"] for score in record["scores"][8:]} == {""}
+    for score in record["scores"][:8]:
         assert score["unit"] == "%"
         assert 0 <= score["value"] <= 100
         assert score["value"] == 100 or score["name"] != "linear_top5"  # three classes

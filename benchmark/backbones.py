@@ -1,0 +1,248 @@
+"""Backbones that were not trained here: torchvision's, timm's, and files of published weights.
+
+A file is a ResNet's weights in one of the forms that self-supervised methods are released in: the backbone alone
+(SFRIK's `…_backbone.pth`, VICReg's `resnet50.pth`, DINO's `…_pretrain.pth`), or a training checkpoint in which the
+backbone's names have a prefix ("module.backbone." in SFRIK's and VICReg's "model", "backbone." in DINO's "teacher")
+beside projector and head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import logging
+import pickle
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regbench import RegbenchError
+from regbench.benchmark.config import NetworkConfig
+from regbench.benchmark.evaluate import Backbone
+from regbench.benchmark.network import build_backbone
+
+log = logging.getLogger("regbench")
+
+# Where a checkpoint keeps the weights; DINO evaluates its teacher.
+_CONTAINERS = ("teacher", "state_dict", "model", "model_state_dict", "network")
+_HEADS = (
+    *("projector", "projection", "projection_head", "expander", "predictor", "prediction_head"),
+    *("head", "heads", "fc", "classifier", "prototypes"),
+)
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Published:
+    """A backbone with published weights.
+
+    Attributes:
+        backbone: In evaluation mode, on the CPU.
+        architecture: Its name for tables.
+        sha256: Of the file, or of the weights' names and values where a library loaded them.
+        mean: Of the images that it was trained with, per channel; None: as the data set says.
+        std: Likewise.
+    """
+
+    backbone: Backbone
+    architecture: str
+    sha256: str
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+def load_backbone(source: str, network: NetworkConfig, channels: int, image_size: int) -> Published:
+    """The backbone that `source` names.
+
+    Args:
+        source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", or a file.
+        network: The backbone that a file's weights belong to.
+        channels: Of the images.
+        image_size: Side of the images, px.
+
+    Raises:
+        RegbenchError: If there is no such model or file, it cannot be had, or does not fit.
+    """
+    library, colon, name = source.partition(":")
+    if colon and library in ("torchvision", "timm"):
+        if channels != 3:
+            raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel; choose another")
+        module, mean, std = (_torchvision if library == "torchvision" else _timm)(source, name)
+        dim = _dim(source, module, channels, image_size)
+        architecture = name.partition("@")[0]
+        return Published(Backbone(module, dim), architecture, _digest(module.state_dict()), mean, std)
+    module, _ = build_backbone(network, channels)
+    path = Path(source)
+    _fill(module, _read(path), path, network.backbone)
+    dim = _dim(source, module, channels, image_size)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Published(Backbone(module, dim), network.backbone, sha256)
+
+
+def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+    from torchvision import models
+
+    name, _, tag = name.partition("@")
+    known = models.list_models(module=models)
+    if name not in known:
+        raise RegbenchError(f"{source}: torchvision has no classifier {name!r}; it has {', '.join(known)}")
+    weights = models.get_model_weights(name)
+    tags = [entry.name for entry in weights]
+    if tag and tag not in tags:
+        raise RegbenchError(f"{source}: torchvision has no weights {tag!r} of {name}; it has {', '.join(tags)}")
+    entry = weights[tag] if tag else weights.DEFAULT
+    try:
+        model = models.get_model(name, weights=entry)
+    except (OSError, RuntimeError) as error:
+        raise RegbenchError(
+            f"{source} cannot be downloaded ({' '.join(str(error).split())}); put {entry.url} into "
+            f"{Path(torch.hub.get_dir()) / 'checkpoints'}"
+        ) from error
+    _behead(source, model)
+    preset = entry.transforms()
+    return model, tuple(preset.mean), tuple(preset.std)
+
+
+def _behead(source: str, model: nn.Module) -> None:
+    """Takes off the classification layer, which is the last linear one."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise RegbenchError(f"{source} ends in no linear layer to take off; choose another model")
+    parent, _, child = linear[-1].rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+
+
+def _timm(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+    if importlib.util.find_spec("timm") is None:
+        raise RegbenchError(f"{source} needs timm, which is not installed; pip install 'regbench[timm]'")
+    import timm
+
+    if not timm.is_model_pretrained(name):
+        near = ", ".join(timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:_SHOWN])
+        raise RegbenchError(f"{source}: timm has no weights of that name; near: {near or 'none'}")
+    try:
+        model: Any = timm.create_model(name, pretrained=True, num_classes=0)
+    except (OSError, RuntimeError) as error:
+        raise RegbenchError(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
+    return model, tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
+
+
+def _dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
+    """Width of the representation, found by an image."""
+    try:
+        with torch.no_grad():
+            out = module.eval()(torch.zeros(1, channels, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise RegbenchError(
+            f"{source} does not take images of {image_size} px ({' '.join(str(error).split())[:200]}); "
+            "choose another dataset.image_size"
+        ) from error
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise RegbenchError(f"{source} does not give one vector for an image; choose another model")
+    return out.shape[1]
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _Ignored:
+    """Stands for whatever a checkpoint names that is neither a tensor nor plain data; does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, read without running anything that it names.
+
+    Raises:
+        RegbenchError: If it is no file of weights, or cannot be read safely.
+    """
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except (RuntimeError, ValueError, pickle.UnpicklingError):
+        names = []  # not a zip archive: torch.load below tells more
+    except OSError as error:
+        raise RegbenchError(
+            f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a file"
+        ) from error
+    try:
+        # Training checkpoints name their options' class, or the optimizer's functions: something inert is put in place.
+        allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
+        with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is refused anyway
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise RegbenchError(
+            f"{path} cannot be read safely as a file of weights ({' '.join(str(error).split())[:120]}); if you trust "
+            f"it, convert it: python -c \"import torch; torch.save(torch.load('{path}', weights_only=False)"
+            "['state_dict'], 'weights.pth')\" (with the key that it has)"
+        ) from error
+    for _ in range(2):
+        if isinstance(content, dict):
+            key = next((key for key in _CONTAINERS if isinstance(content.get(key), dict)), None)
+            content = content[key] if key else content
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        holds = f"the keys {', '.join(map(str, content))}" if isinstance(content, dict) else type(content).__name__
+        raise RegbenchError(f"{path} holds no weights by name, but {holds}; save a state_dict")
+    return tensors
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
+    """Loads the weights of a backbone from among those of a file.
+
+    Raises:
+        RegbenchError: If some are missing, of another shape, or belong neither to the backbone nor to a head.
+    """
+    wanted = module.state_dict()
+    first = next(iter(wanted))
+    counts = {
+        prefix: sum(prefix + name in state for name in wanted)
+        for prefix in (name.removesuffix(first) for name in state if name.endswith(first))
+        if not prefix or prefix.endswith(".")
+    }
+    most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    if len(most) != 1:
+        what = f"several networks ({', '.join(most)})" if most else f"no {architecture}: {_some(list(state))}"
+        raise RegbenchError(f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone")
+    prefix = most[0]
+    missing = [name for name in wanted if prefix + name not in state and not name.endswith("num_batches_tracked")]
+    others = [name for name in state if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted]
+    heads = [name for name in others if _part(name, prefix) in _HEADS]
+    unexpected = [name for name in others if name not in heads]
+    wrong = [
+        f"{name} {tuple(state[prefix + name].shape)} instead of {tuple(value.shape)}"
+        for name, value in wanted.items()
+        if prefix + name in state and state[prefix + name].shape != value.shape
+    ]
+    for what, names in (("has not", missing), ("has besides", unexpected), ("has other shapes:", wrong)):
+        if names:
+            raise RegbenchError(f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit")
+    if heads:
+        parts = sorted({_part(name, prefix) for name in heads})
+        log.info("%s: left out %d tensors of %s", path, len(heads), ", ".join(parts))
+    module.load_state_dict({name: state[prefix + name] for name in wanted if prefix + name in state}, strict=False)
+
+
+def _part(name: str, prefix: str) -> str:
+    """The part of a network that a tensor belongs to."""
+    inside = name.removeprefix(prefix) if name.startswith(prefix) else name
+    return next(part for part in inside.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

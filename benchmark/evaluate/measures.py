@@ -1,0 +1,141 @@
+"""Measures of a representation that need neither labels nor training, to stand beside its accuracy.
+
+All but alignment and LiDAR look at centre crops. None of them is a score to choose by: several can be raised without
+any gain in accuracy (a random rotation-invariant cloud has the best uniformity and rank there are).
+
+Shapes: N = images, V = augmented views of an image, D = representation, U = unit representation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regbench.benchmark.metrics import effective_rank, feature_spread
+
+ALPHA_RANKS = (4, 100)
+"""First and last rank of the eigenvalues that α-ReQ's line is fitted to, as in the authors' code."""
+
+LIDAR_DELTA = 1e-4
+"""δ, what LiDAR adds to the within-class variance of each direction."""
+
+
+def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
+    """All measures by name; one that is not defined for such a representation is left out.
+
+    Args:
+        x_ND: Representations of images without augmentation, (n, d).
+        views_NVD: Representations of views of images, (n, v, d).
+    """
+    found = {
+        "alignment": alignment(views_NVD),
+        "uniformity": uniformity(x_ND),
+        "rankme": effective_rank(x_ND),
+        "alpha_req": alpha_req(x_ND),
+        "lidar": lidar(views_NVD),
+        "feature_spread": feature_spread(x_ND),
+    }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+@torch.no_grad()
+def alignment(views_NVD: Tensor) -> float:
+    """E ‖u − u′‖² over pairs of views of one image, 0 (same) to 4.
+
+    ℓ_align with α = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations, over all v(v − 1)/2 pairs of
+    an image: with the sum s of its v unit vectors they sum up to v² − ‖s‖².
+
+    Args:
+        views_NVD: Representations of views, (n, v, d), v ≥ 2.
+    """
+    u_NVD = F.normalize(views_NVD.double(), dim=2)
+    views = u_NVD.shape[1]
+    total_N = u_NVD.square().sum(dim=(1, 2)) * views - u_NVD.sum(dim=1).square().sum(dim=1)
+    return total_N.mean().item() / (views * (views - 1) / 2)
+
+
+@torch.no_grad()
+def uniformity(x_ND: Tensor, block: int = 1024) -> float:
+    """The logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images, 0 (collapsed) down to about −4.
+
+    ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations.
+
+    Args:
+        x_ND: Representations, (n, d), n ≥ 2.
+        block: Rows at a time; memory is block × n.
+    """
+    u_ND = F.normalize(x_ND.float(), dim=1)
+    n = len(u_ND)
+    parts = []
+    for start in range(0, n, block):
+        # −2‖u − v‖² = 4 u·v − 4
+        exponent_BN = 4 * (u_ND[start : start + block] @ u_ND.T) - 4
+        rows = torch.arange(len(exponent_BN), device=exponent_BN.device)
+        exponent_BN[rows, start + rows] = -torch.inf
+        parts.append(exponent_BN.flatten().logsumexp(dim=0))
+    return torch.stack(parts).logsumexp(dim=0).item() - math.log(n * (n - 1))
+
+
+@torch.no_grad()
+def alpha_req(x_ND: Tensor) -> float | None:
+    """α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; near 1 is best by the authors.
+
+    α-ReQ (Agrawal et al., NeurIPS 2022). The paper names no range; as in the authors' code a line is fitted to log λᵣ
+    over log r by least squares with weights 1/r, over the ranks `ALPHA_RANKS` or as many of them as there are
+    eigenvalues above rounding.
+
+    Args:
+        x_ND: Representations, (n, d).
+
+    Returns:
+        α; None where there are fewer than two eigenvalues to fit.
+    """
+    x = x_ND.double()
+    x = x - x.mean(dim=0)
+    n, d = x.shape
+    # Both products have the same positive eigenvalues.
+    eigenvalues = torch.linalg.eigvalsh(x.T @ x if d <= n else x @ x.T).flip(0)
+    first, last = ALPHA_RANKS
+    positive = int((eigenvalues > 1e-10 * eigenvalues[0]).sum())
+    if positive <= first:
+        return None
+    ranks = torch.arange(first, min(last, positive) + 1, dtype=torch.float64, device=x.device)
+    log_rank, log_value = ranks.log(), eigenvalues[first - 1 : first - 1 + len(ranks)].log()
+    weight = 1 / ranks / (1 / ranks).sum()
+    log_rank = log_rank - weight @ log_rank
+    slope: float = ((weight * log_rank) @ log_value / (weight @ log_rank.square())).item()
+    return -slope
+
+
+@torch.no_grad()
+def lidar(views_NVD: Tensor) -> float | None:
+    """Effective rank of what tells images apart, from 1 to min(n − 1, d).
+
+    LiDAR (Thilak et al., ICLR 2024, Section 4): each image is a class, its views are the samples. exp of the entropy of
+    the normalised eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½), with Σ_b the covariance of the classes' means and Σ_w that of
+    the views around their means, plus δ I with δ = `LIDAR_DELTA`. (The paper's ε within the logarithm is 0 here.)
+
+    Args:
+        views_NVD: Representations of views, (n, v, d), not normalised.
+
+    Returns:
+        The rank; None where all images have the same mean.
+    """
+    x = views_NVD.double()
+    mean_ND = x.mean(dim=1)
+    within = (x - mean_ND[:, None]).flatten(0, 1)
+    between_ND = mean_ND - mean_ND.mean(dim=0)
+    within_DD = within.T @ within / len(within)
+    within_DD.diagonal().add_(LIDAR_DELTA)
+    # With Σ_w = L Lᵀ the matrix L⁻¹ Σ_b L⁻ᵀ has the eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½).
+    white_DN = torch.linalg.solve_triangular(torch.linalg.cholesky(within_DD), between_ND.T, upper=False)
+    n, d = between_ND.shape
+    eigenvalues = torch.linalg.eigvalsh(white_DN @ white_DN.T if d <= n else white_DN.T @ white_DN).clamp_min(0)
+    total = eigenvalues.sum()
+    if total <= 0:
+        return None
+    rank: float = torch.special.entr(eigenvalues / total).sum().exp().item()
+    return rank

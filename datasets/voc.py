@@ -1,0 +1,138 @@
+"""PASCAL VOC2007 as it is published: which classes are in an image, and the images of its two splits.
+
+`ImageSets/Main/<class>_<split>.txt` has a line for each image: its name and 1 (the class is in it), -1 (it is not) or 0
+(it is, but only in objects marked "difficult").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.datasets.torchvision_loader import resize
+
+# fmt: off
+CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)
+# fmt: on
+SPLITS = ("trainval", "test")
+ARCHIVES = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
+
+
+@dataclass(frozen=True)
+class VOCSplit:
+    """One split.
+
+    Attributes:
+        paths: Of the N images, sorted by name.
+        presence: (N, 20) int8: 1 the class is in the image, -1 it is not, 0 only in objects marked difficult.
+    """
+
+    paths: tuple[Path, ...]
+    presence: npt.NDArray[np.int8]
+
+
+def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
+    """The splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
+
+    Args:
+        data_dir: The folder of all data sets.
+        num_images: That the two must have.
+
+    Raises:
+        RegbenchError: The folder is not there or not complete; all that is wrong is listed.
+    """
+    folder = data_dir / "voc07" / "VOCdevkit" / "VOC2007"
+    if not folder.is_dir():
+        raise RegbenchError(
+            f"{folder} is missing; get VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar from {ARCHIVES} and "
+            f"unpack both: mkdir -p {data_dir / 'voc07'} && tar -xf FILE -C {data_dir / 'voc07'}"
+        )
+    wrong: list[str] = []
+    splits = {}
+    for split, expected in zip(SPLITS, num_images, strict=True):
+        presence = {name: _presence(folder, name, split, wrong) for name in CLASSES}
+        images = sorted(set().union(*presence.values()))
+        if len(images) != expected:
+            wrong.append(f"{split} has {len(images):,} images, not {expected:,}")
+        for name, found in presence.items():
+            if found and found.keys() != set(images):
+                wrong.append(f"{name}_{split}.txt names {len(found):,} of {len(images):,} images")
+        paths = tuple(folder / "JPEGImages" / f"{image}.jpg" for image in images)
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            wrong.append(f"{len(missing):,} images of {split} are not in JPEGImages/, the first is {missing[0]}")
+        table = np.array([[presence[name].get(image, -1) for name in CLASSES] for image in images], np.int8)
+        splits[split] = VOCSplit(paths, table.reshape(len(images), len(CLASSES)))
+    if both := set(splits["trainval"].paths) & set(splits["test"].paths):
+        wrong.append(f"{len(both):,} images are in both splits, the first is {min(both).name}")
+    if wrong:
+        raise RegbenchError(
+            f"{folder} is not the complete VOC2007: {'; '.join(wrong[:6])}{'; …' * (len(wrong) > 6)}; unpack both "
+            f"archives of {ARCHIVES} there again, or state the size of a folder of your own: "
+            "evaluation.voc07.num_images=[TRAINVAL,TEST]"
+        )
+    return splits
+
+
+def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str, int]:
+    """The lines of one file: image -> 1, 0 or -1. What is wrong is added to `wrong`."""
+    path = folder / "ImageSets" / "Main" / f"{name}_{split}.txt"
+    try:
+        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+        found = {image: int(label) for image, label in lines}
+        if set(found.values()) - {-1, 0, 1}:
+            raise ValueError
+    except FileNotFoundError:
+        wrong.append(f"ImageSets/Main/{path.name} is missing")
+    except ValueError:
+        wrong.append(f"ImageSets/Main/{path.name} has a line that is no image with -1, 0 or 1")
+    else:
+        return found
+    return {}
+
+
+def whole_images(
+    paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
+) -> Iterator[Tensor]:
+    """Batches (n, 3, size, size) uint8 of whole images, in order.
+
+    The shorter side is resized first, then all of the image to a square, whatever its shape: what VISSL does.
+
+    Args:
+        paths: Of the images.
+        shorter: What the shorter side is resized to, px.
+        size: Side of the square, px.
+        interpolation: See `AugmentationConfig`.
+        batch_size: Images a batch; the last one may be short.
+        workers: Threads that read.
+
+    Raises:
+        RegbenchError: A file is no image; the message names it.
+    """
+
+    def read(path: Path) -> Tensor:
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise RegbenchError(f"cannot read the image {path} ({error}); unpack its archive again") from error
+        height, width, _ = pixels.shape
+        short = min(height, width)
+        pixels = resize(pixels, shorter * height // short, shorter * width // short, interpolation)
+        return torch.from_numpy(np.array(resize(pixels, size, size, interpolation))).permute(2, 0, 1)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for start in range(0, len(paths), batch_size):
+            yield torch.stack(list(pool.map(read, paths[start : start + batch_size])))

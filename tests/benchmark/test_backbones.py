@@ -1,0 +1,279 @@
+"""Published weights: the forms they come in, what is left out and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import logging
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from regbench import RegbenchError
+from regbench.benchmark.backbones import load_backbone
+from regbench.benchmark.config import NetworkConfig
+from regbench.benchmark.network import build_backbone
+
+TINY = NetworkConfig(backbone="resnet_tiny")
+RESNET18 = NetworkConfig(backbone="resnet18")
+IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+Weights = dict[str, Tensor]
+
+
+def shaken(network: nn.Module) -> nn.Module:
+    """A network with statistics and scales of its own, as after training, in evaluation mode."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for values in (module.running_mean, module.running_var, module.weight):
+                    assert values is not None
+                    values += torch.rand(values.shape, generator=generator)
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    """The network that the files hold."""
+    return shaken(build_backbone(TINY, 3)[0])
+
+
+@pytest.fixture(scope="module")
+def model18() -> nn.Module:
+    """torchvision's ResNet-18 without the classifier."""
+    network = shaken(resnet18(weights=None))
+    network.fc = nn.Identity()
+    return network
+
+
+def prefixed(state: Weights, prefix: str) -> Weights:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def head(prefix: str) -> Weights:
+    return {f"{prefix}0.weight": torch.zeros(4, 128), f"{prefix}0.bias": torch.zeros(4)}
+
+
+def some_filter(p: Tensor) -> bool:
+    return p.ndim == 1
+
+
+# What each project saves, by the names in its code.
+FORMS: dict[str, Callable[[Weights], Any]] = {
+    "SFRIK, VICReg: backbone": lambda w: w,
+    "SFRIK, VICReg: training": lambda w: {
+        "epoch": 200,
+        "model": prefixed(w, "module.backbone.") | head("module.projector."),
+        # LARS keeps functions with its groups.
+        "optimizer": {"state": {}, "param_groups": [{"lr": 0.1, "weight_decay_filter": some_filter, "params": [0]}]},
+    },
+    "DINO: training": lambda w: {
+        "student": prefixed({k: v + 1 for k, v in w.items()}, "module.backbone.") | head("module.head.mlp."),
+        "teacher": prefixed(w, "backbone.") | head("head.mlp."),
+        "args": argparse.Namespace(arch="resnet50", lr=0.1),
+        "epoch": 800,
+    },
+    "supervised: with classifier": lambda w: w | {"fc.weight": torch.zeros(10, 128), "fc.bias": torch.zeros(10)},
+    "encoder and predictor": lambda w: {
+        "state_dict": prefixed(w, "module.encoder.") | head("module.predictor.") | head("module.encoder.fc.")
+    },
+    "compiled": lambda w: {"state_dict": prefixed(w, "_orig_mod.backbone.") | head("_orig_mod.projector.")},
+    "ours": lambda w: {"network": prefixed(w, "backbone.") | head("projector."), "progress": {"step": 3}},
+    "no counters": lambda w: {k: v for k, v in w.items() if not k.endswith("num_batches_tracked")},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_are_found_in_every_form(
+    model: nn.Module, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(FORMS[form](model.state_dict()), path)
+    with caplog.at_level(logging.INFO, "regbench"):
+        published = load_backbone(str(path), TINY, 3, 24)
+    assert published.backbone.dim == 128
+    assert published.architecture == "resnet_tiny"
+    assert published.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    torch.testing.assert_close(published.backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5)
+    heads = {"projector", "head", "fc", "predictor"} & set(caplog.text.replace(",", " ").split())
+    expected = {
+        "SFRIK, VICReg: training": {"projector"},
+        "DINO: training": {"head"},
+        "supervised: with classifier": {"fc"},
+        "encoder and predictor": {"predictor", "fc"},
+        "compiled": {"projector"},
+        "ours": {"projector"},
+    }
+    assert heads == expected.get(form, set())
+
+
+def test_the_names_of_a_resnet_are_torchvisions(model18: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(FORMS["DINO: training"](model18.state_dict()), path)
+    published = load_backbone(str(path), RESNET18, 3, 24)
+    torch.testing.assert_close(published.backbone.represent(IMAGES), model18(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+class Trap:
+    """What a malicious file would hold."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("import sys; sys.trapped = True",)
+
+
+def test_nothing_in_a_file_is_run(model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save({"model": model.state_dict(), "trap": Trap()}, path)
+    torch.testing.assert_close(
+        load_backbone(str(path), TINY, 3, 24).backbone.represent(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5
+    )
+    assert not hasattr(sys, "trapped")
+
+
+def test_an_old_file_that_would_have_to_be_run_is_refused(tmp_path: Path, model: nn.Module) -> None:
+    """Of before torch 1.6: no zip archive, so what it names cannot be listed beforehand."""
+    path = tmp_path / "old.pth"
+    content = {"state_dict": model.state_dict(), "filter": some_filter}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(RegbenchError, match=r"cannot be read safely.*convert it.*weights_only=False"):
+        load_backbone(str(path), TINY, 3, 24)
+
+
+def test_an_old_file_of_plain_weights_is_read(tmp_path: Path, model: nn.Module) -> None:
+    path = tmp_path / "old.pth"
+    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
+    assert load_backbone(str(path), TINY, 3, 24).backbone.dim == 128
+
+
+def without(weights: Weights, part: str) -> Weights:
+    return {name: value for name, value in weights.items() if not name.startswith(part)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: without(w, "4.conv2."), r"no resnet_tiny: it has not 4\.conv2\.weight; choose network="),
+        (lambda w: without(w, "4."), r"it has not 4\.conv1\.weight, .* and \d+ more"),
+        (lambda w: w | {"layer5.weight": torch.zeros(3)}, r"it has besides layer5\.weight"),
+        (
+            lambda w: w | {"0.weight": torch.zeros(32, 1, 3, 3)},
+            r"shapes: 0\.weight \(32, 1, 3, 3\) instead of \(32, 3,",
+        ),
+        (lambda w: prefixed(w, "a.") | prefixed(w, "b."), r"several networks \(a\., b\.\)"),
+        (lambda w: {"model": {"weight": torch.zeros(3)}}, "holds no resnet_tiny: weight"),
+        (lambda w: {"epoch": 3, "best": 0.5}, "holds no weights by name, but the keys epoch, best"),
+        (lambda w: [torch.zeros(3)], "holds no weights by name, but list"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_with_their_names(
+    model: nn.Module, change: Callable[[Weights], Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(change(model.state_dict()), path)
+    with pytest.raises(RegbenchError, match=message) as refusal:
+        load_backbone(str(path), TINY, 3, 24)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", pickle.dumps({"a": 1})])
+def test_a_file_that_holds_no_weights_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "weights.pth").write_bytes(content)
+    with pytest.raises(RegbenchError, match=r"weights\.pth"):
+        load_backbone(str(tmp_path / "weights.pth"), TINY, 3, 24)
+
+
+def test_no_such_file_is_refused_with_what_can_be_given() -> None:
+    with pytest.raises(RegbenchError, match=r"nowhere\.pth: No such file.*torchvision:NAME@WEIGHTS, timm:NAME"):
+        load_backbone("nowhere.pth", TINY, 3, 24)
+
+
+# ------------------------------------------------------------------ libraries
+
+
+@pytest.fixture
+def hub(model18: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's folder of downloads with ResNet-18's file in it, so that nothing is fetched."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    classifier = {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    torch.save(model18.state_dict() | classifier, folder / "resnet18-f37072fd.pth")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_of_torchvision(model18: nn.Module) -> None:
+    published = load_backbone("torchvision:resnet18@IMAGENET1K_V1", TINY, 3, 24)
+    torch.testing.assert_close(published.backbone.represent(IMAGES), model18(IMAGES))
+    assert (published.architecture, published.backbone.dim) == ("resnet18", 512)
+    assert published.mean == (0.485, 0.456, 0.406)
+    assert published.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_digest_of_a_librarys_weights_is_of_their_values(tmp_path: Path) -> None:
+    first = load_backbone("torchvision:resnet18@IMAGENET1K_V1", TINY, 3, 24).sha256
+    assert load_backbone("torchvision:resnet18", TINY, 3, 24).sha256 == first  # its newest
+    path = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    state = torch.load(path)
+    state["layer4.1.bn2.bias"][7] += 1e-3
+    torch.save(state, path)
+    assert load_backbone("torchvision:resnet18", TINY, 3, 24).sha256 != first
+
+
+@pytest.mark.parametrize(
+    ("source", "channels", "size", "message"),
+    [
+        ("torchvision:resnet19", 3, 40, "no classifier 'resnet19'; it has .*resnet18"),
+        ("torchvision:resnet18@V9", 3, 40, "no weights 'V9' of resnet18; it has IMAGENET1K_V1"),
+        ("torchvision:resnet18", 1, 28, "takes colour images and the data set has 1 channel"),
+    ],
+)
+def test_what_torchvision_has_not_is_refused(source: str, channels: int, size: int, message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        load_backbone(source, TINY, channels, size)
+
+
+def test_a_download_that_fails_says_where_to_put_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", fail)
+    with pytest.raises(RegbenchError, match=r"no route to host\); put https://\S+resnet18\S+\.pth into \S+checkpoints"):
+        load_backbone("torchvision:resnet18", TINY, 3, 24)
+
+
+def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    create, models = timm.create_model, []
+
+    def untrained(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
+        assert pretrained
+        models.append(create(name, pretrained=False, num_classes=num_classes))
+        return models[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(timm, "create_model", untrained)
+    published = load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 224)
+    x = torch.randn(1, 3, 224, 224)
+    assert published.backbone.dim == 192
+    torch.testing.assert_close(published.backbone.represent(x), models[0].eval()(x))
+    assert published.mean == (0.5, 0.5, 0.5)
+    with pytest.raises(RegbenchError, match="does not take images of 24 px"):
+        load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 24)
+    with pytest.raises(RegbenchError, match=r"timm has no weights of that name; near: .*resnet18"):
+        load_backbone("timm:resnet18.nothing", TINY, 3, 24)
+
+
+def test_timm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find(name))
+    with pytest.raises(RegbenchError, match=r"pip install 'regbench\[timm\]'"):
+        load_backbone("timm:resnet18", TINY, 3, 24)

@@ -1,0 +1,387 @@
+"""Evaluations after a run's record, and of published weights: `regbench evaluate`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torchvision.models import resnet18
+
+from regbench import RegbenchError
+from regbench.benchmark.choice import Choices
+from regbench.benchmark.config import load_run
+from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.evaluate import Backbone, Evaluator
+from regbench.benchmark.evaluate.measures import measures
+from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
+from regbench.benchmark.network import build_backbone
+from regbench.benchmark.run import resolve, run_cell
+from regbench.cli import main
+from regbench.datasets.loader import EvalLoader, ViewLoader
+from regbench.datasets.voc import open_voc07, whole_images
+from tests.voc import TEST, TRAINVAL, write_voc07
+
+SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
+VOC = (
+    f"evaluation.voc07.num_images=[{TRAINVAL},{TEST}]",
+    *("evaluation.voc07.resize=28", "evaluation.voc07.image_size=24", "evaluation.voc07.costs=[0.1,10]"),
+)
+MEASURES = ("evaluation.measures.view_images=8", "evaluation.measures.views=3", "evaluation.measures.images=20")
+NAMES = ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["evaluate", *arguments], prog_name="regbench")
+
+
+def own(tiny: list[str]) -> list[str]:
+    return [override for override in tiny if override.startswith("runtime.")]
+
+
+def signed(path: Path) -> dict[str, Any]:
+    """The content of a file whose hash is right."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    digest = content.pop("sha256")
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert digest == hashlib.sha256(canonical.encode()).hexdigest()
+    return content
+
+
+@pytest.fixture(scope="session")
+def voc_data_dir(tiny_data_dir: Path) -> Path:
+    """The data folder with VOC2007 too."""
+    write_voc07(tiny_data_dir)
+    return tiny_data_dir
+
+
+@pytest.fixture
+def finished(tiny: list[str]) -> Path:
+    """The directory of a run with kNN alone."""
+    cell, runtime = load_run([*tiny, *SHORT, "evaluation.protocols=[knn]"])
+    assert run_cell(cell, runtime, "here")
+    return run_directory(runtime, "here", cell)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file of published weights."""
+    cell, _ = load_run(["network=resnet_tiny"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        state = build_backbone(cell.network, 3)[0].state_dict()
+    path = tmp_path / "vicreg_tiny.pth"
+    model = {f"module.backbone.{name}": value for name, value in state.items()}
+    torch.save({"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path)
+    return path
+
+
+def published(tiny: list[str]) -> list[str]:
+    """Overrides for weights that nobody trains here."""
+    training = ("embedding_dim", "batch_size", "epochs", "optimizer")
+    return [override for override in tiny if not override.startswith(training)]
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
+    tiny: list[str], finished: Path, voc_data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (finished / "record.json").read_bytes(), (finished / "choice.json").read_bytes()
+    with caplog.at_level(logging.INFO, "regbench"):
+        result = call(str(finished), *own(tiny), *VOC, *MEASURES, "--only", "voc07,knn,measures")
+    assert result.exit_code == 0, result.output
+    record = read_record(finished)
+    assert record is not None
+    folder = finished / "evaluations"
+    assert {path.name for path in folder.iterdir()} == {"voc07.json", "measures.json"}
+    assert "knn: shown only, nothing is written" in caplog.text
+    assert f"voc07: written to {folder / 'voc07.json'}" in caplog.text
+    for protocol in ("voc07", "measures"):
+        found = signed(folder / f"{protocol}.json")
+        assert (found["schema_version"], found["protocol"]) == (3, protocol)
+        assert found["cell_id"] == record["cell_id"] == finished.name
+        assert found["seconds"] > 0
+        assert found["finished"] >= record["attempts"][0]["finished"]
+        assert found["environment"]["loader"] == "torchvision"
+        assert f"--only {protocol}" in found["command"]
+        assert found["choice"]["hyperparameters"]["selected_on"] == "given"
+        for score in found["scores"]:
+            assert score["name"] in result.output
+    voc07, unlabelled = (signed(folder / f"{protocol}.json") for protocol in ("voc07", "measures"))
+    assert [(s["name"], s["split"], s["unit"]) for s in voc07["scores"]] == [
+        ("voc07_map", "test", "%"),
+        ("voc07_map_full", "test", "%"),
+    ]
+    assert voc07["choice"]["voc07_cost"]["selected_on"] == "cross-validation"
+    assert set(voc07["choice"]["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
+    assert "voc07_cost" not in unlabelled["choice"]
+    assert [(s["name"], s["split"], s["unit"]) for s in unlabelled["scores"]] == [(n, "tuning", "") for n in NAMES]
+    assert ((finished / "record.json").read_bytes(), (finished / "choice.json").read_bytes()) == before
+
+    written = (folder / "voc07.json").read_bytes()
+    again = call(str(finished), *own(tiny), "--only", "voc07")
+    assert again.exit_code == 2
+    assert "voc07.json is there already; remove it" in again.stderr
+    other = call(str(finished), *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
+    assert "2-fold" in other.output
+    assert (folder / "voc07.json").read_bytes() == written
+
+
+def test_a_run_without_a_record_gets_none_beside_it(tiny: list[str], finished: Path) -> None:
+    (finished / "record.json").unlink()
+    result = call(str(finished), *own(tiny), *MEASURES, "--only", "measures")
+    assert result.exit_code == 0, result.output
+    assert "alignment" in result.output
+    assert not (finished / "evaluations").exists()
+
+
+def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
+    tiny: list[str], finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (finished.parent / "tune.json").write_text("{}")
+    refused = call(str(finished), *own(tiny), "evaluation.knn.k=3")
+    assert (refused.exit_code, "has not chosen yet" in refused.stderr) == (2, True)
+    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "sha256": "ab", "choices": []}
+    (finished.parent / "choice.json").write_text(json.dumps(choice))
+    monkeypatch.chdir(finished)
+    refused = call(".", *own(tiny), "evaluation.knn.k=3")
+    assert (refused.exit_code, "chose other hyperparameters" in refused.stderr) == (2, True)
+    choice["choices"] = [{"configuration": finished.name}]
+    (finished.parent / "choice.json").write_text(json.dumps(choice))
+    assert call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
+    noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
+    assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "what shall be evaluated?"),
+        (["evaluation.knn.k=3"], "what shall be evaluated?"),
+        (["nowhere"], "nowhere is no run directory"),
+        ([".", "--only", "voc"], "unknown protocol 'voc'; known: knn, probe"),
+        ([".", "--only", ""], "unknown protocol ''"),
+        ([".", "--label", "x"], "--label is for --backbone"),
+        (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
+        (["--backbone", "x.pth", "method=vicreg"], "method=vicreg: published weights are not trained"),
+        (["--backbone", "x.pth", "optimizer.base_lr=1"], "optimizer.base_lr=1: published weights are not trained"),
+    ],
+)
+def test_refusals(arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert part in line
+
+
+# ------------------------------------------------------------------ the protocols on real images
+
+
+def evaluator(tiny: list[str], tmp_path: Path, *overrides: str) -> tuple[Evaluator, Backbone, Choices]:
+    cell, runtime = load_run([*tiny, *overrides])
+    module, dim = build_backbone(cell.network, 3)
+    backbone, choices = Backbone(module, dim), Choices(tmp_path / "choice.json")
+    made = Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
+    return made, backbone, choices
+
+
+def test_measures_are_those_of_the_tuning_images(tiny: list[str], tmp_path: Path) -> None:
+    """36 images in the tuning split, 20 of them and 8 at even distances; three views come from two pairs."""
+    found, backbone, _ = evaluator(tiny, tmp_path, *MEASURES, "seed=5")
+    scores = {score["name"]: score["value"] for score in found.run("measures")}
+    cell, runtime = load_run([*tiny, "seed=5"])
+    common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "batch_size": 5, "device": torch.device("cpu")}
+    with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:
+        images = torch.cat([x for x, _ in batches])
+    x = backbone.represent(images[[36 * i // 20 for i in range(20)]])
+    with ViewLoader(
+        cell.dataset, cell.augmentation, "tuning", images=8, seed=5, **common, backend="torchvision"
+    ) as views:
+        pairs = [torch.cat([torch.stack(two) for two in views.epoch(e)], dim=1) for e in range(2)]
+    assert not torch.equal(pairs[0], pairs[1])
+    expected = measures(x, torch.stack([backbone.represent(v) for v in [*pairs[0], pairs[1][0]]], dim=1))
+    assert scores == pytest.approx(expected, rel=1e-3)
+    again = {score["name"]: score["value"] for score in found.run("measures")}
+    assert again == scores
+
+
+def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> None:
+    """Without augmentation but a crop of everything, each view is near its image."""
+    plain = [
+        f"augmentation.view{v}.{name}=0.0"
+        for v in (1, 2)
+        for name in ("flip_p", "jitter_p", "grayscale_p", "blur_p", "solarize_p")
+    ]
+    crops = [f"augmentation.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
+    ratios = [f"augmentation.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
+    cell, runtime = load_run([*tiny, *plain, *crops, *ratios])
+    common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "device": torch.device("cpu"), "batch_size": 7}
+    with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:
+        images = torch.cat([x for x, _ in batches])
+    with ViewLoader(
+        cell.dataset, cell.augmentation, "tuning", images=12, seed=0, **common, backend="torchvision"
+    ) as views:
+        assert views.num_samples == 12
+        found = torch.cat([x for x, _ in views.epoch(0)])
+    assert (found - images[::3]).abs().mean() < 0.1 < (found - images[1::3]).abs().mean()
+
+
+def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
+    cell, runtime = load_run(tiny)
+    with pytest.raises(RegbenchError, match="the test split is for final scores"):
+        ViewLoader(
+            cell.dataset,
+            cell.augmentation,
+            "test",
+            images=5,
+            data_dir=Path(runtime.data_dir),
+            batch_size=5,
+            seed=0,
+            device=torch.device("cpu"),
+        )
+
+
+def test_voc07_is_linear_svms_on_the_backbones_features(tiny: list[str], tmp_path: Path, voc_data_dir: Path) -> None:
+    found, backbone, choices = evaluator(tiny, tmp_path, *VOC)
+    choices.note("hyperparameters", {"selected_on": "given"})
+    scores = {score["name"]: score["value"] for score in found.run("voc07")}
+    cell, _ = load_run(tiny)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
+    data = {}
+    for name, split in open_voc07(voc_data_dir, (TRAINVAL, TEST)).items():
+        (x,) = whole_images(split.paths, shorter=28, size=24, interpolation="bilinear", batch_size=100, workers=1)
+        features = backbone.represent((x / 255 - mean) / std).double()
+        data[name] = (features / (features.norm(dim=1, keepdim=True) + 1e-5)).numpy(), split.presence
+    chosen = choices.entries["voc07_cost"]["chosen"]
+    values = []
+    for c, cost in enumerate(chosen.values()):
+        (x_train, there), (x_test, answers) = data["trainval"], data["test"]
+        easy = answers[:, c] != 0
+        svm = linear_svm(cost).fit(x_train, 2 * (there[:, c] == 1) - 1)
+        values.append(average_precisions(answers[easy, c] == 1, svm.decision_function(x_test[easy])))
+    assert scores["voc07_map"] == pytest.approx(sum(v for v, _ in values) / 20, abs=0.5)
+    assert scores["voc07_map_full"] == pytest.approx(sum(v for _, v in values) / 20, abs=0.5)
+    candidates = choices.entries["voc07_cost"]["candidates"]
+    assert all(candidates[name][f"{cost:g}"] == max(candidates[name].values()) for name, cost in chosen.items())
+
+
+def test_voc07_needs_a_backbone_for_colour_images(tiny: list[str], tmp_path: Path) -> None:
+    grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
+    with pytest.raises(RegbenchError, match="VOC2007 has colour images"):
+        evaluator(tiny, tmp_path, *grey)[0].run("voc07")
+
+
+# ------------------------------------------------------------------ published weights
+
+
+def test_published_weights_get_the_record_of_a_finished_run(
+    tiny: list[str], weights: Path, voc_data_dir: Path, tmp_path: Path
+) -> None:
+    arguments = ["--backbone", str(weights), *published(tiny), *VOC, *MEASURES]
+    arguments += ["--label", "VICReg (published)", "--only", "knn,probe,voc07,measures"]
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    (directory,) = (tmp_path / "runs" / "published").iterdir()
+    assert f"run directory: {directory}" in result.output
+    record = signed(directory / "record.json")
+    expected = {
+        "schema_version": 3,
+        "cell_id": directory.name,
+        "sweep": "published",
+        "label": "VICReg (published)",
+        "method": "external",
+        "seed": 0,
+        "status": "done",
+        "spectrum": None,
+        "history": [],
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert "regularizer" not in record
+    cell = record["cell"]
+    assert cell["external"] == {
+        "source": "vicreg_tiny.pth",
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+    }
+    assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
+    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == ("tiny", "resnet_tiny")
+    names = {(score["name"], score["split"]) for score in record["scores"]}
+    assert {("knn_top1", "tuning"), ("knn_top1", "test"), ("linear_top1", "test"), ("voc07_map", "test")} <= names
+    assert {(name, "tuning") for name in NAMES} <= names
+    choice = json.loads((directory / "choice.json").read_text())
+    assert record["choice"] == choice
+    assert choice.keys() == {"hyperparameters", "probe_learning_rate", "voc07_cost"}
+    assert choice["hyperparameters"]["selected_on"] == "given"
+    assert choice["probe_learning_rate"]["selected_on"] == "tuning"
+    assert record["cost"]["evaluate_s"] > 0
+    assert (record["cost"]["train_s"], record["cost"]["img_per_s"]) == (None, None)
+    assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
+    assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
+    assert (directory / "config.yaml").exists()
+
+    written_ns = (directory / "record.json").stat().st_mtime_ns
+    again = call(*arguments)
+    assert (again.exit_code, again.stdout) == (0, result.stdout)
+    assert (directory / "record.json").stat().st_mtime_ns == written_ns
+    refused = call(str(directory), *own(tiny), "--only", "measures")
+    assert refused.exit_code == 2
+    assert "scores of published" in refused.stderr
+    assert "regbench evaluate --backbone" in refused.stderr
+
+
+def test_the_id_of_published_weights_is_of_what_decides_the_scores(
+    tiny: list[str], weights: Path, tmp_path: Path
+) -> None:
+    def directories(*more: str) -> set[str]:
+        result = call("--backbone", str(weights), *published(tiny), *more, "--name", "p", "--only", "knn")
+        assert result.exit_code == 0, result.output
+        return {path.name for path in (tmp_path / "runs" / "p").iterdir()}
+
+    first = directories()
+    assert directories("evaluation.voc07.folds=5", "runtime.workers=2") == first  # not asked for; where it runs
+    content = torch.load(weights)
+    content["model"]["module.backbone.0.weight"] *= 1.1
+    torch.save(content, weights)
+    assert len(directories()) == 2
+    assert len(directories("seed=1")) == 3
+
+
+def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--backbone", str(weights), *published(tiny), "--only", "knn,probe"]
+
+    def interrupt(_: Evaluator) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "probe", interrupt)
+        assert call(*arguments).exit_code == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "knn", interrupt)  # is done
+        result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "linear_top1" in result.output
+
+
+def test_librarys_weights_see_images_as_they_were_trained_on(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save(resnet18(weights=None).state_dict(), folder / "resnet18-f37072fd.pth")
+    source = "torchvision:resnet18@IMAGENET1K_V1"
+    settings = [*published(tiny), "dataset.mean=[0.1,0.1,0.1]"]
+    result = call("--backbone", source, *settings, "--only", "knn")
+    assert result.exit_code == 0, result.output
+    (path,) = (tmp_path / "runs" / "published").glob("*/record.json")
+    record = signed(path)
+    assert record["label"] == record["cell"]["external"]["source"] == source
+    assert record["cell"]["dataset"]["mean"] == [0.485, 0.456, 0.406]
+    assert record["cell"]["network"]["backbone"] == "resnet18"

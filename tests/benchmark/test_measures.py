@@ -1,0 +1,184 @@
+"""Measures without labels against closed forms and plain code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regbench.benchmark.evaluate.measures import (
+    LIDAR_DELTA,
+    alignment,
+    alpha_req,
+    lidar,
+    measures,
+    uniformity,
+)
+from regbench.benchmark.metrics import effective_rank, feature_spread, spread_metrics
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rotation(d: int) -> Tensor:
+    q: Tensor = torch.linalg.qr(gaussian(d, d, seed=5)).Q
+    return q
+
+
+def cloud(eigenvalues: Tensor, n: int) -> Tensor:
+    """A centred cloud whose covariance has exactly these eigenvalues, in rotated axes."""
+    x = gaussian(n, len(eigenvalues))
+    white: Tensor = torch.linalg.qr(x - x.mean(dim=0)).Q * math.sqrt(n)
+    return white * eigenvalues.sqrt() @ rotation(len(eigenvalues))
+
+
+# ------------------------------------------------------------------ alignment and uniformity
+
+
+@pytest.mark.parametrize("views", [2, 5])
+def test_alignment_is_the_mean_over_pairs_of_views(views: int) -> None:
+    x = gaussian(7, views, 4)
+    total = []
+    for image in (x / x.norm(dim=2, keepdim=True)).tolist():
+        for a in range(views):
+            for b in range(a):
+                total.append(sum((p - q) ** 2 for p, q in zip(image[a], image[b], strict=True)))
+    assert alignment(x) == pytest.approx(sum(total) / len(total))
+
+
+def test_alignment_of_equal_and_opposite_views() -> None:
+    x = gaussian(5, 3)
+    assert alignment(torch.stack([x, 3 * x], dim=1)) == pytest.approx(0, abs=1e-12)
+    assert alignment(torch.stack([x, -x], dim=1)) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("block", [1024, 5])
+def test_uniformity_is_the_log_of_the_mean_over_pairs_of_images(block: int) -> None:
+    x = gaussian(12, 3)
+    u = (x / x.norm(dim=1, keepdim=True)).tolist()
+    values = [
+        math.exp(-2 * sum((p - q) ** 2 for p, q in zip(u[i], u[j], strict=True)))
+        for i in range(12)
+        for j in range(12)
+        if i != j
+    ]
+    assert uniformity(x, block) == pytest.approx(math.log(sum(values) / len(values)), rel=1e-5)
+    assert uniformity(x) == pytest.approx(spread_metrics(x, x)["uniformity"], rel=1e-5)  # the training loop's
+
+
+def test_uniformity_of_two_opposite_points_and_of_one() -> None:
+    assert uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]])) == pytest.approx(-8)
+    assert uniformity(torch.ones(6, 2)) == pytest.approx(0, abs=1e-6)
+
+
+def test_uniformity_of_a_uniform_cloud_on_the_circle() -> None:
+    """E exp(−2‖u − v‖²) = e⁻⁴ I₀(4) for uniform points on the circle (I₀: modified Bessel function)."""
+    angle = torch.arange(2000, dtype=torch.float64) * (2 * math.pi / 2000)
+    expected = math.log(math.exp(-4) * torch.special.i0(torch.tensor(4.0)).item())
+    assert uniformity(torch.stack([angle.cos(), angle.sin()], dim=1)) == pytest.approx(expected, rel=2e-3)
+
+
+# ------------------------------------------------------------------ ranks
+
+
+def test_rankme_of_an_isotropic_cloud_is_its_dimension() -> None:
+    assert effective_rank(cloud(torch.ones(12, dtype=torch.float64), 400)) == pytest.approx(12)
+
+
+def test_rankme_is_the_entropy_of_the_singular_values() -> None:
+    x = cloud(torch.tensor([9.0, 4.0, 1.0, 0.0], dtype=torch.float64), 50)
+    p = [3 / 6, 2 / 6, 1 / 6]
+    assert effective_rank(x) == pytest.approx(math.exp(-sum(v * math.log(v) for v in p)))
+    assert effective_rank(x[:3]) <= 3  # fewer images than dimensions
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0, 2.5])
+@pytest.mark.parametrize("n", [300, 90])
+def test_alpha_of_a_power_law(alpha: float, n: int) -> None:
+    """In 40 dimensions, and with fewer images than dimensions too."""
+    d = 40 if n == 300 else 130
+    eigenvalues = torch.zeros(d, dtype=torch.float64)
+    rank = min(d, n - 1)
+    eigenvalues[:rank] = torch.arange(1, rank + 1, dtype=torch.float64) ** -alpha
+    x = cloud(eigenvalues, n) if d < n else cloud(eigenvalues[:rank], n) @ rotation(d)[:rank]
+    assert alpha_req(x + 3) == pytest.approx(alpha, rel=1e-6)  # the mean does not matter
+
+
+def test_alpha_is_a_weighted_least_squares_fit_over_ranks_4_to_100() -> None:
+    """The first three and the last twenty eigenvalues are off the law, and do not matter; against numpy's fit."""
+    values = torch.arange(1, 121, dtype=torch.float64) ** -1.3 * (1 + 0.3 * gaussian(120).clamp(-2, 2))
+    values = values.sort(descending=True).values
+    x = cloud(values, 500)
+    ranks = np.arange(4, 101)
+    slope = np.polyfit(np.log(ranks), np.log(values[3:100].numpy()), 1, w=ranks**-0.5)[0]  # squared by polyfit
+    assert alpha_req(x) == pytest.approx(-slope, rel=1e-6)
+    values[:3] *= 50
+    values[100:] *= 1e-3
+    assert alpha_req(cloud(values, 500)) == pytest.approx(-slope, rel=1e-6)
+
+
+def test_alpha_of_a_collapsed_representation_is_not_defined() -> None:
+    assert alpha_req(torch.ones(50, 8)) is None
+    assert alpha_req(gaussian(50, 4)) is None
+    found = measures(torch.ones(50, 8), torch.ones(20, 3, 8))
+    assert found.keys() == {"alignment", "uniformity", "rankme", "feature_spread"}
+    assert found["rankme"] == pytest.approx(1)
+    assert found["feature_spread"] == pytest.approx(0, abs=1e-6)
+
+
+# ------------------------------------------------------------------ LiDAR
+
+
+def test_lidar_of_perfectly_separated_images_is_the_rank_of_their_means() -> None:
+    """Without any spread of the views Σ_w is δ I, and an isotropic cloud of means has full rank."""
+    means = cloud(torch.ones(6, dtype=torch.float64), 80)
+    assert lidar(means[:, None].repeat(1, 4, 1)) == pytest.approx(6)
+
+
+def test_lidar_by_its_formula() -> None:
+    """With the square root of Σ_w as in the paper, in plain loops."""
+    x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0]) + 3 * gaussian(30, 1, 5, seed=1)
+    mean = x.mean(dim=(0, 1))
+    between, within = torch.zeros(5, 5, dtype=torch.float64), LIDAR_DELTA * torch.eye(5, dtype=torch.float64)
+    for views in x:
+        centre = views.mean(dim=0)
+        between += torch.outer(centre - mean, centre - mean) / 30
+        for view in views:
+            within += torch.outer(view - centre, view - centre) / 180
+    values, vectors = torch.linalg.eigh(within)
+    root = vectors @ torch.diag(values**-0.5) @ vectors.T
+    p = torch.linalg.eigvalsh(root @ between @ root).clamp_min(1e-300)
+    p = p / p.sum()
+    assert lidar(x) == pytest.approx(math.exp(-(p * p.log()).sum().item()), rel=1e-9)
+
+
+def test_lidar_ignores_directions_in_which_images_do_not_differ() -> None:
+    """Unlike RankMe: noise of the views in many directions is no rank."""
+    means = torch.cat([3 * gaussian(200, 2), torch.zeros(200, 30, dtype=torch.float64)], dim=1)
+    noise = torch.cat([torch.zeros(200, 10, 2), gaussian(200, 10, 30, seed=2)], dim=2)
+    views = means[:, None] + noise
+    assert effective_rank(views.flatten(0, 1)) > 20
+    assert lidar(views) == pytest.approx(2, abs=0.1)
+
+
+def test_lidar_with_fewer_images_than_dimensions() -> None:
+    """The smaller of the two equal spectra is taken."""
+    views = gaussian(6, 3, 20) + 4 * gaussian(6, 1, 20, seed=1)
+    value = lidar(views)
+    assert value is not None
+    assert 1 < value <= 5
+    padded = torch.cat([views, torch.zeros(6, 3, 4)], dim=2)
+    assert lidar(padded) == pytest.approx(value)
+
+
+def test_all_measures_of_a_gaussian_cloud() -> None:
+    x, views = gaussian(400, 16), gaussian(50, 4, 16) * 0.1 + gaussian(50, 1, 16, seed=1)
+    found = measures(x, views)
+    assert list(found) == ["alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread"]
+    assert found["feature_spread"] == feature_spread(x) == pytest.approx(1, abs=0.01)
+    assert 15 < found["rankme"] <= 16
+    assert found["alignment"] < 0.1
