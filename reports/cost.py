@@ -48,7 +48,7 @@ def read_cost(path: Path) -> list[Line]:
         RegbenchError: If the file cannot be read or is something else.
     """
     try:
-        lines = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        lines: list[Line] = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
         for line in lines:
             [int(line[name]) for name in ("n", "q", "ranks")]
             [float(line[name]) for name in _QUANTITIES if line[name]]

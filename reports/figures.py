@@ -53,6 +53,7 @@ CURVES = {
 
 LABELLED = 14  # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED_OF_MANY = 10
+DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
@@ -186,8 +187,11 @@ def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Dra
                 gid = marks.add(s, [points[q][0] for q in qs], _along(names[name], qs, [points[q][2] for q in qs]))
                 means = [points[q][2].mean for q in qs]
                 spreads = [points[q][2].spread or 0.0 for q in qs]
-                for q, mean, spread in zip(qs, means, spreads, strict=True):
-                    _line(axes, [q, q], [mean - spread, mean + spread], color=s.colour, lw=1.1, gid=gid)
+                if any(spreads):
+                    gap = math.nan
+                    xs = [x for q in qs for x in (q, q, gap)]
+                    ys = [y for m, d in zip(means, spreads, strict=True) for y in (m - d, m + d, gap)]
+                    _line(axes, xs, ys, color=s.colour, lw=1.1, gid=gid)
                 _line(axes, qs, means, color=s.colour, marker=s.marker, ls=s.dash, ms=5, lw=1.5, gid=gid)
                 if place < _shown(len(lines)):
                     labels.append(Label(names[name], float(qs[-1]), means[-1], s, gid))
@@ -195,17 +199,18 @@ def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Dra
             axes.set_xlabel("embedding dimension q")
             axes.set_ylabel(title)
             place_labels(axes, labels, marker=True)
-            name = f"{_capital(title.split(',')[0].split(' (')[0])} against the embedding dimension"
+            heading = f"{_capital(title.split(',')[0].split(' (')[0])} against the embedding dimension"
             text = f"{title} of each method against the embedding dimension."
-            drawings.append(Drawing(name, text, to_svg(figure, marks), len(lines) > LABELLED))
+            drawings.append(Drawing(heading, text, to_svg(figure, marks), len(lines) > LABELLED))
     return drawings
 
 
 def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """A figure for each quantity of the training history: mean over the seeds, a band of one deviation."""
+    """A figure for each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
     drawings = []
     for key, title in CURVES.items():
-        curves = [(i, row, curve) for i, row in enumerate(summary.rows) if (curve := _curve(row, key))]
+        rows = enumerate(summary.rows[:DRAWN_CURVES])
+        curves = [(i, row, curve) for i, row in rows if (curve := _curve(row, key))]
         if not curves:
             continue
         shown = _shown(len(curves))
@@ -406,10 +411,12 @@ def _scatter(
         x, y = price.mean / unit.divisor, accuracy.mean
         places.append((x, y))
         expense = _text(price, unit.decimals, unit.divisor)
-        gid = marks.add(s, [i], f"{row.name}: {_text(accuracy)} %, {expense} {unit.name}, n = {accuracy.n}")
+        gid = marks.add(s, [i], f"{row.name}: {_text(accuracy, 2)} %, {expense} {unit.name}, n = {accuracy.n}")
         dx, dy = (price.spread or 0.0) / unit.divisor, accuracy.spread or 0.0
-        _line(axes, [x - dx, x + dx], [y, y], color=s.colour, lw=1.1, gid=gid)
-        _line(axes, [x, x], [y - dy, y + dy], color=s.colour, lw=1.1, gid=gid)
+        if dx or dy:  # horizontal bar, gap, vertical bar
+            gap = math.nan
+            bars = [x - dx, x + dx, gap, x, x], [y, y, gap, y - dy, y + dy]
+            _line(axes, *bars, color=s.colour, lw=1.1, gid=gid)
         fill = "none" if row.diverged else s.colour
         _line(axes, [x], [y], color=s.colour, marker=s.marker, ms=6.5, mfc=fill, ls="", gid=gid)
         if i in named:

@@ -7,7 +7,6 @@ dialogs when the page asks: ten thousand cells as elements would take a browser 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from regbench.reports import tables
 from regbench.reports.cost import Line, cost_drawings, cost_machine
 from regbench.reports.figures import (
+    DRAWN_CURVES,
     Drawing,
     Style,
     curve_drawings,
@@ -189,6 +189,7 @@ def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[
         "scatter": drawn(scatter_drawings(summary, style), "scatter"),
         "dimension": drawn(dimension_drawings(summary, style), "dimension"),
         "parts": [placed(table) for table in (*parts, tables.significance_table(summary))],
+        "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
         "curves": drawn(curve_drawings(summary, style), "curve"),
         "spectra": drawn(spectrum_drawings(summary, style), "spectrum"),
         "hyperparameters": placed(tables.hyperparameters_table(summary)),
@@ -328,19 +329,21 @@ def _columns(values: Sequence[Any]) -> dict[str, Any]:
         whole = [empty if v is _ABSENT else v for v in values]
         return {"d": {key: _columns([v.get(key, _ABSENT) for v in whole]) for key in keys}}
     if any(there) and all(isinstance(v, list) and all(isinstance(item, dict) for item in v) for v in there):
-        whole = [[] if v is _ABSENT else v for v in values]
-        length = max(map(len, whole))
-        return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in whole]) for i in range(length)]}
+        lists: list[list[Any]] = [[] if v is _ABSENT else v for v in values]
+        length = max(map(len, lists))
+        return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
     known: dict[Any, int] = {}
+    distinct = []
     indices = []
     for v in values:
         if v is _ABSENT:
             indices.append(-1)
             continue
         # 1, 1.0 and True are equal and not the same; lists are no keys.
-        key = (v.__class__, json.dumps(v) if isinstance(v, list | dict) else v)
-        indices.append(known.setdefault(key, len(known)))
-    distinct = [json.loads(v) if kind in (list, dict) else v for kind, v in known]
+        key = (v.__class__, repr(v) if isinstance(v, list | dict) else v)
+        if (index := known.setdefault(key, len(distinct))) == len(distinct):
+            distinct.append(v)
+        indices.append(index)
     if len(there) == len(values):
         if len(distinct) == 1:
             return {"c": distinct[0]}
