@@ -333,7 +333,7 @@ def _columns(values: Sequence[Any]) -> dict[str, Any]:
         length = max(map(len, lists))
         return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
     known: dict[Any, int] = {}
-    distinct = []
+    distinct: list[Any] = []
     indices = []
     for v in values:
         if v is _ABSENT:
