@@ -314,48 +314,54 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
 
 
 _ABSENT = object()
+_REPEATS = 4  # objects that repeat this often on average are kept whole
 
 
 def _columns(values: Sequence[Any]) -> dict[str, Any]:
     """Values by column: {"d": {key: column}} for dictionaries, {"l": [column, ...]} for lists of them.
 
-    A leaf is {"c": value} where all have the same, {"v": values} where all differ, else {"v": distinct values,
-    "i": index of each, −1 for none}.
+    A leaf, of plain values or of objects that repeat, is {"c": value} where all have the same, {"v": values} where all
+    differ, else {"v": distinct values, "i": index of each, −1 for none}.
     """
     there = [v for v in values if v is not _ABSENT]
-    if there and all(isinstance(v, dict) for v in there) and any(there):
-        keys = dict.fromkeys(key for v in there for key in v)
-        empty: dict[str, Any] = {}
-        whole = [empty if v is _ABSENT else v for v in values]
-        return {"d": {key: _columns([v.get(key, _ABSENT) for v in whole]) for key in keys}}
-    if any(there) and all(isinstance(v, list) and all(isinstance(item, dict) for item in v) for v in there):
-        lists: list[list[Any]] = [[] if v is _ABSENT else v for v in values]
-        length = max(map(len, lists))
-        return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
-    known: dict[Any, int] = {}
-    distinct: list[Any] = []
-    indices = []
-    for v in values:
-        if v is _ABSENT:
-            indices.append(-1)
-            continue
-        # 1, 1.0 and True are equal and not the same; lists are no keys.
-        key = (v.__class__, repr(v) if isinstance(v, list | dict) else v)
-        if (index := known.setdefault(key, len(distinct))) == len(distinct):
-            distinct.append(v)
-        indices.append(index)
-    if len(there) == len(values):
-        if len(distinct) == 1:
-            return {"c": distinct[0]}
-        if len(distinct) == len(values):
-            return {"v": distinct}
-    return {"v": distinct, "i": indices}
+    if not any(isinstance(v, dict | list) for v in there):
+        # 1, 1.0 and True are equal and not the same.
+        return _leaf(values, [(v.__class__, v) for v in values])
+    texts = [_ABSENT if v is _ABSENT else _dumps(v) for v in values]
+    if len(set(texts)) > len(values) / _REPEATS:
+        if all(isinstance(v, dict) for v in there) and any(there):
+            keys = dict.fromkeys(key for v in there for key in v)
+            empty: dict[str, Any] = {}
+            whole = [empty if v is _ABSENT else v for v in values]
+            return {"d": {key: _columns([v.get(key, _ABSENT) for v in whole]) for key in keys}}
+        if any(there) and all(isinstance(v, list) and all(isinstance(item, dict) for item in v) for v in there):
+            lists: list[list[Any]] = [[] if v is _ABSENT else v for v in values]
+            length = max(map(len, lists))
+            return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
+    return _leaf(values, texts)
+
+
+def _leaf(values: Sequence[Any], keys: Sequence[Any]) -> dict[str, Any]:
+    """A column that is not split further; values with the same key are the same."""
+    first = dict(zip(reversed(keys), reversed(values), strict=True))
+    distinct = [first[key] for key in dict.fromkeys(keys) if first[key] is not _ABSENT]
+    whole = not any(v is _ABSENT for v in values)
+    if whole and len(distinct) == 1:
+        return {"c": distinct[0]}
+    if whole and len(distinct) == len(values):
+        return {"v": distinct}
+    index = {key: i for i, key in enumerate(key for key in dict.fromkeys(keys) if first[key] is not _ABSENT)}
+    return {"v": distinct, "i": [index.get(key, -1) for key in keys]}
+
+
+def _dumps(data: object) -> bytes:
+    """JSON; numbers that are not finite become null, and what JSON has not its text."""
+    return orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _json(data: object) -> str:
     """JSON that can stand in a <script>: no text in it ends the element."""
-    text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()  # not finite becomes null
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return _dumps(data).decode().replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _text(name: str) -> str:
