@@ -36,7 +36,9 @@ class Report:
     skipped: tuple[str, ...]
 
 
-def write_report(runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = False) -> Report:
+def write_report(
+    runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = False, cost: Path | None = None
+) -> Report:
     """Writes the report of all finished runs under some folders. Safe at any moment of a sweep.
 
     Cells of the same task (data set, backbone, evaluation) share a leaderboard, whatever their sweeps; those that
@@ -50,17 +52,20 @@ def write_report(runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = 
         runs: Folders of sweeps, sweeps or run directories.
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
         whole_paper: Whether to write those of the paper's tables too that no number of ours has a place in.
+        cost: The cost.csv of `regbench cost`, whose curves the page shows too.
 
     Raises:
-        RegbenchError: If there is no readable record, or `out` cannot be written.
+        RegbenchError: If there is no readable record, `cost` is no such file, or `out` cannot be written.
     """
     from pyarrow import csv, parquet
 
     from regbench.reports import figures, page, tables
+    from regbench.reports.cost import read_cost
     from regbench.reports.paper_tables import paper_tables
     from regbench.reports.records import read_records, tidy
     from regbench.reports.summary import summarize
 
+    costs = [] if cost is None else read_cost(cost)
     found = read_records(runs)
     summaries = summarize(found.records, found.missing, found.choices)
     style = figures.styles(r.label for r in found.records if not r.untrained)
@@ -97,7 +102,7 @@ def write_report(runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = 
     for stem, table in named.items():
         contents[f"{stem}.md"] = tables.to_markdown(table)
         contents[f"{stem}.tex"] = tables.to_latex(table)
-    contents["index.html"] = page.render_page(summaries, found, style, [table for table, _ in papers])
+    contents["index.html"] = page.render_page(summaries, found, style, [table for table, _ in papers], costs)
 
     skipped = tuple(f"{s.path}: {s.reason}" for s in found.skipped)
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]

@@ -1,4 +1,4 @@
-"""The figure of `regbench cost`: time and memory against batch or dimension, from its CSV file."""
+"""The figures of `regbench cost`: time and memory against batch or dimension, from its CSV file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,32 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from regbench.reports.figures import PAPER_INK, UNTRAINED, Style, settings, styles
+from regbench import RegbenchError
+from regbench.reports.figures import (
+    INK,
+    LABELLED,
+    LABELLED_OF_MANY,
+    PAPER_INK,
+    UNTRAINED,
+    Drawing,
+    Label,
+    Marks,
+    Style,
+    figure_with_labels,
+    grid,
+    place_labels,
+    plain_ticks,
+    settings,
+    sizes_axis,
+    styles,
+    to_svg,
+)
 
 FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
 _QUANTITIES = {"median_ms": ("time (ms)", 1.0), "extra_bytes": ("extra memory (MiB)", 2.0**20)}
@@ -20,6 +39,25 @@ _NAMES = {"n": "batch n", "q": "embedding dimension q"}
 _LEGEND_LINE_IN = 0.19
 
 Line = Mapping[str, str]
+
+
+def read_cost(path: Path) -> list[Line]:
+    """What `regbench cost` wrote as cost.csv.
+
+    Raises:
+        RegbenchError: If the file cannot be read or is something else.
+    """
+    try:
+        lines: list[Line] = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        for line in lines:
+            [int(line[name]) for name in ("n", "q", "ranks")]
+            [float(line[name]) for name in _QUANTITIES if line[name]]
+            [line[name] for name in ("method", "form", "auto", "hardware", "threads", "torch", "dtype")]
+    except OSError as error:
+        raise RegbenchError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RegbenchError(f"{path} is not what `regbench cost` writes ({error!r}); give its cost.csv") from error
+    return lines
 
 
 def cost_png(text: str) -> bytes | None:
@@ -31,11 +69,9 @@ def cost_png(text: str) -> bytes | None:
     Args:
         text: What `regbench cost` wrote as cost.csv.
     """
-    lines = [line for line in csv.DictReader(io.StringIO(text)) if line["median_ms"] or line["extra_bytes"]]
+    lines = _measured(list(csv.DictReader(io.StringIO(text))))
     if not lines:
         return None
-    ranks = min(int(line["ranks"]) for line in lines)
-    lines = [line for line in lines if int(line["ranks"]) == ranks]
     along, fixed = ("n", "q") if len({line["n"] for line in lines}) > 1 else ("q", "n")
     levels = sorted({int(line[fixed]) for line in lines})
     style = styles(line["method"] for line in lines)
@@ -47,42 +83,88 @@ def cost_png(text: str) -> bytes | None:
         for row, level in zip(panels, levels, strict=True):
             own = [line for line in lines if int(line[fixed]) == level]
             for axes, key in zip(row, _QUANTITIES, strict=True):
-                _panel(axes, own, key, along, style)
+                _panel(axes, own, key, along, style, Marks())
                 axes.set_title(f"{fixed} = {level}", loc="left", fontsize=9)
         handles = [Line2D([], [], color=s.colour, marker=s.marker, ms=5, label=name) for name, s in style.items()]
         handles += [Line2D([], [], color=UNTRAINED, ls=FORM_DASHES[form], label=form) for form in forms]
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
-        what = "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(**lines[0])
-        figure.suptitle(f"Value and gradient: {what}", fontsize=9, x=0.01, ha="left")
+        figure.suptitle(f"Value and gradient: {cost_machine(lines)}", fontsize=9, x=0.01, ha="left")
         figure.set_facecolor("white")
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _panel(axes: Axes, lines: Sequence[Line], key: str, along: str, style: Mapping[str, Style]) -> None:
-    """One quantity at one level of the size that the axis does not show."""
+def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Drawing]:
+    """Time and extra memory against n at the largest q, and against q at the largest n; forms are styles of line.
+
+    Args:
+        lines: What `read_cost` gave.
+        style: How each of its methods is drawn.
+    """
+    lines = _measured(lines)
+    drawings = []
+    for key, (title, _) in _QUANTITIES.items():
+        for along, fixed in (("n", "q"), ("q", "n")):
+            level = max((int(line[fixed]) for line in lines if line[key]), default=0)
+            own = [line for line in lines if line[key] and int(line[fixed]) == level]
+            if len({line[along] for line in own}) < 2:
+                continue
+            methods = list(dict.fromkeys(line["method"] for line in own))
+            with settings(INK):
+                marks = Marks()
+                crowded = len(methods) > LABELLED
+                shown = methods[:LABELLED_OF_MANY] if crowded else methods
+                figure, (axes,) = figure_with_labels(1, shown)
+                labels = _panel(axes, own, key, along, style, marks)
+                place_labels(axes, [label for label in labels if label.text in shown], marker=True)
+                what = title.split(" (")[0]
+                name = f"{what.capitalize()} against {_NAMES[along]}, {fixed} = {level:,}"
+                text = f"{title} of value and gradient of each loss against {_NAMES[along]}, on logarithmic axes."
+                drawings.append(Drawing(name, text, to_svg(figure, marks), crowded))
+    return drawings
+
+
+def cost_machine(lines: Sequence[Line]) -> str:
+    """Where and how it was measured."""
+    first = _measured(lines)[0]
+    return "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(**first)
+
+
+def _measured(lines: Sequence[Line]) -> list[Line]:
+    """The lines with a number in them, of the smallest number of ranks."""
+    measured = [line for line in lines if line["median_ms"] or line["extra_bytes"]]
+    ranks = min((int(line["ranks"]) for line in measured), default=1)
+    return [line for line in measured if int(line["ranks"]) == ranks]
+
+
+def _panel(
+    axes: Axes, lines: Sequence[Line], key: str, along: str, style: Mapping[str, Style], marks: Marks
+) -> list[Label]:
+    """One quantity at one level of the size that the axis does not show; returns a label for each method's last point.
+
+    It is that of the form which is chosen by itself there.
+    """
     title, unit = _QUANTITIES[key]
+    labels: dict[str, Label] = {}
     for method, form in dict.fromkeys((line["method"], line["form"]) for line in lines):
-        points = sorted(
-            (int(line[along]), float(line[key]) / unit)
-            for line in lines
-            if (line["method"], line["form"]) == (method, form) and line[key]
-        )
-        s = style[method]
-        if not points:
+        own = [line for line in lines if (line["method"], line["form"]) == (method, form) and line[key]]
+        if not own:
             continue
-        axes.plot(*zip(*points, strict=True), color=s.colour, marker=s.marker, ls=FORM_DASHES[form], ms=4, lw=1.3)
-    axes.set_xscale("log")
+        own.sort(key=lambda line: int(line[along]))
+        points = [(int(line[along]), float(line[key]) / unit) for line in own]
+        s = style[method]
+        values = "; ".join(f"{along} = {size}: {value:.4g}" for size, value in points)
+        gid = marks.add(s, [], f"{method}, {form}, {title}: {values}")
+        dash = FORM_DASHES[form]
+        axes.plot(*zip(*points, strict=True), color=s.colour, marker=s.marker, ls=dash, ms=4, lw=1.3, gid=gid)
+        # A form that cannot hold a logarithm's zero has no place on the axis.
+        if points[-1][1] > 0 and (own[-1]["auto"] == "True" or method not in labels):
+            labels[method] = Label(method, float(points[-1][0]), points[-1][1], s, gid)
     axes.set_yscale("log")
-    sizes = sorted({int(line[along]) for line in lines})
-    axes.set_xticks(sizes)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
+    sizes_axis(axes, {int(line[along]) for line in lines})
+    plain_ticks(axes.yaxis)
     axes.set_xlabel(_NAMES[along])
     axes.set_ylabel(title)
-    axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
-    axes.set_axisbelow(True)
+    grid(axes)
+    return list(labels.values())

@@ -809,10 +809,21 @@ def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
 @_runs_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write to. [default: RUNS_DIR/NAME/report]")
 @click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
+@click.option(
+    "--cost",
+    type=click.Path(path_type=Path),
+    help="What `regbench cost` measured, for its curves.  [default: RUNS_DIR/cost/cost.csv if it is there]",
+)
 @click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
 @click.pass_context
 def report(
-    ctx: click.Context, names: Sequence[str], runs_dir: Path, out: Path | None, paper: bool, check: bool
+    ctx: click.Context,
+    names: Sequence[str],
+    runs_dir: Path,
+    out: Path | None,
+    paper: bool,
+    cost: Path | None,
+    check: bool,
 ) -> None:
     """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
 
@@ -830,7 +841,7 @@ def report(
         checked = check_records(folders, lambda cell: Cell.from_dict(cell).id)
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
-    _report(folders, out or folders[0] / "report", whole_paper=paper)
+    _report(folders, out or folders[0] / "report", cost=cost, whole_paper=paper)
 
 
 def _complete_methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -925,10 +936,13 @@ def cost(
     click.echo(f"written: {out / 'cost.csv'}, cost.md" + (", cost.png" if figure is not None else ""))
 
 
-def _report(folders: list[Path], out: Path, *, whole_paper: bool = False) -> None:
+def _report(folders: list[Path], out: Path, *, cost: Path | None = None, whole_paper: bool = False) -> None:
     from regbench.reports import write_report
 
-    result = write_report(folders, out, whole_paper=whole_paper)
+    measured = folders[0].parent / "cost" / "cost.csv"
+    if cost is None and measured.exists():
+        cost = measured
+    result = write_report(folders, out, whole_paper=whole_paper, cost=cost)
     click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
 
 

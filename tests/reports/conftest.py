@@ -47,6 +47,16 @@ def runs(tmp_path: Path) -> Path:
 @pytest.fixture
 def record(runs: Path) -> Callable[..., Path]:
     """Writes one record; keywords override its fields, `cell` and the like are merged."""
+    return _recorder(runs)
+
+
+@pytest.fixture(scope="session")
+def recorder() -> Callable[[Path], Callable[..., Path]]:
+    """`record` for any folder of runs, for what several tests share."""
+    return _recorder
+
+
+def _recorder(runs: Path) -> Callable[..., Path]:
 
     def write(
         label: str = "VICReg",

@@ -1,0 +1,331 @@
+"""The page in a real browser, without a network, and what of it needs none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from regbench import RegbenchError
+from regbench.reports import figures, write_report
+from regbench.reports.cost import read_cost
+
+Make = Callable[..., Path]
+Open = Callable[..., Page]
+
+LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "RBF kernel", "AUH", "SimCLR", "VICReg", "W-MSE", "DCL", "TCR")
+EVIL = "</script><img src=x onerror=alert(1)>"
+COST = """method,form,auto,n,q,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
+vicreg,textbook,False,64,128,1,4.0,4096,a CPU,1,2.14,float32
+vicreg,gram,True,64,128,1,2.0,1024,a CPU,1,2.14,float32
+vicreg,gram,True,64,256,1,3.0,,a CPU,1,2.14,float32
+vicreg,textbook,False,128,128,1,8.0,8192,a CPU,1,2.14,float32
+vicreg,gram,True,128,128,1,5.0,2048,a CPU,1,2.14,float32
+vicreg,gram,True,128,256,1,9.0,,a CPU,1,2.14,float32
+auh,gram,True,128,256,1,,,a CPU,1,2.14,float32
+"""
+
+
+@pytest.fixture(scope="session")
+def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of ten methods with two dimensions, a hostile label, and one method that was tuned on the test set."""
+    folder = tmp_path_factory.mktemp("page")
+    record = recorder(folder / "runs")
+    for i, label in enumerate(LABELS):
+        for q in (512, 2048):
+            for seed in (0, 1):
+                record(
+                    label,
+                    seed,
+                    knn=70.0 + i + 0.3 * seed,
+                    linear=75.0 + (7 * i) % 10 - 0.2 * seed + (q == 2048),
+                    cell={"embedding_dim": q},
+                    cost={"img_per_s": 300.0 * (i + 1) ** 2, "train_s": 30.0 + i, "energy_gpu_joules": 9e5 + i},
+                    spectrum=[1.0, 40.0, 20.0, 0.0] if "SFRIK" in label else None,
+                )
+    record("untrained", 0, knn=65.0, linear=68.0)
+    record(EVIL, 0, environment={"hardware": EVIL})
+    tuned = {"selected_on": "test", "score": "linear_top1", "budget": 4, "record": "choice.json", "sha256": "ef" * 32}
+    record("MMCR", 0, linear=99.0, choice={"hyperparameters": tuned})
+    (folder / "cost.csv").write_text(COST)
+    return write_report(folder / "runs", folder / "report", cost=folder / "cost.csv").page
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium."""
+    program = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    )
+    if not program:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium: CI has to test the page in one (apt-get install chromium)")
+        pytest.skip("no Chromium to open the page with (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Path) -> Iterator[Open]:
+    """Opens the page without a network; any error, message, dialog or failed request fails the test."""
+    contexts = []
+    wrong: list[str] = []
+
+    def go(address: str = "", **settings: Any) -> Page:
+        context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 800}, **settings})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(5000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("requestfailed", lambda request: wrong.append(request.url))
+        page.on("request", lambda request: None if request.url.startswith("file:") else wrong.append(request.url))
+        page.goto(site.as_uri() + address)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def column(page: Page, table: str, head: str) -> list[str]:
+    """The texts of a column, top to bottom, of the rows that are shown."""
+    heads = page.locator(f"{table} thead th").all_inner_texts()
+    place = heads.index(head) + 1
+    return page.locator(f"{table} tbody tr:not([hidden]) > :nth-child({place})").all_inner_texts()
+
+
+def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
+    page = visit()
+    head = page.locator("#s1-leaderboard thead th", has_text="images/s")
+    before = column(page, "#s1-leaderboard", "images/s")
+
+    def numbers() -> list[int | None]:
+        texts = column(page, "#s1-leaderboard", "images/s")
+        assert sorted(texts) == sorted(before)
+        return [None if text == "–" else int(text.replace(",", "")) for text in texts]
+
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    assert numbers()[0] == 30_000
+    assert numbers()[-1] is None
+    down = [n for n in numbers() if n is not None]
+    assert down == sorted(down, reverse=True)
+    page.keyboard.press("Enter")
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert numbers() == [*reversed(down), None]
+    page.locator("#s1-leaderboard thead th", has_text="method").get_by_role("button").click()
+    names = [name for name in column(page, "#s1-leaderboard", "method") if name != EVIL]
+    assert names == sorted(names, key=str.casefold)
+    assert page.locator("#s1-leaderboard [aria-sort]").count() == 1
+
+
+def test_filters(visit: Open) -> None:
+    page = visit()
+    box = page.locator("#s1-leaderboard input")
+    box.fill("sfrik 512, vicreg")
+    assert sorted(column(page, "#s1-leaderboard", "method")) == [*LABELS[:3], "VICReg", "VICReg"]
+    expect(page.locator("#s1-leaderboard output")).to_have_text("5 of 22 rows")
+    box.fill("")
+    form = page.locator("#s1 .filters")
+    form.locator("select[name=q]").select_option("2048")
+    assert set(column(page, "#s1-leaderboard", "q")) == {"2048", "–"}
+    assert set(column(page, "#s1-hyperparameters", "q")) == {"2048"}
+    assert set(column(page, "#s1-cells", "q")) == {"2048"}
+    form.locator("select[name=method]").select_option("AUH")
+    assert column(page, "#s1-leaderboard", "method") == ["AUH"]
+    bright = page.locator("#s1 .figures").first.locator(".mark:not(.off)")
+    assert {mark.get_attribute("data-m") for mark in bright.all()} == {
+        page.locator("#s1 .legend li", has_text="AUH").get_attribute("data-m")
+    }
+    form.get_by_role("button").click()
+    expect(page.locator("#s1-leaderboard tbody tr:not([hidden])")).to_have_count(22)
+    expect(page.locator(".mark.off")).to_have_count(0)
+
+
+def test_light_and_dark(visit: Open) -> None:
+    def brightness(page: Page) -> int:
+        return int(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
+
+    page = visit(color_scheme="dark")
+    assert brightness(page) < 50
+    page.locator("#theme").click()
+    assert brightness(page) > 200
+    page.reload()
+    assert brightness(page) > 200
+    page.emulate_media(media="print")
+    assert brightness(page) > 200
+    assert brightness(visit(color_scheme="light")) > 200
+
+
+def test_from_a_row_to_its_cells_and_what_made_them(visit: Open, site: Path) -> None:
+    page = visit()
+    page.locator("#s1-leaderboard tbody tr", has_text="VICReg").first.locator("td").nth(2).click()
+    expect(page.locator("#s1-cells tbody tr")).to_have_count(2)
+    assert set(column(page, "#s1-cells", "method")) == {"VICReg"}
+    page.locator("#s1-cells tbody tr").first.click()
+    dialog = page.locator("dialog[open]")
+    expect(dialog).to_be_visible()
+    cell_id = page.url.partition("#cell-")[2]
+    path = next(site.parent.parent.glob(f"runs/*/{cell_id}/record.json"))
+    made = json.loads(path.read_text())
+    text = dialog.inner_text()
+    for wanted in (
+        made["command"],
+        str(path),
+        made["sha256"],
+        "abc1234",
+        "ab" * 32,
+        "how linear_top1 is measured",
+        "node1",
+    ):
+        assert wanted in text
+    assert "0.5, chosen on the tuning split; candidates 0.02 (70.1), 0.5 (72)" in text
+    assert f"  name: {made['cell']['method']['name']}\n" in text
+    assert "embedding_dim: " + str(made["cell"]["embedding_dim"]) in text
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    dialog.get_by_role("button", name="Copy").first.click()
+    expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == made["command"]
+    dialog.get_by_role("link", name="1", exact=True).click()  # the other seed
+    expect(dialog).to_contain_text("seed 1, done")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).not_to_be_visible()
+    expect(visit(f"#cell-{cell_id}").locator("dialog")).to_contain_text(made["command"])
+
+
+def test_every_record_is_in_the_page_as_it_is(visit: Open, site: Path) -> None:
+    page = visit()
+    shown = {cell["id"]: cell for cell in page.evaluate("all.map((i) => get(cells, i))")}
+    paths = list(site.parent.parent.glob("runs/*/*/record.json"))
+    assert len(shown) == len(paths) == 43
+    for path in paths:
+        record, cell = json.loads(path.read_text()), shown[path.parent.name]
+        assert cell["config"] == {k: v for k, v in record["cell"].items() if v is not None} | {
+            "network": record["cell"]["network"]
+        }
+        for key in ("label", "seed", "status", "scores", "environment", "data", "attempts", "command", "choice"):
+            assert cell[key] == record[key]
+
+
+def test_yaml_of_settings_reads_back(visit: Open) -> None:
+    import yaml
+
+    settings = {
+        "a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}},
+        "no": "no",
+        "text": "a: b # c",
+        "none": None,
+        "t": True,
+    }
+    page = visit()
+    assert yaml.safe_load(page.evaluate("(settings) => yaml(settings)", settings)) == settings
+
+
+def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
+    page = visit()
+    section = page.locator("section.task", has=page.locator(".badge"))
+    assert section.locator("figure.table.on-test tbody th").all_inner_texts() == ["MMCR"]
+    expect(section.locator(".badge")).to_have_text("selected on the test set")
+    assert "MMCR" not in column(page, "#s1-leaderboard", "method")
+    section.locator("figure[data-section] tbody tr").click()
+    expect(page.locator("dialog .warn")).to_contain_text("optimistic")
+
+
+def test_a_phone(visit: Open) -> None:
+    page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.locator("#s1-cells tbody tr a").first.tap()
+    dialog = page.locator("dialog[open]")
+    assert dialog.evaluate("(d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390")
+
+
+def test_without_javascript(visit: Open) -> None:
+    page = visit(java_script_enabled=False)
+    expect(page.locator("#s1-leaderboard tbody tr")).to_have_count(22)
+    expect(page.locator("#s1-cells noscript p")).to_be_visible()
+    expect(page.locator("#theme")).not_to_be_visible()
+    expect(page.locator("#s1 svg").first).to_be_visible()
+
+
+def test_text_of_records_stays_text(visit: Open) -> None:
+    page = visit()
+    expect(page.locator("img")).to_have_count(0)
+    page.locator("#s1-cells tbody tr", has_text="onerror").click()
+    expect(page.locator("dialog h2")).to_have_text(EVIL)
+    expect(page.locator("img")).to_have_count(0)
+
+
+def test_a_method_lights_up_in_all_figures(visit: Open) -> None:
+    page = visit()
+    entry = page.locator("#s1 .legend li", has_text="SFRIK (L=2)")
+    entry.hover()
+    expect(page.locator("#s1 .pictures")).to_have_class("pictures light")
+    keys = {mark.get_attribute("data-m") for mark in page.locator("#s1 .mark.on").all()}
+    assert keys == {entry.get_attribute("data-m")}
+    titles = page.locator("#s1 .mark.on title").all_text_contents()
+    assert any(title.startswith("SFRIK (L=2), q=512: 81.90 ± 0.14 %, 31.0 ± 0.0 s, n = 2") for title in titles)
+    assert any("b₁ = 40, b₂ = 20, b₃ = 0" in title for title in titles)
+    page.mouse.move(0, 0)
+    expect(page.locator("#s1 .pictures")).to_have_class("pictures")
+
+
+def test_figures_and_methods(site: Path) -> None:
+    text = site.read_text()
+    for title in (
+        "Linear probing against training time",
+        "Weighted kNN against peak memory",
+        "Linear probing against energy of the GPUs",
+        "Linear probing against the embedding dimension",
+        "Time of a step against the embedding dimension",
+        "Training loss, scaled",
+        "Spectra of the kernels",
+        "Time against batch n, q = 256",
+        "Extra memory against batch n, q = 128",
+        "Time against embedding dimension q, n = 128",
+    ):
+        assert f"<figcaption>{title}</figcaption>" in text
+    assert text.count('class="front"') == 2 * 3 + 2 * 2  # two scores against each cost of both tasks
+    assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ([(1.0, 5.0), (2.0, 4.0), (3.0, 6.0)], [0, 2]),
+        ([(3.0, 6.0), (1.0, 5.0), (1.0, 5.5)], [2, 0]),
+        ([(2.0, 5.0), (2.0, 5.0)], [0]),
+        ([], []),
+    ],
+)
+def test_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
+    assert figures.pareto(points) == front
+
+
+def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:
+    for i in range(figures.LABELLED + 1):
+        record(f"method {i:02}", linear=60.0 + i, knn=None, cost={"train_s": 10.0 + i % 3})
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    scatter = text[text.index("Linear probing against training time") :]
+    scatter = scatter[: scatter.index("</svg>")]
+    drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
+    assert drawn == ["method 12", "method 13", "method 14"]  # the Pareto front
+    assert all(f"<title>method {i:02}: " in scatter for i in range(15))
+
+
+def test_what_is_no_cost_file_is_refused(runs: Path, record: Make, tmp_path: Path) -> None:
+    record()
+    (tmp_path / "cost.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(RegbenchError, match="not what `regbench cost` writes"):
+        write_report(runs, tmp_path / "report", cost=tmp_path / "cost.csv")
+    with pytest.raises(RegbenchError, match="cannot read"):
+        read_cost(tmp_path / "nothing.csv")
