@@ -53,6 +53,7 @@ CURVES = {
 
 LABELLED = 14  # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED_OF_MANY = 10
+LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the Pareto front only
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 
@@ -284,10 +285,14 @@ def main_png(summary: Summary, style: Mapping[str, Style]) -> bytes | None:
     if not panels:
         return None
     with settings(PAPER_INK):
-        names = [row.name for points in panels.values() for _, row in points]
-        figure, axes = figure_with_labels(len(panels), names, max(map(len, panels.values())))
+        named = {
+            score: _front(points, score, cost.key) if len(points) > LABELLED_IN_PNG else {i for i, _ in points}
+            for score, points in panels.items()
+        }
+        names = [row.name for score, points in panels.items() for i, row in points if i in named[score]]
+        figure, axes = figure_with_labels(len(panels), names, max(map(len, named.values())))
         for ax, (score, points) in zip(axes, panels.items(), strict=True):
-            _scatter(ax, summary, points, score, cost, style, {i for i, _ in points}, Marks())
+            _scatter(ax, summary, points, score, cost, style, named[score], Marks())
         figure.set_facecolor("white")
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})

@@ -315,6 +315,7 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
 
 _ABSENT = object()
 _REPEATS = 4  # objects that repeat this often on average are kept whole
+_LOOKED_AT = 500  # if so many show already that they do not, the others need no look
 
 
 def _columns(values: Sequence[Any]) -> dict[str, Any]:
@@ -327,8 +328,10 @@ def _columns(values: Sequence[Any]) -> dict[str, Any]:
     if not any(isinstance(v, dict | list) for v in there):
         # 1, 1.0 and True are equal and not the same.
         return _leaf(values, [(v.__class__, v) for v in values])
-    texts = [_ABSENT if v is _ABSENT else _dumps(v) for v in values]
-    if len(set(texts)) > len(values) / _REPEATS:
+    first = values[:_LOOKED_AT]
+    differ = len({_ABSENT if v is _ABSENT else _dumps(v) for v in first}) > len(first) / _REPEATS
+    texts = [] if differ else [_ABSENT if v is _ABSENT else _dumps(v) for v in values]
+    if differ or len(set(texts)) > len(values) / _REPEATS:
         if all(isinstance(v, dict) for v in there) and any(there):
             keys = dict.fromkeys(key for v in there for key in v)
             empty: dict[str, Any] = {}
@@ -338,7 +341,7 @@ def _columns(values: Sequence[Any]) -> dict[str, Any]:
             lists: list[list[Any]] = [[] if v is _ABSENT else v for v in values]
             length = max(map(len, lists))
             return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
-    return _leaf(values, texts)
+    return _leaf(values, texts or [_ABSENT if v is _ABSENT else _dumps(v) for v in values])
 
 
 def _leaf(values: Sequence[Any], keys: Sequence[Any]) -> dict[str, Any]:
