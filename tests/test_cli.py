@@ -93,7 +93,9 @@ def test_help_shows_examples() -> None:
     assert "regbench sweep quickstart --report" in call("--help").output
     for name in ("train", "sweep"):
         assert "method.weights=[1,40,40]" in call(name, "--help").output
-    assert "regbench evaluate runs/" in call("evaluate", "--help").output
+    for command in ([], *([name] for name in main.commands)):
+        assert "\\b" not in call(*command, "--help").output
+    assert "\n    regbench evaluate runs/" in call("evaluate", "--help").output
 
 
 def test_help_is_quick() -> None:

@@ -43,6 +43,14 @@ COST_HELP = """
 class _Cli(click.Group):
     """Turns refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.help = _as_written(self.help)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.help = _as_written(cmd.help)
+        super().add_command(cmd, name)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -52,6 +60,11 @@ class _Cli(click.Group):
             _fail(ctx, error, str(error), 1)
         except KeyboardInterrupt as error:
             _fail(ctx, error, "interrupted; the same command goes on from here", 130)
+
+
+def _as_written(text: str | None) -> str | None:
+    """Help in which click's mark for lines that it must not wrap is spelt as raw docstrings have to spell it."""
+    return text and text.replace("\\b\n", "\b\n")
 
 
 def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
@@ -76,6 +89,7 @@ def main(debug: bool) -> None:
       regbench methods                     what can be compared
       regbench sweep quickstart --report   train all of them on Fashion-MNIST, print the leaderboard
       regbench train method=vicreg         one run
+      regbench tune quickstart_tuning      choose hyperparameters on the tuning split, then score on the test split
       regbench status quickstart           how a sweep stands
       regbench report quickstart           tables and page from what is finished
       regbench cost                        what the losses take, in time and memory
@@ -472,7 +486,7 @@ def tune(
     scored on the test split, which no run of a tuning can open before. Each step goes on where it was stopped: give the
     same command again.
 
-    
+    \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report
       regbench tune mine.yaml cluster=slurm cluster.gpus=4
       regbench tune mine.yaml --trials 16                  values a,b,c or interval(a,b) in the file are the space
