@@ -25,7 +25,7 @@ from regbench.benchmark.train import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loader import evenly
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.voc import open_voc07
+from regbench.datasets.voc import VOCSplit, open_voc07
 
 Scores = list[dict[str, Any]]
 
@@ -193,12 +193,7 @@ class Evaluator:
             RegbenchError: If VOC2007 is not there or not complete, or the backbone takes grey images.
         """
         config, dataset, compute = self._config.voc07, self._images.dataset, self._compute
-        if dataset.channels != 3:
-            raise RegbenchError(
-                f"VOC2007 has colour images and a backbone trained on {dataset.name} takes grey ones; leave voc07 out "
-                "of evaluation.protocols"
-            )
-        splits = open_voc07(compute.data_dir, config.num_images)
+        splits = _voc07(self._config, dataset, compute.data_dir)
         train = voc.features(
             splits["trainval"], "trainval", self._backbone, dataset, config, self._config.batch_size, compute
         )
@@ -280,6 +275,8 @@ def selection_splits(config: EvaluationConfig, dataset: DatasetConfig, data_dir:
     """
     for protocol in config.protocols:
         _selection(config, protocol, dataset, data_dir)
+    if "voc07" in config.protocols:
+        _voc07(config, dataset, data_dir)
     return _selection(config, "knn", dataset, data_dir)
 
 
@@ -305,6 +302,15 @@ def _selection(config: EvaluationConfig, protocol: str, dataset: DatasetConfig, 
             f"data set {own.name!r} has no tuning split to choose learning rates on; give one of each: {single}"
         )
     return []
+
+
+def _voc07(config: EvaluationConfig, dataset: DatasetConfig, data_dir: Path) -> dict[str, VOCSplit]:
+    if dataset.channels != 3:
+        raise RegbenchError(
+            f"VOC2007 has colour images and a backbone trained on {dataset.name} takes grey ones; leave voc07 out "
+            "of evaluation.protocols"
+        )
+    return open_voc07(data_dir, config.voc07.num_images)
 
 
 def _choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tuple[int, str, dict[str, float]]:

@@ -318,7 +318,7 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
     if environment_ranks()[2] == 0:
-        _prepare(cell.dataset, runtime.data_dir)
+        _prepare([cell], runtime.data_dir)
     interruption = Interruption()
     with interruption.listening(signal.SIGINT, signal.SIGTERM):
         record = run_cell(cell, runtime, name, interruption=interruption)
@@ -419,8 +419,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
         return
     if any(cluster.gpu_memory_gib for cluster in grid.clusters) and not oversized:
         _refuse_oversized(grid)
-    for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
-        _prepare(dataset, grid.runtime.data_dir)
+    _prepare(grid.cells, grid.runtime.data_dir)
     statuses = _run(grid, folder, STAGES, wait)
     if statuses is None:
         return
@@ -510,8 +509,7 @@ def tune(
         return
     final_seeds = _numbers("seeds", seeds) if seeds else list(grid.final_seeds)
     folder = Path(grid.runtime.runs_dir) / grid.name
-    for dataset in {cell.dataset.name: cell.dataset for cell in grid.cells}.values():
-        _prepare(dataset, grid.runtime.data_dir)
+    _prepare(grid.cells, grid.runtime.data_dir)
     while not (folder / "choice.json").exists():
         tuning.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=unequal_budgets)
         statuses = _run(grid, folder, ("pretrain", "tune"), wait)
@@ -960,10 +958,16 @@ def _report(folders: list[Path], out: Path, *, cost: Path | None = None, whole_p
     click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
 
 
-def _prepare(dataset: Any, data_dir: str) -> None:
+def _prepare(cells: Sequence[Any], data_dir: str) -> None:
+    """Prepares what the cells train on and are evaluated on; what cannot be had is refused before anything runs."""
     from regbench.datasets.prepare import prepare
 
-    prepare(dataset, Path(data_dir))
+    datasets: dict[str, Any] = {}
+    for cell in cells:
+        others = (getattr(getattr(cell.evaluation, name), "dataset", None) for name in cell.evaluation.protocols)
+        datasets |= {dataset.name: dataset for dataset in (cell.dataset, *others) if dataset is not None}
+    for dataset in datasets.values():
+        prepare(dataset, Path(data_dir))
 
 
 def _print_scores(scores: list[dict[str, Any]]) -> None:
