@@ -7,6 +7,7 @@ read it and which device computes is `Runtime`. Default values live in `conf/`, 
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -319,9 +320,15 @@ class Cell:
         return self.method.label if self.epochs else "untrained"
 
     def to_dict(self) -> dict[str, Any]:
-        """The cell as plain data; `from_dict` reads it back."""
+        """The cell as plain data; `from_dict` reads it back.
+
+        Settings of evaluations that are not asked for are left out: they decide nothing.
+        """
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
-        return {**asdict(self), "method": method}
+        data = {**asdict(self), "method": method}
+        for name in _unused(self.evaluation.protocols):
+            del data["evaluation"][name]
+        return data
 
     def plain(self) -> dict[str, Any]:
         """`to_dict` in the types that YAML has."""
@@ -334,8 +341,6 @@ class Cell:
         deciding = self.to_dict()
         if self.micro_batch_size is None:  # so that cells from before there was one keep their ids
             del deciding["micro_batch_size"]
-        for name in set(PROTOCOLS) - {"knn", *self.evaluation.protocols}:
-            del deciding["evaluation"][name]
         if not self.epochs:  # an untrained network knows nothing of these
             for name in ("method", "optimizer"):
                 del deciding[name]
@@ -354,7 +359,25 @@ class Cell:
         hyperparameters = dict(data["method"])
         name = hyperparameters.pop("name")
         method = _structure(type(methods.build(name)), {**methods.defaults(name), **hyperparameters}, "method.")
-        return _structure(cls, {**data, "method": method})
+        return _structure(cls, {**_with_all_evaluations(data), "method": method})
+
+
+def _unused(protocols: Sequence[str]) -> list[str]:
+    """Protocols whose settings decide nothing; hyperparameters are always chosen by kNN."""
+    return [name for name in PROTOCOLS if name not in ("knn", *protocols)]
+
+
+def _with_all_evaluations(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's plain data with the package's settings of those evaluations that it leaves out."""
+    given = data.get("evaluation", {})
+    missing = [name for name in _unused(given.get("protocols", PROTOCOLS)) if name not in given]
+    defaults = _evaluation_defaults() if missing else {}
+    return {**data, "evaluation": {**given, **{name: defaults[name] for name in missing}}}
+
+
+@functools.cache
+def _evaluation_defaults() -> dict[str, Any]:
+    return asdict(load_run([])[0].evaluation)
 
 
 def _structure(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
@@ -609,7 +632,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         RegbenchError: If an override names an unknown setting, or the cell is refused.
     """
     own = [override for override in overrides if override.startswith("runtime.")]
-    config = OmegaConf.create(yaml.safe_load(path.read_text()))
+    config = OmegaConf.create(_with_all_evaluations(yaml.safe_load(path.read_text())))
     OmegaConf.set_struct(config, True)
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist([o for o in overrides if o not in own]))
