@@ -104,6 +104,7 @@ def _train(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
     spawn(_train, (tmp_path,), nprocs=2)
     plain, ours, shared = (torch.load(tmp_path / name) for name in ("plain", "ours", "shared"))
