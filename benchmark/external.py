@@ -15,7 +15,7 @@ import yaml
 from regbench import RegbenchError
 from regbench.benchmark.backbones import Published, load_backbone
 from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import PROTOCOLS, Cell, load_run
+from regbench.benchmark.config import Cell, load_run
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.measure import environment
@@ -140,11 +140,9 @@ def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
 
 def _id(plain: Mapping[str, Any]) -> str:
     """Twelve hex digits that depend on the weights, the images, the evaluation and the seed alone."""
-    unused = set(PROTOCOLS) - {"knn", *plain["evaluation"]["protocols"]}
     deciding = {
         "weights": plain["external"]["sha256"],
-        "evaluation": {name: value for name, value in plain["evaluation"].items() if name not in unused},
-        **{name: plain[name] for name in ("dataset", "network", "augmentation", "seed")},
+        **{name: plain[name] for name in ("dataset", "network", "augmentation", "seed", "evaluation")},
     }
     canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
