@@ -425,7 +425,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
         return
     if report and any(status.state in ("done", "diverged") for status in statuses):
         _report([folder], folder / "report")
-    _refuse_unfinished(statuses, grid.name)
+    _refuse_unfinished(statuses, grid.name, STAGES)
 
 
 def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any] | None:
@@ -438,10 +438,11 @@ def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any
     return run_sweep(grid, stages)
 
 
-def _refuse_unfinished(statuses: Sequence[Any], name: str) -> None:
+def _refuse_unfinished(statuses: Sequence[Any], name: str, stages: Sequence[str]) -> None:
     from regbench.slurm.status import FINISHED
 
-    unfinished = [status for status in statuses if status.state not in FINISHED]
+    ends = set(FINISHED) - ({"tuned"} if "final" in stages else set())
+    unfinished = [status for status in statuses if status.state not in ends]
     if unfinished:
         raise click.ClickException(
             f"{len(unfinished)} of {len(statuses)} cells are not finished: "
@@ -516,7 +517,7 @@ def tune(
         if statuses is None:
             click.echo("when they have ended, the same command goes on")
             return
-        _refuse_unfinished(statuses, grid.name)
+        _refuse_unfinished(statuses, grid.name, ("pretrain", "tune"))
         if complete:
             break
         grid, complete = proposed()
@@ -530,7 +531,7 @@ def tune(
         return
     if report:
         _report([folder], folder / "report")
-    _refuse_unfinished(statuses, grid.name)
+    _refuse_unfinished(statuses, grid.name, STAGES)
 
 
 def _show_choice(choice: Any) -> None:

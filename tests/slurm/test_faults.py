@@ -22,6 +22,7 @@ from regbench.benchmark.run import run_cell
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
 from tests.slurm.testbed import Testbed, wait_for
+from tests.slurm.user import User
 
 pytestmark = pytest.mark.slurm
 
@@ -30,32 +31,15 @@ EPOCHS = 120
 MORE_EPOCHS = {5: 260, 6: 260}
 
 
-class Cluster:
-    """The cluster, a sweep's folder on it, and the installed command line."""
+class Cluster(User):
+    """A user whose cells all train for as many epochs, and the cluster to disturb."""
 
     def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
-        self.slurm, self.program, self.tiny, self.folder = slurm, program, tiny, folder
-        self.sweep = folder / "runs" / "own"
+        super().__init__(slurm, program, tiny, folder)
+        self.slurm = slurm
 
     def write(self, *cells: str, epochs: int = EPOCHS) -> None:
-        common = "".join(f"  - '{override}'\n" for override in (*self.tiny, f"epochs={epochs}"))
-        rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
-
-    def run(self, *words: str) -> str:
-        """The output of a command that succeeds."""
-        done = subprocess.run(
-            [self.program, *words],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            check=False,
-            timeout=300,
-            env={**os.environ, **self.slurm.env(), "REGBENCH_RUNS_DIR": str(self.folder / "runs")},
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout
+        super().write(*(f"epochs={epochs} {cell}" for cell in cells))
 
     def submit(self, *options: str) -> str:
         return self.run("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options)

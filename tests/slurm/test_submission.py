@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,44 +10,13 @@ import pytest
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.lease import read_attempts
 from regbench.slurm import manage
+from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for
+from tests.slurm.user import User
 
 pytestmark = pytest.mark.slurm
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
-
-
-class User:
-    """Somebody at the command line, with a sweep file."""
-
-    def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
-        self.program, self.tiny, self.folder = program, tiny, folder
-        self.environment = {**os.environ, **slurm.env(), "REGBENCH_RUNS_DIR": str(folder / "runs")}
-        self.sweep = folder / "runs" / "own"
-
-    def write(self, *cells: str) -> None:
-        common = "".join(f"  - '{override}'\n" for override in self.tiny)
-        rows = "".join(f"  - {cell}\n" for cell in cells)
-        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
-
-    def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.program, *words],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            check=False,
-            timeout=300,
-            env={**self.environment, **more},
-        )
-
-    def run(self, *words: str) -> str:
-        done = self.call(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def states(self) -> set[str]:
-        return {status.state for status in manage.statuses(self.sweep)}
 
 
 @pytest.fixture
@@ -80,6 +47,17 @@ def test_a_sweep_from_submission_to_report(user: User) -> None:
     assert "epoch 2/2" in user.run("logs", "own", cell[:6])
     assert "removed 3 files" in user.run("clean", "own")
     assert "removed 0 files" in user.run("clean", "own")
+
+
+def test_a_tuning_chooses_and_tests_what_it_chose(user: User) -> None:
+    user.write("method=vicreg method.alignment_weight=10,20", "method=simclr method.temperature=0.1,0.2")
+    assert "the same command goes on" in user.run("tune", "own.yaml", *OPTIONS)
+    wait_for(lambda: user.states() == {"tuned"}, "all cells tuned", 240)
+    tuned = user.run("tune", "own.yaml", *OPTIONS, "--seeds", "0,1", "--wait", "--report")
+    assert "chosen on the tuning split from at most 2 configurations a method" in tuned
+    assert sorted(status.state for status in manage.statuses(user.sweep)) == ["done"] * 4 + ["tuned"] * 2
+    stages = [entry["stages"] for entry in submissions(user.sweep)]
+    assert sorted(stages) == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
 
 
 def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Testbed) -> None:

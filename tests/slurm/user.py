@@ -1,0 +1,48 @@
+"""Somebody who works with a Slurm cluster from the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from regbench.slurm import manage
+from tests.slurm.testbed import Testbed
+
+
+class User:
+    """Somebody at the command line, with a sweep file."""
+
+    def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
+        self.program, self.tiny, self.folder = program, tiny, folder
+        self.environment = {**os.environ, **slurm.env(), "REGBENCH_RUNS_DIR": str(folder / "runs")}
+        self.sweep = folder / "runs" / "own"
+
+    def write(self, *cells: str) -> None:
+        """The sweep's file."""
+        common = "".join(f"  - '{override}'\n" for override in self.tiny)
+        rows = "".join(f"  - {cell}\n" for cell in cells)
+        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+
+    def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command, with more environment variables."""
+        return subprocess.run(
+            [self.program, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            check=False,
+            timeout=300,
+            env={**self.environment, **more},
+        )
+
+    def run(self, *words: str) -> str:
+        """The output of a command that succeeds."""
+        done = self.call(*words)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def states(self) -> set[str]:
+        """Those that cells are in."""
+        return {status.state for status in manage.statuses(self.sweep)}
