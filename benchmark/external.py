@@ -74,7 +74,7 @@ def evaluate_backbone(
     cell = replace(cell, dataset=dataset, network=replace(cell.network, backbone=published.architecture))
     shown = _shown(source)
     plain = _plain(cell, shown, published)
-    cell_id = _id(plain)
+    cell_id = external_id(plain)
     label = label or shown
     directory = Path(runtime.runs_dir) / name / cell_id
     with attempt_at(directory, runtime.lease_s) as attempt:
@@ -138,8 +138,8 @@ def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
     }
 
 
-def _id(plain: Mapping[str, Any]) -> str:
-    """Twelve hex digits that depend on the weights, the images, the evaluation and the seed alone."""
+def external_id(plain: Mapping[str, Any]) -> str:
+    """The id of a cell of published weights: it depends on the weights, images, evaluation and seed alone."""
     deciding = {
         "weights": plain["external"]["sha256"],
         **{name: plain[name] for name in ("dataset", "network", "augmentation", "seed", "evaluation")},

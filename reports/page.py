@@ -372,8 +372,8 @@ def _text(name: str) -> str:
 
 
 def _distinct(values: Iterable[object]) -> str:
-    """The values without repeats, in order."""
-    known = set(values)
+    """The values without repeats, in order; what is not known is left out."""
+    known = set(values) - {None}
     return ", ".join(str(v) for v in sorted(known, key=lambda v: (isinstance(v, str), v)))
 
 

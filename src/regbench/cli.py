@@ -849,9 +849,12 @@ def report(
     folders = [runs_dir / name for name in names]
     if check:
         from regbench.benchmark.config import Cell
+        from regbench.benchmark.external import external_id
         from regbench.reports.check import check_records
 
-        checked = check_records(folders, lambda cell: Cell.from_dict(cell).id)
+        checked = check_records(
+            folders, lambda cell: external_id(cell) if "external" in cell else Cell.from_dict(cell).id
+        )
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
     _report(folders, out or folders[0] / "report", cost=cost, whole_paper=paper)

@@ -336,6 +336,23 @@ def test_published_weights_get_the_record_of_a_finished_run(
     assert "regbench evaluate --backbone" in refused.stderr
 
 
+def test_published_weights_stand_in_a_table_with_runs(
+    tiny: list[str], weights: Path, tmp_path: Path, finished: Path
+) -> None:
+    result = call("--backbone", str(weights), *published(tiny), "--label", "theirs", "--only", "knn,probe")
+    assert result.exit_code == 0, result.output
+    runs_dir = ["--runs-dir", str(tmp_path / "runs")]
+    names = [finished.parent.name, "published"]
+    checked = CliRunner().invoke(main, ["report", *names, *runs_dir, "--check"])
+    assert checked.exit_code == 0, checked.output
+    assert "2 records check out" in checked.output
+    made = CliRunner().invoke(main, ["report", *names, *runs_dir])
+    assert made.exit_code == 0, made.output
+    (theirs,) = (line for line in made.output.splitlines() if line.startswith("| theirs"))
+    (ours,) = (line for line in made.output.splitlines() if line.startswith("| VICReg"))
+    assert theirs.count("–") > ours.count("–")
+
+
 def test_the_id_of_published_weights_is_of_what_decides_the_scores(
     tiny: list[str], weights: Path, tmp_path: Path
 ) -> None:
