@@ -196,6 +196,7 @@ def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> N
     assert "strength=nan came back as nan" in finding.where
 
 
+@pytest.mark.slow
 def test_command(undocumented: str) -> None:
     result = CliRunner().invoke(main, ["check", "rbf", undocumented])
     assert result.exit_code == 1

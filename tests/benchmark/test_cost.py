@@ -324,6 +324,7 @@ def test_sharded_values_are_those_of_the_batch() -> None:
 # ------------------------------------------------------------------ targets
 
 
+@pytest.mark.slow
 def test_targets() -> None:
     targets = (
         Target("time", "vs_textbook", 1e9, 16, 24, "vicreg"),

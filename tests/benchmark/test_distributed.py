@@ -113,6 +113,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(tiny: list[str]) -> None:
         assert "batch_size=33 cannot be shared equally between 2 processes" in process.stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_serves_any_number_of_processes(tiny: list[str]) -> None:
     """Two processes with shared momentum stop half-way; one goes on."""
     overrides = [*tiny, *STEPS, "epochs=6", "runtime.checkpoint_epochs=3", "runtime.shard_optimizer=true"]

@@ -295,6 +295,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 2 done\n"
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     """`kill -9` of the command, of the job and of the loader's process, in the middle of training."""
     short, long = ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"], ["method=sfrik_l3", "epochs=12"]
