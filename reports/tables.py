@@ -285,7 +285,9 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 
 def significance_table(summary: Summary) -> Table:
     """p-values of all pairs of rows by the score that orders the leaderboard."""
-    rows = [row for row in summary.rows if not row.untrained and row.score(summary.headline)]
+    scored = [row for row in summary.rows if not row.untrained and row.score(summary.headline)]
+    # Most rows of a tuning have the one seed that they were tuned with.
+    rows = [row for row in scored if len(row.by_seed(summary.headline)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]
     values = [row.by_seed(summary.headline) for row in shown]
     body = []
@@ -299,6 +301,8 @@ def significance_table(summary: Summary) -> Table:
         "the seeds that both have, two-sided, each pair for itself; the CSV file also has the corrected values.",
         f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
     ]
+    if len(scored) > len(rows):
+        notes.append(f"Left out: {len(scored) - len(rows)} rows with fewer than {MIN_PAIRS} seeds.")
     if len(rows) > len(shown):
         notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
     title = f"Significance of differences, {SCORE_NAMES[summary.headline]}"
