@@ -16,7 +16,7 @@ benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print
 	@$(BIN)/regbench sweep quickstart --report
 
 test: $(TOOLS) ## Run the tests and print their coverage
-	@$(BIN)/python -m pytest -m "not slow and not slurm" --cov
+	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile --cov
 
 test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (they are skipped where it is not installed)
 	@$(BIN)/python -m pytest -m slurm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from PIL import Image
 
 from regbench.benchmark.config import load_run
 from regbench.datasets.prepare import prepare
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
+    torch.set_num_threads(1)
 
 TINY = (
     "dataset=imagefolder",
