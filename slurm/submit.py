@@ -26,12 +26,14 @@ from regbench.slurm.queue import ask, reason
 log = logging.getLogger("regbench")
 
 # A run whose processes were killed (by the kernel for want of memory, by a fault of the node) goes on from its
-# checkpoint; an error of its own ends with a smaller code, and is the user's to look at. Slurm alone knows whether the
-# job was cancelled.
+# checkpoint; an error of its own ends with a smaller code, and is the user's to look at. One within a second is srun's,
+# which started nothing: a controller that comes back may take a job that it queued again for the one that completes.
+# Slurm alone knows whether the job was cancelled.
 _RESTARTS = 20
 _TEARDOWN = [
     "code=$?",
-    f'if [ $code -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] &&',
+    "limit=128; [ $SECONDS -gt 1 ] || limit=0",
+    f'if [ $code -gt $limit ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] &&',
     '    scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then',
     '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
     "fi",
