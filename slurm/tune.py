@@ -143,7 +143,8 @@ def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
         if not cell.epochs:  # an untrained network has nothing to tune
             continue
         data = cell.plain()
-        del data["method"], data["optimizer"], data["seed"], data["evaluation"]["probe"]["learning_rates"]
+        del data["method"], data["optimizer"], data["seed"]
+        data["evaluation"].get("probe", {}).pop("learning_rates", None)
         setting = json.dumps(data, sort_keys=True)
         configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
         configurations.setdefault(replace(cell, seed=0).id, []).append(cell)

@@ -140,6 +140,16 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     assert tune.choose(folder) == choice
 
 
+def test_a_tuning_can_do_without_linear_probing(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    cells = load_sweep(str(sweep_file(tmp_path, GRID, settings)), ["evaluation.protocols=[knn]"]).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell in cells:
+        score(folder, cell, 50.0)
+    assert tune.choose(folder)["budget"] == 2
+
+
 def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
     untrained = load_run([*TINY, "epochs=0", "optimizer.warmup_epochs=0"])[0]
     tune.begin([*cells, untrained], folder, tiny_data_dir, unequal=False)
