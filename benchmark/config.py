@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
 import json
 import os
 import shlex
@@ -30,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, check_interpolation
+from regbench.files import digest
 from regbench.methods import Regularizer
 
 T = TypeVar("T")
@@ -346,8 +346,7 @@ class Cell:
                 del deciding[name]
             if "measures" not in self.evaluation.protocols:  # which look at augmented views
                 del deciding["augmentation"]
-        canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return digest(deciding)[:12]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cell:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Runtime
 
+SCHEMA_VERSION = 3
+"""Of records and of a tuning's choice."""
+
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
     """`<runs_dir>/<sweep>/<cell id>`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,20 +15,12 @@ from regbench import RegbenchError
 from regbench.benchmark.backbones import Published, load_backbone
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import Cell, load_run
-from regbench.benchmark.directory import read_record
+from regbench.benchmark.directory import SCHEMA_VERSION, read_record
 from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.measure import environment
-from regbench.benchmark.run import (
-    SCHEMA_VERSION,
-    attempt_at,
-    attempts_record,
-    data_record,
-    resolve,
-    score,
-    signed,
-)
+from regbench.benchmark.run import attempt_at, attempts_record, data_record, resolve, score
 from regbench.datasets.manifest import Manifest
-from regbench.files import write_new, write_text
+from regbench.files import digest, signed, write_new, write_text
 
 METHOD = "external"
 
@@ -144,8 +135,7 @@ def external_id(plain: Mapping[str, Any]) -> str:
         "weights": plain["external"]["sha256"],
         **{name: plain[name] for name in ("dataset", "network", "augmentation", "seed", "evaluation")},
     }
-    canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return digest(deciding)[:12]
 
 
 def _command(source: str, overrides: Sequence[str], label: str, name: str, only: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from regbench import RegbenchError, methods
 from regbench.benchmark.checkpoint import load_checkpoint
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
-from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.directory import SCHEMA_VERSION, read_record, run_directory
 from regbench.benchmark.distributed import World, connect, environment_ranks
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.interruption import Interruption
@@ -32,11 +31,10 @@ from regbench.benchmark.measure import environment
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train
 from regbench.datasets.manifest import Manifest
-from regbench.files import remove_leftovers, write_new, write_text
+from regbench.files import remove_leftovers, signed, write_new, write_text
 from regbench.methods.kernel import KernelEnergy
 from regbench.methods.spectrum import expand
 
-SCHEMA_VERSION = 3
 SPECTRUM_ORDER = 6
 
 log = logging.getLogger("regbench")
@@ -323,13 +321,6 @@ def attempts_record(directory: Path) -> list[dict[str, Any]]:
         }
         for entry in attempts
     ]
-
-
-def signed(record: Mapping[str, Any]) -> str:
-    """A record as JSON with the SHA-256 of its content, by which a report can tell that nobody changed it."""
-    plain = json.loads(json.dumps(record))
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**plain, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}, indent=1)
 
 
 def _shown(score: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +13,7 @@ import yaml
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.files import digest
 from regbench.reports.records import Found, Run, Score, find_runs, load_object, parse, parse_evaluation
 
 
@@ -93,9 +92,9 @@ def _check_run(
         yield f"{path}: its cell is none that this regbench knows: {error}"
     yield from _check_config(run, raw["cell"])
     hashes = record.data.get("content_sha256")
-    for split, digest in hashes.items() if isinstance(hashes, dict) else ():
+    for split, sha256 in hashes.items() if isinstance(hashes, dict) else ():
         seen = contents.setdefault((record.cell["dataset"]["name"], str(split)), {})
-        seen.setdefault(str(digest), []).append(path)
+        seen.setdefault(str(sha256), []).append(path)
     chosen = record.choice.get("hyperparameters") or {}
     if chosen.get("record"):
         yield from _check_origin(path, Path(str(chosen["record"])), chosen.get("sha256"))
@@ -112,8 +111,7 @@ def _check_run(
 
 def _check_digest(path: Path, raw: dict[str, Any]) -> Iterator[str]:
     """The rule of the record's writer: canonical JSON of everything but the digest."""
-    content = json.dumps({k: v for k, v in raw.items() if k != "sha256"}, sort_keys=True, separators=(",", ":"))
-    if raw.get("sha256") != hashlib.sha256(content.encode()).hexdigest():
+    if raw.get("sha256") != digest({k: v for k, v in raw.items() if k != "sha256"}):
         yield f"{path}: its content is not what its sha256 was taken of; it was changed or damaged"
 
 
@@ -142,7 +140,7 @@ def _same(one: Any, other: dict[str, Any], key: str) -> bool:
     return isinstance(one, dict) and key in one and key in other and one[key] == other[key]
 
 
-def _check_origin(path: Path, choice: Path, digest: object) -> Iterator[str]:
+def _check_origin(path: Path, choice: Path, stated: object) -> Iterator[str]:
     """Whether the choice that a record refers to is the one on disk; it may lie on another machine."""
     places = [choice, path.parents[1] / choice.name, path.parents[2] / choice.parent.name / choice.name]
     here = next((place for place in places if place.exists()), None)
@@ -154,7 +152,7 @@ def _check_origin(path: Path, choice: Path, digest: object) -> Iterator[str]:
     except (ValueError, OSError) as error:
         yield f"{here}: {error}"
         return
-    if found != digest:
+    if found != stated:
         yield f"{path}: its hyperparameters were chosen in another version of {here}"
 
 

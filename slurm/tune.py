@@ -13,7 +13,6 @@ an earlier one was stopped:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,8 +22,9 @@ from typing import Any
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, load_cell
+from regbench.benchmark.directory import SCHEMA_VERSION
 from regbench.benchmark.evaluate import selection_splits
-from regbench.files import write_new, write_text
+from regbench.files import signed, write_new, write_text
 
 SELECTION = "knn_top1"
 
@@ -93,7 +93,7 @@ def choose(folder: Path) -> dict[str, Any]:
         if not choices:
             raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
         record = {
-            "schema_version": 3,
+            "schema_version": SCHEMA_VERSION,
             "selected_on": cells[0].evaluation.select_on,
             "score": SELECTION,
             "budget": max(len(entry["ranking"]) for entry in choices),
@@ -101,8 +101,7 @@ def choose(folder: Path) -> dict[str, Any]:
             "choices": choices,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
-        write_new(path, json.dumps({**record, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}, indent=1))
+        write_new(path, signed(record))
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 

@@ -1,11 +1,13 @@
-"""Files that other processes read: written whole or not at all."""
+"""Files that other processes read: written whole or not at all, and what tells that nobody changed them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,3 +57,14 @@ def remove_leftovers(folder: Path) -> None:
     """Removes the temporary files that killed writers left in `folder`; for its only writer to call."""
     for path in folder.glob(".*.*"):
         path.unlink(missing_ok=True)
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 of plain data in hexadecimal; neither the order of keys nor the spelling of the file matters."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def signed(data: Mapping[str, Any]) -> str:
+    """Plain data as JSON with the digest of its content, by which a report can tell that nobody changed it."""
+    plain = json.loads(json.dumps(data))
+    return json.dumps({**plain, "sha256": digest(plain)}, indent=1)
