@@ -30,6 +30,15 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     return record
 
 
+def read_tuned(directory: Path) -> dict[str, Any] | None:
+    """The record that a tuning chooses by: that of the tuning split, or the final one; None if there is neither yet."""
+    try:
+        record: dict[str, Any] = json.loads((directory / "tuning.json").read_text())
+    except FileNotFoundError:
+        return read_record(directory)
+    return record
+
+
 def checkpoint_files(directory: Path) -> list[Path]:
     """The checkpoints of a run directory, the newest first."""
     return sorted(directory.glob("checkpoint-*.pt"), reverse=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.directory import checkpoint_files
 from regbench.slurm.queue import cancel, jobs_of, release, submissions
-from regbench.slurm.status import FINISHED, CellStatus, Job, log_file, sweep_status
+from regbench.slurm.status import FINISHED, CellStatus, Job, ends, log_file, sweep_status
 
-UNFINISHED = ("failed", "lost", "interrupted", "pending")
+
+def is_free(status: CellStatus, stages: Collection[str]) -> bool:
+    """Whether a cell can be submitted for the stages: it has not come through them, and nobody is at work on it."""
+    return status.state not in (*ends(stages), "running", "queued")
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
@@ -64,12 +67,7 @@ def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[st
     found = statuses(folder, cells)
     held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
     release([status.job for status in held])
-    todo = [
-        status
-        for status in found
-        if status.cell_id in clusters
-        and (status.state in UNFINISHED or (status.state == "tuned" and "final" in wanted[status.cell_id]))
-    ]
+    todo = [status for status in found if status.cell_id in clusters and is_free(status, wanted[status.cell_id])]
     again: dict[tuple[str, ...], list[tuple[Cell, Cluster]]] = {}
     for status in todo:
         stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])

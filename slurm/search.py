@@ -20,6 +20,7 @@ from hydra.core.override_parser.types import IntervalSweep
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Sweep, SweepFile, load_rows, read_rows, row_values
+from regbench.benchmark.directory import read_tuned
 from regbench.files import write_text
 from regbench.slurm.tune import selection_score
 
@@ -115,11 +116,8 @@ def _entry(file: SweepFile, space: _Space, params: Mapping[str, Any]) -> dict[st
 
 def _score(folder: Path, entry: Mapping[str, Any]) -> float | None:
     """The score to maximise; 0 for a run that diverged, None for one that has not ended."""
-    for file in ("tuning.json", "record.json"):
-        if (path := folder / entry["cell_id"] / file).exists():
-            record = json.loads(path.read_text())
-            return selection_score(record, record["cell"]["evaluation"]["select_on"]) or 0.0
-    return None
+    record = read_tuned(folder / entry["cell_id"])
+    return None if record is None else selection_score(record, record["cell"]["evaluation"]["select_on"]) or 0.0
 
 
 def _spaces(row: Sequence[str]) -> list[_Space]:

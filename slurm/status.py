@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Sweep
 
 FINISHED = ("done", "diverged", "tuned")
+
+
+def ends(stages: Collection[str]) -> tuple[str, ...]:
+    """The states in which a cell has come through the stages; "tuned" is no end where it is to be tested."""
+    return tuple(state for state in FINISHED if state != "tuned" or "final" not in stages)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, load_cell
-from regbench.benchmark.directory import SCHEMA_VERSION
+from regbench.benchmark.directory import SCHEMA_VERSION, read_tuned
 from regbench.benchmark.evaluate import selection_splits
 from regbench.files import signed, write_new, write_text
 
@@ -196,13 +196,11 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> dict[
 
 
 def _record(folder: Path, cell: Cell) -> dict[str, Any]:
-    for name in ("tuning.json", "record.json"):
-        if (path := folder / cell.id / name).exists():
-            record: dict[str, Any] = json.loads(path.read_text())
-            return record
-    raise RegbenchError(
-        f"{folder / cell.id} ({cell.label}) has no score to choose by yet; regbench status {folder.name}"
-    )
+    if (record := read_tuned(folder / cell.id)) is None:
+        raise RegbenchError(
+            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; regbench status {folder.name}"
+        )
+    return record
 
 
 def selection_score(record: Mapping[str, Any], split: str) -> float | None:

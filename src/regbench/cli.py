@@ -439,10 +439,9 @@ def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any
 
 
 def _refuse_unfinished(statuses: Sequence[Any], name: str, stages: Sequence[str]) -> None:
-    from regbench.slurm.status import FINISHED
+    from regbench.slurm.status import ends
 
-    ends = set(FINISHED) - ({"tuned"} if "final" in stages else set())
-    unfinished = [status for status in statuses if status.state not in ends]
+    unfinished = [status for status in statuses if status.state not in ends(stages)]
     if unfinished:
         raise click.ClickException(
             f"{len(unfinished)} of {len(statuses)} cells are not finished: "
@@ -582,17 +581,13 @@ def _refuse_oversized(grid: Any) -> None:
 
 def _submit(grid: Any, folder: Path, stages: Sequence[str]) -> None:
     from regbench.slurm import plan as planning
-    from regbench.slurm.manage import UNFINISHED, statuses
+    from regbench.slurm.manage import is_free, statuses
     from regbench.slurm.status import write_plan
     from regbench.slurm.submit import submit
 
     click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
     write_plan(grid, folder)
-    free = {
-        status.cell_id
-        for status in statuses(folder)
-        if status.state in (*UNFINISHED, *("tuned",) * ("final" in stages))
-    }
+    free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
     todo = [pair for pair in zip(grid.cells, grid.clusters, strict=True) if pair[0].id in free]
     arrays = submit(todo, grid.runtime, folder, stages) if todo else []
     click.echo(

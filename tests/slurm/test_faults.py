@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from regbench.benchmark.config import load_run
+from regbench.benchmark.config import STAGES, load_run
 from regbench.benchmark.directory import checkpoint_files, read_record
 from regbench.benchmark.lease import read_attempts
 from regbench.benchmark.run import run_cell
@@ -201,7 +201,7 @@ class Storm:
                     with contextlib.suppress(RuntimeError):  # it is not drained
                         self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
                 self.cluster.run("retry", "own", status.cell_id)
-            if status.state in manage.UNFINISHED and number in self.heal:
+            if manage.is_free(status, STAGES) and number in self.heal:
                 self.heal.pop(number)(status)
                 self.retried.append(number)
                 self.cluster.run("retry", "own", status.cell_id)
