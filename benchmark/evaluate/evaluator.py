@@ -128,8 +128,7 @@ class Evaluator:
             f"linear probing, {config.features} features{', BN without scale and shift' * config.batch_norm}, "
             f"{config.epochs} epochs{_steps(config.milestones)}, learning rate {labels[chosen]}"
         )
-        if len(labels) > 1:
-            text += f" chosen on {selected_on} from {', '.join(labels)}"
+        text += _chosen_from(selected_on, labels)
         state.remove()
         return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text)]
 
@@ -181,8 +180,7 @@ class Evaluator:
             f"fine-tuning on {config.dataset.name}, {config.epochs} epochs, "
             f"learning rates of backbone and linear layer {labels[chosen]}"
         )
-        if len(labels) > 1:
-            text += f" chosen on {selected_on} from {', '.join(labels)}"
+        text += _chosen_from(selected_on, labels)
         state.remove()
         return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text)]
 
@@ -320,6 +318,10 @@ def _choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> t
         selected_on = split if len(labels) > 1 else "given"
         return top1.index(max(top1)), selected_on, dict(zip(labels, top1, strict=True))
     return 0, "given", {}
+
+
+def _chosen_from(selected_on: str, labels: list[str]) -> str:
+    return f" chosen on {selected_on} from {', '.join(labels)}" if len(labels) > 1 else ""
 
 
 def _steps(milestones: tuple[int, ...]) -> str:
