@@ -234,12 +234,7 @@ class TwoViewLoader(_Loader):
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"
             )
-        shape = CropShape(
-            views=2,
-            size=dataset.image_size,
-            channels=dataset.channels,
-            interpolation=augmentation.interpolation,
-        )
+        shape = _two_view_shape(dataset, augmentation)
         super().__init__(dataset, beton, shape, batch_size, device, backend, workers)
         self._views = {0: augmentation.view1, 1: augmentation.view2}
         self._seed = seed
@@ -305,19 +300,10 @@ class ViewLoader(_Loader):
             RegbenchError: the data set is not prepared or not usable, or the test split is to be opened without a
                 choice on record.
         """
-        if split == "test":
-            _check_choice(choice)
-        manifest = Manifest.load(data_dir, dataset.name)
-        check_matches(manifest, dataset, data_dir)
-        beton = Beton(manifest.split_file(data_dir, split))
+        beton = _open_split(dataset, split, data_dir, choice)
         self._indices = evenly(_first_of_each_class(beton.labels, dataset, split), images)
         self.num_samples = len(self._indices)
-        shape = CropShape(
-            views=2,
-            size=dataset.image_size,
-            channels=dataset.channels,
-            interpolation=augmentation.interpolation,
-        )
+        shape = _two_view_shape(dataset, augmentation)
         super().__init__(dataset, beton, shape, min(batch_size, self.num_samples), device, backend, workers)
         self._views = {0: augmentation.view1, 1: augmentation.view2}
         self._seed = seed
@@ -384,11 +370,7 @@ class EvalLoader(_Loader):
         check_interpolation(interpolation)
         if transform not in TRANSFORMS:
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
-        if split == "test":
-            _check_choice(choice)
-        manifest = Manifest.load(data_dir, dataset.name)
-        check_matches(manifest, dataset, data_dir)
-        beton = Beton(manifest.split_file(data_dir, split))
+        beton = _open_split(dataset, split, data_dir, choice)
         self._indices = _first_of_each_class(beton.labels, dataset, split)
         self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)
@@ -427,6 +409,21 @@ class EvalLoader(_Loader):
 
         boxes = self._boxes(self._seed, e, {draws.EVALUATION_VIEW: self._view}) if self._random else center
         return self._epoch(order, boxes, finish)
+
+
+def _two_view_shape(dataset: DatasetConfig, augmentation: AugmentationConfig) -> CropShape:
+    return CropShape(
+        views=2, size=dataset.image_size, channels=dataset.channels, interpolation=augmentation.interpolation
+    )
+
+
+def _open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> Beton:
+    """A split for evaluation; the test split with the record of the choice only."""
+    if split == "test":
+        _check_choice(choice)
+    manifest = Manifest.load(data_dir, dataset.name)
+    check_matches(manifest, dataset, data_dir)
+    return Beton(manifest.split_file(data_dir, split))
 
 
 def _check_choice(path: Path | None) -> None:
