@@ -15,10 +15,10 @@ USE_AND_EXIT = """
 import sys, numba, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import TwoViewLoader
+from regbench.datasets.loader import PretrainingLoader
 dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
                         num_classes=10, eval_resize=28)
-loader = TwoViewLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
+loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
                          device=torch.device("cpu"), backend="ffcv", workers=2)
 next(loader.epoch(0))
 print(numba.threading_layer())

@@ -23,11 +23,11 @@ from regbench import RegbenchError
 from regbench.datasets import draws
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
-from regbench.datasets.loader import EvalLoader, TwoViewLoader
+from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 
 Config = Callable[..., DatasetConfig]
-Open = Callable[..., TwoViewLoader]
+Open = Callable[..., PretrainingLoader]
 
 FFCV = importlib.util.find_spec("ffcv") is not None
 BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
@@ -41,15 +41,15 @@ CROPS_ONLY = AugmentationConfig(name="crops", view1=PLAIN, view2=PLAIN)
 def two_views(data_dir: Path, folder_config: Config) -> Open:
     def make(
         config: DatasetConfig | None = None, augmentation: AugmentationConfig | None = None, **options: object
-    ) -> TwoViewLoader:
+    ) -> PretrainingLoader:
         settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3, "device": CPU}
         arguments = (config or folder_config(), augmentation or AugmentationConfig())
-        return TwoViewLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
+        return PretrainingLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
 
     return make
 
 
-def batches(loader: TwoViewLoader | EvalLoader, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
+def batches(loader: PretrainingLoader | EvalLoader, epoch: int = 0) -> list[tuple[Tensor, ...]]:
     with loader, loader.epoch(epoch) as items:
         return list(items)
 
@@ -376,7 +376,7 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
         train_per_class=2,
     )
     prepare(config, tmp_path, source_dir=stl_source, progress=False)
-    loader = TwoViewLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
+    loader = PretrainingLoader(config, AugmentationConfig(), data_dir=tmp_path, batch_size=4, seed=0, device=CPU)
     assert loader.num_samples == 30
     x1, _ = batches(loader)[0]
     assert x1.shape == (4, 3, 64, 64)
@@ -487,15 +487,15 @@ import torch
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "ffcv" else find(name, *rest)
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import TwoViewLoader
+from regbench.datasets.loader import PretrainingLoader
 from regbench import RegbenchError
 config = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.25,), std=(0.5,),
                        num_classes=10, eval_resize=28)
 options = dict(data_dir=Path(sys.argv[1]), batch_size=50, seed=0, device=torch.device("cpu"))
-with TwoViewLoader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:
+with PretrainingLoader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:
     print(loader.backend, len(list(epoch)), "numba" in sys.modules)
 try:
-    TwoViewLoader(config, AugmentationConfig(), backend="ffcv", **options)
+    PretrainingLoader(config, AugmentationConfig(), backend="ffcv", **options)
 except RegbenchError as refusal:
     print(refusal)
 """
