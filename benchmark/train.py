@@ -235,6 +235,8 @@ class _Training:
                 rank=world.rank,
                 world_size=world.size,
                 parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
+                # What autocast would do to them, in half the memory.
+                dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
             )
             with loader, self.interruption.deferred():
                 if progress.step:
