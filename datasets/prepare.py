@@ -273,8 +273,8 @@ def _refuse_unreadable(name: str, folder: Path, splits: dict[str, SplitEntry]) -
     left_out = {origin: reason for entry in splits.values() for origin, reason in entry["left_out"].items()}
     if left_out:
         raise RegbenchError(
-            f"data set '{name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or leave them out "
-            "with --skip-unreadable, which goes on from what is converted"
+            f"data set '{name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or leave them "
+            "out with --skip-unreadable, which goes on from what is converted"
         )
 
 

@@ -58,7 +58,7 @@ class Split:
         page_bytes: page size for the `.beton` file.
         samples: called with a number of threads, reads and yields every sample in order, or what is wrong with it.
         stored_bytes: about how many bytes of images that will be.
-        identity: a hash that changes when the images do (names, sizes, times, labels); None: converted anew each time.
+        identity: a hash that changes when the images do (names, sizes, times, labels); None: never taken over.
     """
 
     labels: Labels
@@ -463,7 +463,8 @@ def _file_split(classes: Files, source_dir: Path, config: DatasetConfig) -> Spli
             origin = os.fsencode(path.relative_to(source_dir)).decode(errors="backslashreplace").replace("\n", "\\n")
             files.append((path, label, origin))
             sizes.append(status.st_size)
-            identity.update(f"{origin}\n{label} {status.st_size} {status.st_mtime_ns}\n".encode())
+            # The time of the last change of any kind: new permissions, too, can make an image readable.
+            identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
     # An image that has to be converted can grow.
     page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * max(sizes) - 1).bit_length())
     return Split(
