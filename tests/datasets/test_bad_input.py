@@ -6,7 +6,6 @@ refusals of settings and of sources in `test_prepare`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
 import json
@@ -426,25 +425,27 @@ from pathlib import Path
 from regbench import RegbenchError
 from regbench.datasets import encode as encoding, prepare
 from regbench.datasets.config import DatasetConfig
-how = sys.argv[3]
+data, source, held = sys.argv[1:]
 encode = encoding.encode
-def slowly(image, label, origin, config):
-    time.sleep(0.02 if how == "slow" or (how == "slow test" and origin.startswith("val")) else 0)
+def hold(image, label, origin, config):
+    while held and origin.startswith(held) and not Path(data, "go on").exists():
+        time.sleep(0.01)
     return encode(image, label, origin, config)
-encoding.encode = slowly
-if how == "small files":
+encoding.encode = hold
+if held == "small files":
     resource.setrlimit(resource.RLIMIT_FSIZE, (2200000, 2200000))
 config = DatasetConfig(name="insects", source="imagefolder", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3,
                        num_classes=3, eval_resize=40)
 try:
-    prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]), workers=1)
+    prepare.prepare(config, Path(data), source_dir=Path(source), workers=1)
 except RegbenchError as error:
     sys.exit(str(error))
 """
 
 
-def start(data: Path, source: Path, how: str) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", PREPARE, str(data), str(source), how]
+def start(data: Path, source: Path, held: str = "") -> subprocess.Popen[str]:
+    """A process that prepares; images whose names begin with `held` keep it waiting for `data / "go on"`."""
+    arguments = [sys.executable, "-c", PREPARE, str(data), str(source), held]
     return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
 
 
@@ -487,26 +488,49 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(tmp_pa
     assert names == {".lock", "train.beton", "train.origins.txt", "unfinished.json"}
 
 
-@pytest.mark.parametrize("how", ["slow", "slow test"], ids=["in the first split", "in the second split"])
-def test_a_killed_writer(how: str, tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+@pytest.mark.parametrize(("held", "split"), [("train/", "train"), ("val/", "test")])
+def test_a_killed_writer(held: str, split: str, tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     folder = tmp_path / "insects"
-    waited_for = ".train.beton.*" if how == "slow" else ".test.beton.*"
-    with start(tmp_path, root, how) as process:
-        wait_for(lambda: list(folder.glob(waited_for)))
+    with start(tmp_path, root, held) as process:
+        wait_for(lambda: list(folder.glob(f".{split}.beton.*")))
         os.kill(process.pid, signal.SIGKILL)
     assert list(folder.glob(".*.beton.*"))
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
-    with contextlib.suppress(FileNotFoundError):
-        first_ns = (folder / "train.beton").stat().st_mtime_ns
+    complete = {path: path.stat().st_mtime_ns for path in folder.glob("*.beton")}
+    assert [path.name for path in complete] == ([] if split == "train" else ["train.beton"])
     prepare(config, tmp_path, source_dir=root, progress=False)
-    if how == "slow test":
-        assert (folder / "train.beton").stat().st_mtime_ns == first_ns
+    assert {path: path.stat().st_mtime_ns for path in complete} == complete
     prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)
     assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
-    assert set(contents(folder)) == {
-        f"{split}.{kind}" for split in ("train", "test") for kind in ("beton", "origins.txt")
-    }
+    assert set(contents(folder)) == {f"{name}.{kind}" for name in ("train", "test") for kind in KINDS}
+
+
+def test_it_may_end_between_any_two_files(
+    tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    replace = Path.replace
+    renamed: list[Path] = []
+
+    def replace_some(temporary: Path, path: Path) -> Path:
+        if len(renamed) == last:
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return replace(temporary, path)
+
+    for last in range(7):
+        data = tmp_path / str(last)
+        renamed.clear()
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "replace", replace_some)
+            prepare(config, data, source_dir=root, progress=False)
+        with pytest.raises(RegbenchError, match="is not prepared"):
+            Manifest.load(data, "insects")
+        prepare(config, data, source_dir=root, progress=False)
+        assert contents(data / "insects") == contents(tmp_path / "insects")
+    # The manifest is the last one, and all that it missed.
+    assert renamed[-1].name == "unfinished.json" and len(renamed) == 6
 
 
 def unfinished(tmp_path: Path, root: Path, config: DatasetConfig) -> Path:
@@ -565,12 +589,13 @@ def test_a_split_is_not_taken_over_with_other_settings(tmp_path: Path, root: Pat
 
 def test_a_second_writer_waits_and_writes_nothing(tmp_path: Path, root: Path) -> None:
     folder = tmp_path / "insects"
-    with start(tmp_path, root, "slow") as first:
-        wait_for(lambda: list(folder.glob(".*.beton.*")))
-        with start(tmp_path, root, "fast") as second:
-            _, said = second.communicate(timeout=60)
-        assert first.wait(timeout=60) == 0
-    assert second.returncode == 0
-    assert "waiting for another process" in said
-    written = [path.stat().st_mtime_ns for path in folder.glob("*.beton")]
-    assert max(written) <= (folder / "manifest.json").stat().st_mtime_ns
+    with start(tmp_path, root, "train/") as first:
+        wait_for(lambda: list(folder.glob(".train.beton.*")))
+        with start(tmp_path, root) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == f"waiting for another process that prepares {folder}\n"
+            (tmp_path / "go on").touch()
+            assert first.wait(timeout=60) == 0
+            written_ns = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"}
+            assert second.wait(timeout=60) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"} == written_ns
