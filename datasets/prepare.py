@@ -78,7 +78,6 @@ def prepare(
             return done
         remove_leftovers(folder)
         source = open_source(config, source_dir, data_dir / ".downloads")
-        (folder / FILE_NAME).unlink(missing_ok=True)
         if force:
             (folder / UNFINISHED).unlink(missing_ok=True)
         splits = _write_splits(config, source, folder, workers or len(os.sched_getaffinity(0)), progress)
@@ -157,7 +156,8 @@ def _write_splits(
     }
     todo = {name: split for name, split in source.splits.items() if name not in noted}
     _require_space(folder, todo.values())
-    # Before a file is replaced, so that no note speaks of another file than it was made for.
+    # Before a file is replaced, so that neither speaks of another file than it was made for.
+    (folder / FILE_NAME).unlink(missing_ok=True)
     save_text(folder / UNFINISHED, json.dumps(noted))
     entries: dict[str, SplitEntry] = {name: note["entry"] for name, note in noted.items()}
     left_out = {name: entry["left_out"] for name, entry in entries.items()}
@@ -182,7 +182,7 @@ def _write_splits(
 def _noted(folder: Path) -> dict[str, Any]:
     try:
         notes: dict[str, Any] = json.loads((folder / UNFINISHED).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return {}
     return notes
 
