@@ -15,11 +15,12 @@ A tuning split is always cut from the source's training images, so that nothing 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
+import os
 import pickle
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -27,20 +28,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from regbench import RegbenchError
-from regbench.datasets.beton import JPEG, MIN_PAGE_BYTES, RAW, Sample
+from regbench.datasets.beton import MIN_PAGE_BYTES, RAW, Sample
 from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import Unreadable, encode, encode_all
 
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
-# What is no RGB JPEG is stored raw up to this many pixels; larger images become JPEGs of this quality.
-MAX_RAW_PIXELS = 128 * 128
-JPEG_QUALITY = 95
 
 # fmt: off
 FASHION_MNIST_CLASSES = (
@@ -58,12 +56,16 @@ class Split:
     Attributes:
         labels: (N,) int64; -1 where there is none.
         page_bytes: page size for the `.beton` file.
-        samples: called with a number of threads, reads and yields every sample in order.
+        samples: called with a number of threads, reads and yields every sample in order, or what is wrong with it.
+        stored_bytes: about how many bytes of images that will be.
+        identity: a hash that changes when the images do (names, sizes, times, labels); None: never taken over.
     """
 
     labels: Labels
     page_bytes: int
-    samples: Callable[[int], Iterator[Sample]]
+    samples: Callable[[int], Iterator[Sample | Unreadable]]
+    stored_bytes: int = 0
+    identity: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _array_split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np
             height, width, _ = image.shape
             yield Sample(RAW, height, width, int(labels[row]), image.tobytes(), f"{name}[{row}]")
 
-    return Split(labels[rows], MIN_PAGE_BYTES, samples)
+    return Split(labels[rows], MIN_PAGE_BYTES, samples, stored_bytes=len(rows) * 3 * math.prod(images.shape[1:3]))
 
 
 def _labelled_splits(
@@ -336,7 +338,7 @@ def _imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
         chosen = _divided_by_list(source_dir, config.train_list, train, tune)
     chosen["test"] = test
     _refuse_overlap(chosen)
-    return Source({split: _file_split(classes) for split, classes in chosen.items()}, list(train))
+    return Source({split: _file_split(classes, source_dir, config) for split, classes in chosen.items()}, list(train))
 
 
 Files = dict[str, list[Path]]
@@ -359,7 +361,7 @@ def _divided(folder: Path, train: Files, keep: int | None, tune: int | None) -> 
 
 def _divided_by_list(source_dir: Path, listed: str, train: Files, tune: int | None) -> dict[str, Files]:
     """The files that a list names and, of the others of each class, the first `tune`."""
-    chosen = {"train": _listed_files(_find_list(listed, source_dir), source_dir / "train", train)}
+    chosen = {"train": _listed_files(find_list(listed, source_dir), source_dir / "train", train)}
     if tune is None:
         return chosen
     chosen["tuning"] = {}
@@ -375,7 +377,7 @@ def _divided_by_list(source_dir: Path, listed: str, train: Files, tune: int | No
     return chosen
 
 
-def _find_list(name: str, source_dir: Path) -> Path:
+def find_list(name: str, source_dir: Path) -> Path:
     """The file of `train_list`: in `source_dir`, else in the working directory; an absolute path as it is."""
     for path in (source_dir / name, Path(name)):
         if path.is_file():
@@ -450,43 +452,35 @@ def _refuse_overlap(chosen: dict[str, dict[str, list[Path]]]) -> None:
                 )
 
 
-def _file_split(classes: dict[str, list[Path]]) -> Split:
-    files = [(path, label) for label, paths in enumerate(classes.values()) for path in paths]
-    largest_bytes = max(path.stat().st_size for path, _ in files)
+def _file_split(classes: Files, source_dir: Path, config: DatasetConfig) -> Split:
+    files: list[tuple[Path | bytes, int, str]] = []
+    sizes = []
+    identity = hashlib.sha256()
+    for label, paths in enumerate(classes.values()):
+        for path in paths:
+            status = path.stat()
+            # A name need not be UTF-8, nor free of line breaks.
+            origin = os.fsencode(path.relative_to(source_dir)).decode(errors="backslashreplace").replace("\n", "\\n")
+            files.append((path, label, origin))
+            sizes.append(status.st_size)
+            # The time of the last change of any kind: new permissions, too, can make an image readable.
+            identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
     # An image that has to be converted can grow.
-    page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
-
-    def samples(workers: int) -> Iterator[Sample]:
-        with ThreadPoolExecutor(workers) as pool:
-            # In chunks, so that no more than so many images wait in memory.
-            chunk = 64 * workers
-            for start in range(0, len(files), chunk):
-                yield from pool.map(lambda file: encode(*file), files[start : start + chunk])
-
-    return Split(np.array([label for _, label in files], np.int64), page_bytes, samples)
+    page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * max(sizes) - 1).bit_length())
+    return Split(
+        np.array([label for _, label, _ in files], np.int64),
+        page_bytes,
+        lambda workers: encode_all(files, config, workers),
+        stored_bytes=_expected_bytes(files, sizes, config),
+        identity=identity.hexdigest(),
+    )
 
 
-def encode(path: Path, label: int) -> Sample:
-    """Read and fully decode one image file; an RGB JPEG is kept byte for byte.
-
-    Everything else (grey, CMYK, palette, other formats) is converted to RGB as Pillow does, and stored raw up to
-    `MAX_RAW_PIXELS` pixels, above as JPEG of quality `JPEG_QUALITY` without chroma subsampling.
-
-    Raises:
-        RegbenchError: the file is not a complete image; the message names it.
-    """
-    try:
-        data = path.read_bytes()
-        with Image.open(BytesIO(data)) as image:
-            image.load()
-            width, height = image.size
-            if image.format == "JPEG" and image.mode == "RGB":
-                return Sample(JPEG, height, width, label, data, str(path))
-            rgb = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise RegbenchError(f"cannot read the image {path} ({error}); mend or remove it") from error
-    if width * height <= MAX_RAW_PIXELS:
-        return Sample(RAW, height, width, label, rgb.tobytes(), str(path))
-    buffer = BytesIO()
-    rgb.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return Sample(JPEG, height, width, label, buffer.getvalue(), str(path))
+def _expected_bytes(files: list[tuple[Path | bytes, int, str]], sizes: list[int], config: DatasetConfig) -> int:
+    """About how many bytes the files take when they are stored, by what becomes of some of them."""
+    read = stored = 0
+    for index in range(0, len(files), -(-len(files) // 32)):
+        if isinstance(sample := encode(*files[index], config), Sample):
+            read += sizes[index]
+            stored += len(sample.data)
+    return sum(sizes) * stored // max(read, 1)
