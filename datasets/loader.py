@@ -258,9 +258,8 @@ class PretrainingLoader(_Loader):
             RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
         """
         manifest = Manifest.load(data_dir, dataset.name)
-        check_matches(manifest, dataset, data_dir)
         split = manifest.pretraining_split
-        beton = Beton(manifest.split_file(data_dir, split))
+        beton = _open(manifest, dataset, split, data_dir)
         self._indices = _first_of_each_class(beton.labels, dataset, split)
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
@@ -440,9 +439,18 @@ def _open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path
     """A split for evaluation; the test split with the record of the choice only."""
     if split == "test":
         _check_choice(choice)
-    manifest = Manifest.load(data_dir, dataset.name)
+    return _open(Manifest.load(data_dir, dataset.name), dataset, split, data_dir)
+
+
+def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> Beton:
     check_matches(manifest, dataset, data_dir)
-    return Beton(manifest.split_file(data_dir, split))
+    beton = Beton(manifest.split_file(data_dir, split))
+    if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
+        raise RegbenchError(
+            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to {beton.labels.max()} for "
+            f"{dataset.num_classes} classes; write it again: regbench prepare {dataset.name} --force"
+        )
+    return beton
 
 
 def _check_choice(path: Path | None) -> None:
@@ -469,7 +477,8 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
     Raises:
         RegbenchError: a class has fewer.
     """
-    if split != "train" or dataset.train_per_class is None:
+    # The file of a folder of images holds no others.
+    if split != "train" or dataset.train_per_class is None or dataset.source == "imagefolder":
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:

@@ -499,6 +499,17 @@ def test_refusals(
     refused("hue is 0.6", ViewConfig, hue=0.6)
 
 
+@pytest.mark.parametrize("label", [-2, 4, 2**62])
+def test_a_label_of_no_class_is_refused(label: int, tmp_path: Path, data_dir: Path, two_views: Open) -> None:
+    shutil.copytree(data_dir / "insects", tmp_path / "insects")
+    beton = Beton(tmp_path / "insects" / "train.beton")
+    with beton.path.open("r+b") as file:
+        file.seek(24 + 2 * 1041 + 16)  # after the header, two descriptors and the first image's entry
+        file.write(label.to_bytes(8, "little", signed=True))
+    with pytest.raises(RegbenchError, match=r"train\.beton is damaged: it has labels from .*prepare insects --force"):
+        two_views(data_dir=tmp_path)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_file_cut_short_is_refused(backend: str, tmp_path: Path, data_dir: Path, two_views: Open) -> None:
     shutil.copytree(data_dir / "insects", tmp_path / "insects")
@@ -608,9 +619,10 @@ def test_swav_crops(backend: str, two_views: Open) -> None:
     for a, b in zip(views[:2], two, strict=True):
         torch.testing.assert_close(a, b)
     small = [draws.keys(3, 0, np.arange(24), draws.CROP, number) for number in draws.view_numbers(5)[2:]]
+    side = np.full(24, 48)
     areas = [
         (box[:, 2] * box[:, 3]) / (48 * 48)
-        for box in (draws.crop_boxes(key, *[np.full(24, 48)] * 2, (0.05, 0.14), (0.75, 4 / 3), 0.5) for key in small)
+        for box in (draws.crop_boxes(key, side, side, (0.05, 0.14), (0.75, 4 / 3), 0.5) for key in small)
     ]
     assert 0.03 < np.min(areas) < np.max(areas) < 0.17
     assert draws.EVALUATION_VIEW not in draws.view_numbers(8)
