@@ -322,12 +322,16 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """The cell as plain data; `from_dict` reads it back.
 
-        Settings of evaluations that are not asked for are left out: they decide nothing.
+        Settings of evaluations that are not asked for are left out: they decide nothing. So is `published` of data
+        sets, which only `prepare` asks for.
         """
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
         data = {**asdict(self), "method": method}
         for name in _unused(self.evaluation.protocols):
             del data["evaluation"][name]
+        for settings in (data, *data["evaluation"].values()):
+            if isinstance(settings, dict) and "dataset" in settings:
+                del settings["dataset"]["published"]
         return data
 
     def plain(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from regbench import RegbenchError
+from regbench.datasets.published import PUBLISHED
 
-SOURCES = ("fashion_mnist", "cifar10", "stl10", "imagefolder")
+SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10", "imagefolder", "parquet")
 INTERPOLATIONS = ("bicubic", "bilinear", "area")
 SPLITS = ("train", "tuning", "test")
 
@@ -130,9 +131,11 @@ class DatasetConfig:
         train_per_class: the train split holds the first so many images of each class (None: all of them).
         train_list: imagefolder only: a text file with the names of the images for training, one a line (None: all of
             them); in the source's folder, else in the working directory.
-        tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
-            training folder after those for training and one skipped, or, with a `train_list`, from those that it does
+        tuning_per_class: imagefolder and parquet: the tuning split holds so many images of each class, taken from the
+            training images after those for training and one skipped, or, with a `train_list`, from those that it does
             not name (None: no such split).
+        published: the published data set of `PUBLISHED` that the source must be the whole of: its images are counted
+            (None: a part of one, or any other images). It only says what `prepare` accepts, and is no part of a cell.
 
     Raises:
         RegbenchError: an unknown source or a number that cannot be.
@@ -149,6 +152,7 @@ class DatasetConfig:
     train_per_class: int | None = None
     tuning_per_class: int | None = None
     train_list: str | None = None
+    published: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check the numbers against each other."""
@@ -157,6 +161,10 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")
         if self.source not in SOURCES:
             raise RegbenchError(f"{where}: unknown source '{self.source}'; choose one of {', '.join(SOURCES)}")
+        if self.published is not None and self.published not in PUBLISHED:
+            raise RegbenchError(
+                f"{where}: unknown published data set '{self.published}'; choose one of {', '.join(PUBLISHED)}, or null"
+            )
         if self.channels not in (1, 3):
             raise RegbenchError(f"{where}: channels is {self.channels}; it is 1 or 3")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:

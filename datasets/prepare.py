@@ -17,8 +17,9 @@ from tqdm import tqdm
 from regbench import RegbenchError, __version__
 from regbench.datasets.beton import Beton, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import JPEG_QUALITY
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry
-from regbench.datasets.sources import JPEG_QUALITY, Split, open_source
+from regbench.datasets.sources import Split, open_source
 
 _LOG_EVERY_S = 30.0
 
@@ -86,7 +87,7 @@ def prepare(
 
 def _selection(config: DatasetConfig) -> dict[str, int | str | None]:
     """What of the configuration decides which image goes where."""
-    if config.source != "imagefolder":
+    if config.source not in ("imagefolder", "parquet"):
         return {}
     listed = {} if config.train_list is None else {"train_list": config.train_list}
     return {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class, **listed}

@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from regbench import RegbenchError
-from regbench.datasets import sources
 from regbench.datasets.beton import JPEG, RAW, Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources import arrays
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
@@ -110,7 +110,7 @@ def saved(image: Image.Image, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_other_image_kinds_become_rgb(tmp_path: Path) -> None:
+def test_other_image_kinds_become_rgb(tmp_path: Path, fashion_config: Config) -> None:
     rgb = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8))
     kinds = {
         "grey.jpg": saved(rgb.convert("L"), "JPEG"),
@@ -122,18 +122,18 @@ def test_other_image_kinds_become_rgb(tmp_path: Path) -> None:
     for name, content in kinds.items():
         path = tmp_path / name
         path.write_bytes(content)
-        sample = sources.encode(path, 4)
+        sample = encode(path, 4, "here", fashion_config())
         assert (sample.mode, sample.height, sample.width, sample.label) == (RAW, 20, 30, 4), name
         expected = np.asarray(Image.open(path).convert("RGB"))
         np.testing.assert_array_equal(np.frombuffer(sample.data, np.uint8).reshape(20, 30, 3), expected)
 
 
-def test_large_images_of_other_kinds_become_good_jpegs(tmp_path: Path) -> None:
+def test_large_images_of_other_kinds_become_good_jpegs(tmp_path: Path, fashion_config: Config) -> None:
     x = np.linspace(0, 255, 200)
     image = np.stack([np.add.outer(x, x) / 2] * 3, axis=2).astype(np.uint8)
     path = tmp_path / "large.png"
     path.write_bytes(saved(Image.fromarray(image), "PNG"))
-    sample = sources.encode(path, 0)
+    sample = encode(path, 0, "here", fashion_config())
     assert sample.mode == JPEG
     decoded = np.asarray(Image.open(io.BytesIO(sample.data)))
     assert np.abs(decoded.astype(int) - image).max() <= 4
@@ -292,14 +292,14 @@ def test_a_download_that_fails_is_one_line(
 
     for name, source in (("FashionMNIST", "fashion_mnist"), ("CIFAR10", "cifar10"), ("STL10", "stl10")):
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
-        monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+        monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "none")
         refused(
             fashion_config(source=source), tmp_path, None, r"cannot download .* \(no network\); get it by other means"
         )
 
 
 def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
-    if not sources.DEBIAN_FASHION_MNIST.is_dir():
+    if not arrays.DEBIAN_FASHION_MNIST.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     manifest = prepare(fashion_config(), tmp_path, progress=False)
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
@@ -310,15 +310,15 @@ def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
 PREPARE = """
 import sys
 from pathlib import Path
-from regbench.datasets import prepare, sources
+from regbench.datasets import encode as encoding, prepare
 from regbench.datasets.config import DatasetConfig
 if sys.argv[3] == "slow":
-    encode = sources.encode
-    def slowly(path, label):
+    encode = encoding.encode
+    def slowly(*image):
         import time
         time.sleep(0.02)
-        return encode(path, label)
-    sources.encode = slowly
+        return encode(*image)
+    encoding.encode = slowly
 config = DatasetConfig(name="insects", source="imagefolder", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3,
                        num_classes=3, eval_resize=40, train_per_class=8, tuning_per_class=4)
 prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]), workers=1)

@@ -1,0 +1,139 @@
+"""What every source comes to: splits that are read once, in order, and the names of the classes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from regbench import RegbenchError
+from regbench.datasets.beton import MIN_PAGE_BYTES, Sample
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.published import PUBLISHED, refuse_if
+
+Labels = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+_MANY = 100_000  # items that may take seconds to look at
+log = logging.getLogger("regbench")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, ready to be read once, in order.
+
+    Attributes:
+        labels: (N,) int64; -1 where there is none.
+        page_bytes: page size for the `.beton` file.
+        samples: called with a number of threads, reads and yields every sample in order.
+    """
+
+    labels: Labels
+    page_bytes: int
+    samples: Callable[[int], Iterator[Sample]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source's splits by name, and its classes in the order of the labels."""
+
+    splits: dict[str, Split]
+    class_names: list[str]
+
+
+def page_bytes(largest_bytes: int) -> int:
+    """The page for images of up to so many bytes, which can grow where they have to be converted."""
+    return max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+
+
+def miscounted(config: DatasetConfig, found: Mapping[str, int]) -> list[str]:
+    """Parts of a published data set that have not as many images as were published."""
+    expected = PUBLISHED[config.published].num_images if config.published else {}
+    return [
+        f"{part} has {found[part]:,} images, not {count:,}"
+        for part, count in expected.items()
+        if part in found and found[part] != count
+    ]
+
+
+def refuse_incomplete(
+    config: DatasetConfig, where: object, wrong: Sequence[str], found: Mapping[str, int], layout: str = ""
+) -> None:
+    """Refuse a source with all that is wrong with it.
+
+    Args:
+        config: the data set.
+        where: the folder.
+        wrong: the faults; wrong counts are added.
+        found: number of images of the parts that could be counted.
+        layout: what a folder of one's own is to hold.
+
+    Raises:
+        RegbenchError: something is wrong.
+    """
+    counts = miscounted(config, found)
+    if published := PUBLISHED.get(config.published or config.source):
+        what, remedy = f"{where} is not the complete {published.title}", f"get it from {published.address}"
+    else:
+        what, remedy = f"{where} cannot be used", f"give a folder with {layout}"
+    if counts:
+        remedy += ", or say that it is a part or a set of your own: dataset.published=null"
+    refuse_if([*wrong, *counts], what, remedy)
+
+
+def check_selection(config: DatasetConfig) -> None:
+    """Refuse settings that leave no images for tuning, or say twice which ones are for training.
+
+    Raises:
+        RegbenchError: such settings.
+    """
+    keep, tune = config.train_per_class, config.tuning_per_class
+    if config.train_list is not None and keep is not None:
+        raise RegbenchError(
+            f"data set '{config.name}': train_list and train_per_class both say which images are for training; "
+            "set dataset.train_per_class=null"
+        )
+    if tune is not None and keep is None and config.train_list is None:
+        raise RegbenchError(
+            f"data set '{config.name}': the splits overlap: without train_per_class all images are for training and "
+            f"none are left for tuning_per_class {tune}; set dataset.train_per_class too"
+        )
+
+
+def divided(
+    train: Mapping[str, Sequence[T]], keep: int | None, tune: int | None, wrong: list[str]
+) -> dict[str, dict[str, Sequence[T]]]:
+    """The first `keep` images of each class and, after one that is skipped, the next `tune`.
+
+    Args:
+        train: images by class.
+        keep: how many are for "train"; None for all.
+        tune: how many are for "tuning"; None for no such split.
+        wrong: gets a line for each class that has too few.
+    """
+    needed = (keep or 1) + (0 if tune is None else 1 + tune)
+    wrong += [
+        f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}"
+        for name, images in train.items()
+        if 0 < len(images) < needed  # one that has none is a fault of its own
+    ]
+    chosen = {"train": {name: images[:keep] for name, images in train.items()}}
+    if keep is not None and tune is not None:
+        chosen["tuning"] = {name: images[keep + 1 : keep + 1 + tune] for name, images in train.items()}
+    return chosen
+
+
+def shown(items: Iterable[T], title: str, total: int) -> Iterator[T]:
+    """Pass the items on: with a bar on a terminal, and a line in a log where there are many."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, title, total, delay=2, leave=False)
+        return
+    if total > _MANY:
+        log.info("%s: %s", title, f"{total:,}")
+    yield from items
