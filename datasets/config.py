@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from regbench import RegbenchError
 from regbench.datasets.published import PUBLISHED
 
-SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10", "imagefolder", "parquet")
+ARRAY_SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10")
+SOURCES = (*ARRAY_SOURCES, "imagefolder", "parquet")
+RESIZE_SIDES = ("shorter", "longer")
+# Settings of `DatasetConfig` that came later, as they are for all data sets from before.
+RESIZING: dict[str, int | str | None] = {"resize_px": None, "resize_side": "shorter", "jpeg_quality": 95}
 INTERPOLATIONS = ("bicubic", "bilinear", "area")
 SPLITS = ("train", "tuning", "test")
 
@@ -134,6 +138,10 @@ class DatasetConfig:
         tuning_per_class: imagefolder and parquet: the tuning split holds so many images of each class, taken from the
             training images after those for training and one skipped, or, with a `train_list`, from those that it does
             not name (None: no such split).
+        resize_px: image files only: a larger image is shrunk to so many px when the data set is prepared (None: the
+            original JPEGs are kept bit for bit); see `encode`.
+        resize_side: "shorter" or "longer", the side that `resize_px` is about.
+        jpeg_quality: of the images that are shrunk or converted when the data set is prepared, 1 to 100.
         published: the published data set of `PUBLISHED` that the source must be the whole of: its images are counted
             (None: a part of one, or any other images). It only says what `prepare` accepts, and is no part of a cell.
 
@@ -152,6 +160,9 @@ class DatasetConfig:
     train_per_class: int | None = None
     tuning_per_class: int | None = None
     train_list: str | None = None
+    resize_px: int | None = None
+    resize_side: str = "shorter"
+    jpeg_quality: int = 95
     published: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,3 +190,17 @@ class DatasetConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RegbenchError(f"{where}: {name} is {value}; give at least 1, or leave it out for all")
+        if self.resize_px is not None and (self.resize_px < 1 or self.source in ARRAY_SOURCES):
+            raise RegbenchError(
+                f"{where}: resize_px is {self.resize_px}; give at least 1, and only where the source is image files"
+            )
+        if self.resize_side not in RESIZE_SIDES or (self.resize_side != "shorter" and self.resize_px is None):
+            raise RegbenchError(
+                f"{where}: resize_side is '{self.resize_side}'; choose one of {', '.join(RESIZE_SIDES)}, with resize_px"
+            )
+        if not 1 <= self.jpeg_quality <= 100:
+            raise RegbenchError(f"{where}: jpeg_quality is {self.jpeg_quality}; it lies in [1, 100]")
+
+    def resizing(self) -> dict[str, int | str]:
+        """Those of `RESIZING` that are not at their defaults."""
+        return {name: getattr(self, name) for name, default in RESIZING.items() if getattr(self, name) != default}

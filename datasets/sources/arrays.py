@@ -104,7 +104,7 @@ def _array_split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np
             height, width, _ = image.shape
             yield Sample(RAW, height, width, int(labels[row]), image.tobytes(), f"{name}[{row}]")
 
-    return Split(labels[rows], MIN_PAGE_BYTES, samples)
+    return Split(labels[rows], MIN_PAGE_BYTES, samples, stored_bytes=len(rows) * 3 * math.prod(images.shape[1:3]))
 
 
 def _folder(

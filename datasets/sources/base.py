@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -15,9 +16,12 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.datasets.beton import MIN_PAGE_BYTES, Sample
 from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import Unreadable, encode
 from regbench.datasets.published import PUBLISHED, refuse_if
 
 Labels = npt.NDArray[np.int64]
+Image = Path | bytes
+"""An image file, or its content."""
 T = TypeVar("T")
 
 _MANY = 100_000  # items that may take seconds to look at
@@ -31,12 +35,16 @@ class Split:
     Attributes:
         labels: (N,) int64; -1 where there is none.
         page_bytes: page size for the `.beton` file.
-        samples: called with a number of threads, reads and yields every sample in order.
+        samples: called with a number of threads, reads and yields every sample in order, or what is wrong with it.
+        stored_bytes: about how many bytes of images that will be.
+        identity: a hash that changes when the images do (names, sizes, times, labels); None: converted anew each time.
     """
 
     labels: Labels
     page_bytes: int
-    samples: Callable[[int], Iterator[Sample]]
+    samples: Callable[[int], Iterator[Sample | Unreadable]]
+    stored_bytes: int = 0
+    identity: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,22 @@ class Source:
 def page_bytes(largest_bytes: int) -> int:
     """The page for images of up to so many bytes, which can grow where they have to be converted."""
     return max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+
+
+def stored_bytes(sample: Sequence[tuple[Image, int]], total_bytes: int, config: DatasetConfig) -> int:
+    """About how many bytes images take when they are stored, by what becomes of some of them.
+
+    Args:
+        sample: some images, and their sizes in bytes.
+        total_bytes: the size of all.
+        config: says whether they are shrunk.
+    """
+    read = stored = 0
+    for image, size_bytes in sample:
+        if isinstance(encoded := encode(image, 0, "", config), Sample):
+            read += size_bytes
+            stored += len(encoded.data)
+    return total_bytes * stored // max(read, 1)
 
 
 def miscounted(config: DatasetConfig, found: Mapping[str, int]) -> list[str]:

@@ -12,6 +12,7 @@ Places205 is published as `data/vision/torralba/deeplearning/images256/`, with t
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import encode_all
 from regbench.datasets.published import PUBLISHED, SIMCLR_LISTS, few, refuse_if
 from regbench.datasets.sources.base import (
+    Image,
     Source,
     Split,
     check_selection,
@@ -32,6 +34,7 @@ from regbench.datasets.sources.base import (
     page_bytes,
     refuse_incomplete,
     shown,
+    stored_bytes,
 )
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -73,7 +76,7 @@ def imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
         chosen = _divided_by_list(source_dir, config.train_list, train, config.tuning_per_class)
     chosen["test"] = val
     _refuse_overlap(config, source_dir, chosen)
-    return Source({split: _file_split(classes, config) for split, classes in chosen.items()}, list(train))
+    return Source({split: _file_split(classes, source_dir, config) for split, classes in chosen.items()}, list(train))
 
 
 # ------------------------------------------------------------------------------------------------------ the layouts
@@ -303,7 +306,7 @@ def _listed_files(path: Path, folder: Path, train: Files) -> Files:
         if not classes:
             unknown = name.rpartition("/")[0]
             missing = f"its class {unknown}" if unknown and unknown not in train else "it"
-            wrong.append(f"line {number}: {name}: {missing} is not in {folder}")
+            wrong.append(f"line {number}: {name}: {missing} is not in {folder.name}/")
         elif len(classes) > 1:
             wrong.append(f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write CLASS/NAME")
         elif first := seen.get(place):
@@ -313,7 +316,8 @@ def _listed_files(path: Path, folder: Path, train: Files) -> Files:
     chosen = {label: [file for file in files if (label, file.name) in seen] for label, files in train.items()}
     if not wrong and (empty := [label for label, files in chosen.items() if not files]):
         wrong.append(
-            f"it names {len(seen):,} images and none of {len(empty)} of the {len(train)} classes ({few(empty)})"
+            f"it names {len(seen):,} images and none of {len(empty)} of the {len(train)} classes ({few(empty)}); "
+            "is it cut short?"
         )
     refuse_if(wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder")
     return chosen
@@ -344,13 +348,23 @@ def _refuse_overlap(
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def _file_split(classes: Mapping[str, Sequence[Path]], config: DatasetConfig) -> Split:
-    files: list[tuple[Path | bytes, int, str]] = [
-        (path, label, str(path)) for label, paths in enumerate(classes.values()) for path in paths
-    ]
-    largest_bytes = max(Path(path).stat().st_size for _, _, path in files)
+def _file_split(classes: Mapping[str, Sequence[Path]], source_dir: Path, config: DatasetConfig) -> Split:
+    files: list[tuple[Image, int, str]] = []
+    sizes = []
+    identity = hashlib.sha256()
+    for label, paths in enumerate(classes.values()):
+        for path in paths:
+            status = path.stat()
+            # A name need not be UTF-8, nor free of line breaks.
+            origin = os.fsencode(path.relative_to(source_dir)).decode(errors="backslashreplace").replace("\n", "\\n")
+            files.append((path, label, origin))
+            sizes.append(status.st_size)
+            identity.update(f"{origin}\n{label} {status.st_size} {status.st_mtime_ns}\n".encode())
+    some = [(files[index][0], sizes[index]) for index in range(0, len(files), -(-len(files) // 32))]
     return Split(
         np.array([label for _, label, _ in files], np.int64),
-        page_bytes(largest_bytes),
+        page_bytes(max(sizes)),
         lambda workers: encode_all(files, config, workers),
+        stored_bytes=stored_bytes(some, sum(sizes), config),
+        identity=identity.hexdigest(),
     )

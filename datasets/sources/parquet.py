@@ -7,7 +7,7 @@ schema's metadata under "huggingface", or are the labels themselves. Images are 
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 from pyarrow.parquet import ParquetFile
 
 from regbench import RegbenchError
-from regbench.datasets.beton import Sample
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import encode_all
 from regbench.datasets.published import few, refuse_if
 from regbench.datasets.sources.base import (
+    Image,
     Labels,
     Source,
     Split,
@@ -35,6 +35,7 @@ from regbench.datasets.sources.base import (
     page_bytes,
     refuse_incomplete,
     shown,
+    stored_bytes,
 )
 
 LAYOUT = "a data set's parquet files, such as data/train-00000-of-00002.parquet and data/test-00000-of-00001.parquet"
@@ -60,6 +61,21 @@ class _Columns:
     class_names: list[str] | None
 
 
+@dataclass(frozen=True)
+class _Scan:
+    """What the image files of a split are like.
+
+    Attributes:
+        largest_bytes: the size of the largest.
+        total_bytes: of all.
+        some: a few of them, and their sizes in bytes.
+    """
+
+    largest_bytes: int
+    total_bytes: int
+    some: list[tuple[Image, int]]
+
+
 def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
     """The parquet files of one data set.
 
@@ -79,9 +95,9 @@ def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
     assert columns is not None  # else something is wrong
     labels, class_names = _labels(shards, columns)
     roles = _roles(labels, tuned=config.tuning_per_class is not None)
-    largest_bytes = {}
+    scans = {}
     for split in dict.fromkeys(roles.values()):
-        largest_bytes[split] = _largest_image(split, shards[split], columns.image, wrong)
+        scans[split] = _scan(split, shards[split], columns.image, wrong)
         if without := int((labels[split] < 0).sum()):
             wrong.append(f"{without:,} images of {split} have no label, or one that is no class")
     rows = {name: np.flatnonzero(labels["train"] == label).tolist() for label, name in enumerate(class_names)}
@@ -96,16 +112,31 @@ def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
     for role, split in roles.items():
         taken = np.full(len(labels[split]), role not in chosen)
         taken[[row for images in chosen.get(role, {}).values() for row in images]] = True
-        images = functools.partial(_images, source_dir, shards[split], columns.image, labels[split], taken)
-        splits[role] = _split(config, labels[split][taken], largest_bytes[split], images)
+        splits[role] = _split(config, source_dir, shards[split], columns.image, labels[split], taken, scans[split])
     return Source(splits, class_names)
 
 
-def _split(config: DatasetConfig, labels: Labels, largest_bytes: int, images: Any) -> Split:
-    def samples(workers: int) -> Iterator[Sample]:
-        return encode_all(images(), config, workers)
-
-    return Split(labels, page_bytes(largest_bytes), samples)
+def _split(
+    config: DatasetConfig,
+    source_dir: Path,
+    paths: Sequence[Path],
+    image: str,
+    labels: Labels,
+    taken: npt.NDArray[np.bool_],
+    scan: _Scan,
+) -> Split:
+    """The split of the rows that are `taken`."""
+    identity = hashlib.sha256(taken.tobytes() + labels.tobytes())
+    for path in paths:
+        status = path.stat()
+        identity.update(f"{path.relative_to(source_dir)}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+    return Split(
+        labels[taken],
+        page_bytes(scan.largest_bytes),
+        lambda workers: encode_all(_images(source_dir, paths, image, labels, taken), config, workers),
+        stored_bytes=int(stored_bytes(scan.some, scan.total_bytes, config) * taken.mean()),
+        identity=identity.hexdigest(),
+    )
 
 
 def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
@@ -219,26 +250,31 @@ def _contents(file: Any, image: str, **which: Any) -> Iterator[Any]:
         yield pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
 
-def _largest_image(split: str, paths: Sequence[Path], image: str, wrong: list[str]) -> int:
-    """The size of a split's largest image file, bytes; all are read once, and what is wrong is added to `wrong`."""
-    largest = absent = 0
-    for path in shown(paths, f"files of {split}", len(paths)):
+def _scan(split: str, paths: Sequence[Path], image: str, wrong: list[str]) -> _Scan:
+    """Read all of a split's image files once; what is wrong is added to `wrong`."""
+    largest = total = absent = 0
+    some: list[tuple[Image, int]] = []
+    step = -(-len(paths) // 32)
+    for number, path in enumerate(shown(paths, f"files of {split}", len(paths))):
         try:
             with ParquetFile(path) as file:
                 for contents in _contents(file, image):
                     lengths = pc.binary_length(contents)
                     largest = max(largest, pc.max(lengths).as_py() or 0)
-                    absent += lengths.null_count + pc.sum(pc.equal(lengths, 0)).as_py()
+                    total += pc.sum(lengths).as_py() or 0
+                    absent += lengths.null_count + (pc.sum(pc.equal(lengths, 0)).as_py() or 0)
+                if number % step == 0:
+                    some += [(content, len(content)) for content in contents.drop_null().to_pylist()[:16]]
         except (pa.ArrowException, OSError) as error:
             wrong.append(f"{path.name} cannot be read ({error})")
     if absent:
         wrong.append(f"{absent:,} images of {split} are not in the files, or only their paths are")
-    return largest
+    return _Scan(largest, total, some)
 
 
 def _images(
     source_dir: Path, paths: Sequence[Path], image: str, labels: Labels, taken: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Path | bytes, int, str]]:
+) -> Iterator[tuple[Image, int, str]]:
     """The image files at the rows that are `taken`, with their labels and where they stand."""
     first = 0  # row of the file, of those of all files
     for path in paths:

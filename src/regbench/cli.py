@@ -278,22 +278,52 @@ def check(names: Sequence[str]) -> None:
 @click.argument("dataset", shell_complete=_complete_dataset)
 @click.option("--source-dir", type=click.Path(path_type=Path), help="Folder of the original images (ImageFolder sets).")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
+@click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
+@click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")
 @_overrides
-def prepare(dataset: str, source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
-    """Write a data set's .beton files and its manifest.
+@click.pass_context
+def prepare(
+    ctx: click.Context,
+    dataset: str,
+    source_dir: Path | None,
+    force: bool,
+    skip_unreadable: bool,
+    verify: bool,
+    overrides: Sequence[str],
+) -> None:
+    r"""Write a data set's .beton files and its manifest.
 
     DATASET is a configuration name such as fashion_mnist, cifar10, stl10, imagefolder or in20. What can be downloaded
     is; ImageNet and other folders of images are given by --source-dir (with train/ and val/ inside).
+
+    Images are kept as they are; with these, larger ones are shrunk:
+
+    \b
+      dataset.resize_px=256 dataset.resize_side=shorter dataset.jpeg_quality=90
+
+    With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
     from regbench.benchmark.config import load_run
     from regbench.datasets import prepare as preparation
+    from regbench.datasets.verify import verify as read_back
 
     cell, runtime = load_run([f"dataset={dataset}", *overrides])
-    manifest = preparation.prepare(cell.dataset, Path(runtime.data_dir), source_dir=source_dir, force=force)
+    data_dir = Path(runtime.data_dir)
+    if verify:
+        images, problems = read_back(cell.dataset.name, data_dir)
+        for problem in problems[:20]:
+            click.echo(problem)
+        if len(problems) > 20:
+            click.echo(f"and {len(problems) - 20:,} more")
+        click.echo(f"{cell.dataset.name}: {images:,} images read back, {len(problems):,} problems")
+        ctx.exit(1 if problems else 0)
+    manifest = preparation.prepare(
+        cell.dataset, data_dir, source_dir=source_dir, force=force, skip_unreadable=skip_unreadable
+    )
     for split, entry in manifest.splits.items():
-        click.echo(
-            f"{split:>7}: {entry['num_samples']:>9,} images in {Path(runtime.data_dir) / manifest.name / entry['file']}"
-        )
+        left_out = f" ({len(entry['left_out']):,} left out)" if entry.get("left_out") else ""
+        path = data_dir / manifest.name / entry["file"]
+        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {path}{left_out}")
 
 
 @main.command(epilog=OVERRIDES_HELP)
