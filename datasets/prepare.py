@@ -72,7 +72,7 @@ def prepare(
     if done is not None:
         return done
     folder = data_dir / config.name
-    with _only_one(folder, progress):
+    with only_one(folder, progress):
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
@@ -285,7 +285,7 @@ def _listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
 
 
 @contextmanager
-def _only_one(folder: Path, progress: bool) -> Iterator[None]:
+def only_one(folder: Path, progress: bool) -> Iterator[None]:
     """Hold the folder's lock; the system releases it when the process ends, however it ends.
 
     Raises:
