@@ -156,9 +156,12 @@ def _validation_labels(source_dir: Path, wrong: list[str]) -> tuple[dict[str, st
     """The class of each of ILSVRC2012's validation images, by its name without the ending; and the file that tells."""
     devkit, kaggle = source_dir / _DEVKIT, source_dir / _KAGGLE_LABELS
     if devkit.is_dir():
-        truth = _DEVKIT / "ILSVRC2012_validation_ground_truth.txt"
+        meta, truth = _DEVKIT / "meta.mat", _DEVKIT / "ILSVRC2012_validation_ground_truth.txt"
+        if missing := [str(path) for path in (meta, truth) if not (source_dir / path).is_file()]:
+            wrong.append(f"{' and '.join(missing)} cannot be found")
+            return {}, truth
         try:
-            synsets = loadmat(devkit / "meta.mat", squeeze_me=True)["synsets"]
+            synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
             classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
             numbers = [int(line) for line in (source_dir / truth).read_text().split()]
             return {f"ILSVRC2012_val_{i:08d}": classes[number] for i, number in enumerate(numbers, 1)}, truth

@@ -93,7 +93,8 @@ def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
     columns = _columns(shards, wrong)
     refuse_incomplete(config, source_dir, wrong, {}, LAYOUT)
     assert columns is not None  # else something is wrong
-    labels, class_names = _labels(shards, columns)
+    labels, class_names = _labels(shards, columns, wrong)
+    refuse_incomplete(config, source_dir, wrong, {}, LAYOUT)
     roles = _roles(labels, tuned=config.tuning_per_class is not None)
     scans = {}
     for split in dict.fromkeys(roles.values()):
@@ -216,14 +217,17 @@ def _columns_of(schema: Any) -> _Columns | None:
     return _Columns(image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None)
 
 
-def _labels(shards: dict[str, list[Path]], columns: _Columns) -> tuple[dict[str, Labels], list[str]]:
+def _labels(shards: dict[str, list[Path]], columns: _Columns, wrong: list[str]) -> tuple[dict[str, Labels], list[str]]:
     """The labels of each split, -1 where there is none or one that is no class of train; and the classes' names."""
     values: dict[str, list[Any]] = {}
     for split, paths in shards.items():
         values[split] = []
         for path in paths:
-            with ParquetFile(path) as file:
-                values[split] += file.read([columns.label]).column(0).to_pylist()
+            try:
+                with ParquetFile(path) as file:
+                    values[split] += file.read([columns.label]).column(0).to_pylist()
+            except (pa.ArrowException, OSError) as error:
+                wrong.append(f"the labels of {path.name} cannot be read ({error})")
     if columns.class_names is not None:
         classes: list[Any] = list(range(len(columns.class_names)))
     else:  # a number below 0 stands for none
