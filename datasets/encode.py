@@ -30,6 +30,8 @@ from regbench.datasets.config import DatasetConfig
 
 # What is no RGB JPEG is stored raw up to this many pixels.
 MAX_RAW_PIXELS = 128 * 128
+# Of what libjpeg writes and reads.
+MAX_SIDE_PX = 65500
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -61,6 +63,8 @@ def encode(image: Path | bytes, label: int, origin: str, config: DatasetConfig) 
         with Image.open(BytesIO(data)) as picture:
             picture.load()
             width, height = shrunk_size(*picture.size, config)
+            if max(width, height) > MAX_SIDE_PX:
+                raise ValueError(f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set dataset.resize_px")
             shrunk = (width, height) != picture.size
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)

@@ -104,7 +104,7 @@ def prepare(
 def _selection(config: DatasetConfig) -> dict[str, int | str | None]:
     """What of the configuration decides which image goes where, and in which size."""
     if config.source in ARRAY_SOURCES:
-        return {}
+        return {**config.resizing()}
     listed = {} if config.train_list is None else {"train_list": config.train_list}
     per_class = {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class}
     return {**per_class, **listed, **config.resizing()}
@@ -273,8 +273,8 @@ def _refuse_unreadable(name: str, folder: Path, splits: dict[str, SplitEntry]) -
     left_out = {origin: reason for entry in splits.values() for origin, reason in entry["left_out"].items()}
     if left_out:
         raise RegbenchError(
-            f"data set '{name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or leave them out "
-            "with --skip-unreadable, which goes on from what is converted"
+            f"data set '{name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or leave them "
+            "out with --skip-unreadable, which goes on from what is converted"
         )
 
 

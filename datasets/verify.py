@@ -43,7 +43,9 @@ def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: b
         title = f"verify {name}/{split}"
         wrong, content_sha256 = _read_back(beton, origins, title, workers or len(os.sched_getaffinity(0)), progress)
         problems += wrong
-        if counts_per_class(beton.labels, len(manifest.class_names)) != entry["counts_per_class"]:
+        if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):
+            problems.append(f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no classes")
+        elif counts_per_class(beton.labels, len(manifest.class_names)) != entry["counts_per_class"]:
             problems.append(f"{beton.path}: the images of each class are not as many as in the manifest")
         elif not wrong and content_sha256 != entry["content_sha256"]:
             problems.append(f"{beton.path}: its labels and images have not the hash in the manifest")

@@ -37,7 +37,7 @@ class Split:
         page_bytes: page size for the `.beton` file.
         samples: called with a number of threads, reads and yields every sample in order, or what is wrong with it.
         stored_bytes: about how many bytes of images that will be.
-        identity: a hash that changes when the images do (names, sizes, times, labels); None: converted anew each time.
+        identity: a hash that changes when the images do (names, sizes, times, labels); None: never taken over.
     """
 
     labels: Labels
@@ -105,7 +105,7 @@ def refuse_incomplete(
     if published := PUBLISHED.get(config.published or config.source):
         what, remedy = f"{where} is not the complete {published.title}", f"get it from {published.address}"
     else:
-        what, remedy = f"{where} cannot be used", f"give a folder with {layout}"
+        what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {layout}"
     if counts:
         remedy += ", or say that it is a part or a set of your own: dataset.published=null"
     refuse_if([*wrong, *counts], what, remedy)

@@ -70,11 +70,13 @@ def imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
     refuse_incomplete(config, source_dir, wrong, {part: n for part, n in counts.items() if n}, LAYOUT)
     if config.train_list is None:
         too_few: list[str] = []
-        chosen = divided(train, config.train_per_class, config.tuning_per_class, too_few)
+        chosen: dict[str, dict[str, Sequence[Path]]] = divided(
+            train, config.train_per_class, config.tuning_per_class, too_few
+        )
         refuse_if(too_few, f"{source_dir}: train/ is too small", "choose other numbers, or add images")
     else:
         chosen = _divided_by_list(source_dir, config.train_list, train, config.tuning_per_class)
-    chosen["test"] = val
+    chosen["test"] = {**val}
     _refuse_overlap(config, source_dir, chosen)
     return Source({split: _file_split(classes, source_dir, config) for split, classes in chosen.items()}, list(train))
 
@@ -362,7 +364,8 @@ def _file_split(classes: Mapping[str, Sequence[Path]], source_dir: Path, config:
             origin = os.fsencode(path.relative_to(source_dir)).decode(errors="backslashreplace").replace("\n", "\\n")
             files.append((path, label, origin))
             sizes.append(status.st_size)
-            identity.update(f"{origin}\n{label} {status.st_size} {status.st_mtime_ns}\n".encode())
+            # The time of the last change of any kind: new permissions, too, can make an image readable.
+            identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
     some = [(files[index][0], sizes[index]) for index in range(0, len(files), -(-len(files) // 32))]
     return Split(
         np.array([label for _, label, _ in files], np.int64),

@@ -130,7 +130,7 @@ def _split(
     identity = hashlib.sha256(taken.tobytes() + labels.tobytes())
     for path in paths:
         status = path.stat()
-        identity.update(f"{path.relative_to(source_dir)}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+        identity.update(f"{path.relative_to(source_dir)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
     return Split(
         labels[taken],
         page_bytes(scan.largest_bytes),

@@ -86,6 +86,13 @@ def test_pixels_of_unknown_range_are_not_guessed(kind: str, folder_config: Confi
     assert "whose range is not known; convert it to 8 or 16 bits" in found.reason
 
 
+def test_what_is_too_long_for_a_jpeg_is_unreadable(folder_config: Config) -> None:
+    content = saved(Image.new("L", (65501, 1)), "PNG")
+    found = encode(content, 0, "long.png", folder_config())
+    assert found == Unreadable("long.png", "it is 65501 x 1 px, and 65500 is the most; set dataset.resize_px")
+    assert isinstance(encode(content, 0, "", folder_config(resize_px=99, resize_side="longer")), Sample)
+
+
 def test_what_is_transparent_has_the_colour_stored_for_it(folder_config: Config) -> None:
     alpha = np.zeros((20, 30, 1), np.uint8)
     alpha[:10] = 128

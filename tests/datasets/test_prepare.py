@@ -1,13 +1,8 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,7 +167,9 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     data = tmp_path / "data"
     config = folder_config(train_per_class=3, tuning_per_class=2)
     refused(config, data, None, "give the one that holds train/ and val/")
-    refused(config, data, tmp_path, "train/ is missing; val/ is missing; give a folder with train/CLASS/")
+    refused(
+        config, data, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/"
+    )
     refused(folder_config(train_per_class=4, tuning_per_class=2), data, root, r"ant has 6 images; .* need 7")
     refused(folder_config(train_per_class=None, tuning_per_class=2), data, root, "overlap")
     refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), data, root, "3 classes, not 4")
@@ -258,67 +255,6 @@ def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
     assert counts == {"train": [5000] * 10, "tuning": [1000] * 10, "test": [1000] * 10}
     assert manifest.class_names[:3] == ["t-shirt/top", "trouser", "pullover"]
-
-
-PREPARE = """
-import sys
-from pathlib import Path
-from regbench.datasets import encode as encoding, prepare
-from regbench.datasets.config import DatasetConfig
-if sys.argv[3] == "slow":
-    encode = encoding.encode
-    def slowly(*image):
-        import time
-        time.sleep(0.02)
-        return encode(*image)
-    encoding.encode = slowly
-config = DatasetConfig(name="insects", source="imagefolder", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3,
-                       num_classes=3, eval_resize=40, train_per_class=8, tuning_per_class=4)
-prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]), workers=1)
-"""
-
-
-def start(data: Path, source: Path, how: str) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", PREPARE, str(data), str(source), how]
-    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def test_a_second_process_waits_and_writes_nothing(tmp_path: Path, insects_source: Path) -> None:
-    folder = tmp_path / "insects"
-    with start(tmp_path, insects_source, "slow") as first:
-        wait_for(lambda: list(folder.glob(".*.beton.*")))
-        with start(tmp_path, insects_source, "fast") as second:
-            _, said = second.communicate(timeout=60)
-        assert first.wait(timeout=60) == 0
-    assert second.returncode == 0
-    assert "waiting for another process" in said
-    written = [path.stat().st_mtime_ns for path in folder.glob("*.beton")]
-    assert max(written) <= (folder / "manifest.json").stat().st_mtime_ns
-
-
-def test_a_killed_process_leaves_nothing_in_the_way(
-    tmp_path: Path, insects_source: Path, folder_config: Config
-) -> None:
-    folder = tmp_path / "insects"
-    with start(tmp_path, insects_source, "slow") as process:
-        wait_for(lambda: list(folder.glob(".*.beton.*")))
-        os.kill(process.pid, signal.SIGKILL)
-    assert list(folder.glob(".*.beton.*"))
-    with pytest.raises(RegbenchError, match="is not prepared"):
-        Manifest.load(tmp_path, "insects")
-    prepare(folder_config(), tmp_path, source_dir=insects_source, progress=False)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        ".lock",
-        "manifest.json",
-        *(f"{split}.{part}" for split in ("test", "train", "tuning") for part in ("beton", "origins.txt")),
-    ]
 
 
 def test_progress_in_a_log_is_plain_lines(

@@ -145,15 +145,13 @@ def test_classes_by_the_labels_themselves(values: tuple[Any, ...], tmp_path: Pat
 # Its reader leaves the files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> None:
-    from datasets import ClassLabel, Dataset, Features
-    from datasets import Image as ImageFeature
-
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["ant", "bee", "cat"])})
+    hub = pytest.importorskip("datasets")
+    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])})
     for split, first in (("train", 0), ("test", 50)):
         rows = {"image": [{"bytes": jpeg(first + i), "path": None} for i in range(3)], "label": [0, 1, 2]}
         path = tmp_path / "source" / "data" / f"{split}-00000-of-00001-0123456789abcdef.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Dataset.from_dict(rows, features=features).to_parquet(str(path))
+        hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
     manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert stored(tmp_path, "train") == [(i, jpeg(i)) for i in range(3)]
@@ -191,7 +189,7 @@ def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> No
         config(),
         data,
         tmp_path / "none",
-        "it has no files of train; it has no files of validation or test; give a folder with a data set's parquet",
+        "it has no files of train; it has no files of validation or test; mend it, or give another folder",
     )
     refused(config(num_classes=4), data, source, "3 classes, not 4")
     (source / "data" / "train-00000-of-00002.parquet").unlink()
@@ -250,7 +248,12 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
         "1 images of validation have no label",
         "1 classes have no images in train: cat",
     )
-    images = [{"bytes": None, "path": "a.jpg"}, None, {"bytes": b"", "path": None}, {"bytes": jpeg(0), "path": None}]
+    images: list[Any] = [
+        {"bytes": None, "path": "a.jpg"},
+        None,
+        {"bytes": b"", "path": None},
+        {"bytes": jpeg(0), "path": None},
+    ]
     table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
     rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
     pq.write_table(rows, shard)
