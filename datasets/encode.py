@@ -110,8 +110,7 @@ def encode_all(
 ) -> Iterator[Sample | Unreadable]:
     """`encode` every (image, label, origin), in order, in `workers` threads.
 
-    Threads do, for Pillow releases Python's lock: of 500 x 375 px JPEGs, two shrink 258 a second to 256 px and check
-    940, and two processes 262 and 802 (means of three, two cores of which others had a part).
+    Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
     """
 
     def one(image: tuple[Path | bytes, int, str]) -> Sample | Unreadable:

@@ -73,7 +73,7 @@ def _read_back(
     def wrong(index: int) -> str | None:
         crc, origin = origins[index]
         where = f"image {index} of {beton.path}" + (f", {origin}," if origin else "")
-        if crc is not None and crc != zlib.crc32(beton.stored_bytes(index)):
+        if crc is not None and crc != zlib.crc32(beton.stored_bytes(index).data):
             return f"{where} has not the bytes that were written"
         try:
             beton.image(index)
@@ -86,7 +86,7 @@ def _read_back(
     found = shown(in_order(wrong, range(len(beton)), workers), len(beton), title, progress)
     for index, line in enumerate(found):
         digest.update(int(beton.labels[index]).to_bytes(8, "little", signed=True))
-        digest.update(beton.stored_bytes(index))
+        digest.update(beton.stored_bytes(index).data)
         if line is not None:
             lines.append(line)
     return lines, digest.hexdigest()

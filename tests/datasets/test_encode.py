@@ -172,4 +172,3 @@ def test_results_come_in_order_and_not_far_ahead() -> None:
     results = in_order(half, numbers(), 2)
     assert [next(results) for _ in range(50)] == [i / 2 for i in range(50)]
     assert len(drawn) < 100
-    results.close()
