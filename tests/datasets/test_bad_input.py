@@ -216,7 +216,7 @@ def the_same_file_twice(root: Path) -> None:
     [
         (
             no_folder,
-            "source cannot be used: train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS",
+            "source cannot be used: train/ is missing; val/ is missing; mend it, or give another folder, with",
         ),
         (a_file_for_a_folder, "source cannot be used: train/ is missing"),
         (an_empty_class, "1 class folders of train/ have no images: bee"),
