@@ -12,22 +12,21 @@ import json
 import os
 import shutil
 import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from regbench import RegbenchError, __version__
 from regbench.datasets.beton import Beton, Sample, write_beton
 from regbench.datasets.config import ARRAY_SOURCES, DatasetConfig
 from regbench.datasets.encode import Unreadable
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, save_text
+from regbench.datasets.progress import shown
 from regbench.datasets.sources import Labels, Source, Split, find_list, open_source
 from regbench.files import remove_leftovers
 
@@ -35,8 +34,6 @@ UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
 # Beside its bytes, an image takes a row of metadata, one of the allocation table, and the line of where it came from.
 _PER_IMAGE_BYTES = 100
-_FIRST_LINE_S, _LOG_EVERY_S = 2.0, 30.0
-T = TypeVar("T")
 
 
 def prepare(
@@ -78,7 +75,6 @@ def prepare(
             return done
         remove_leftovers(folder)
         source = open_source(config, source_dir, data_dir / ".downloads")
-        (folder / FILE_NAME).unlink(missing_ok=True)
         if force:
             (folder / UNFINISHED).unlink(missing_ok=True)
         splits = _write_splits(config, source, folder, workers or len(os.sched_getaffinity(0)), progress)
@@ -157,7 +153,8 @@ def _write_splits(
     }
     todo = {name: split for name, split in source.splits.items() if name not in noted}
     _require_space(folder, todo.values())
-    # Before a file is replaced, so that no note speaks of another file than it was made for.
+    # Before a file is replaced, so that neither speaks of another file than it was made for.
+    (folder / FILE_NAME).unlink(missing_ok=True)
     save_text(folder / UNFINISHED, json.dumps(noted))
     entries: dict[str, SplitEntry] = {name: note["entry"] for name, note in noted.items()}
     left_out = {name: entry["left_out"] for name, entry in entries.items()}
@@ -182,7 +179,7 @@ def _write_splits(
 def _noted(folder: Path) -> dict[str, Any]:
     try:
         notes: dict[str, Any] = json.loads((folder / UNFINISHED).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return {}
     return notes
 
@@ -308,20 +305,3 @@ def only_one(folder: Path, progress: bool) -> Iterator[None]:
                     print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def shown(items: Iterable[T], total: int, title: str, progress: bool) -> Iterator[T]:
-    """Pass on what is made of images, with a bar on a terminal and a line now and then in a log."""
-    if not progress or sys.stderr.isatty():
-        yield from tqdm(items, title, total, unit=" images", disable=not progress)
-        return
-    start_s = time.monotonic()
-    next_s = start_s + _FIRST_LINE_S
-    for number, item in enumerate(items, start=1):
-        yield item
-        now_s = time.monotonic()
-        if now_s >= next_s:
-            next_s = now_s + _LOG_EVERY_S
-            rate = number / (now_s - start_s)
-            left = tqdm.format_interval((total - number) / rate)
-            print(f"{title}: {number} of {total} images, {rate:.0f} images/s, {left} left", file=sys.stderr, flush=True)

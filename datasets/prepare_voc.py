@@ -12,7 +12,8 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.datasets.encode import in_order
-from regbench.datasets.prepare import only_one, shown
+from regbench.datasets.prepare import only_one
+from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, few
 from regbench.datasets.voc import SPLITS, VOCSplit, read_voc07
 
@@ -76,7 +77,7 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
         try:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
-                for member in shown(members, len(members), f"unpacking {name}", progress):
+                for member in shown(members, len(members), f"unpacking {name}", progress, "files"):
                     archive.extract(member, new, filter="data")
         except (tarfile.TarError, EOFError) as error:
             raise RegbenchError(f"cannot unpack {source_dir / name} ({error}); get it again from {address}") from error

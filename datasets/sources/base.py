@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.datasets.beton import MIN_PAGE_BYTES, Sample
@@ -23,9 +20,6 @@ Labels = npt.NDArray[np.int64]
 Image = Path | bytes
 """An image file, or its content."""
 T = TypeVar("T")
-
-_MANY = 100_000  # items that may take seconds to look at
-log = logging.getLogger("regbench")
 
 
 @dataclass(frozen=True)
@@ -151,13 +145,3 @@ def divided(
     if keep is not None and tune is not None:
         chosen["tuning"] = {name: images[keep + 1 : keep + 1 + tune] for name, images in train.items()}
     return chosen
-
-
-def shown(items: Iterable[T], title: str, total: int) -> Iterator[T]:
-    """Pass the items on: with a bar on a terminal, and a line in a log where there are many."""
-    if sys.stderr.isatty():
-        yield from tqdm(items, title, total, delay=2, leave=False)
-        return
-    if total > _MANY:
-        log.info("%s: %s", title, f"{total:,}")
-    yield from items

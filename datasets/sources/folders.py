@@ -24,6 +24,7 @@ from scipy.io.matlab import MatReadError
 from regbench import RegbenchError
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import encode_all
+from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, SIMCLR_LISTS, few, refuse_if
 from regbench.datasets.sources.base import (
     Image,
@@ -33,7 +34,6 @@ from regbench.datasets.sources.base import (
     divided,
     page_bytes,
     refuse_incomplete,
-    shown,
     stored_bytes,
 )
 
@@ -118,8 +118,8 @@ def _class_files(folder: Path, wrong: list[str]) -> Files:
         wrong.append(f"{folder.name}/ is missing")
         return {}
     folders = _class_folders(folder)
-    title = f"folders in {folder.name}/"
-    classes = {path.name: _images(path) for path in shown(folders, title, len(folders))}
+    title = f"listing {folder.name}/"
+    classes = {path.name: _images(path) for path in shown(folders, len(folders), title, unit="folders")}
     if not classes:
         wrong.append(f"{folder.name}/ has no class folders")
     elif loose := _images(folder):
@@ -335,7 +335,7 @@ def _refuse_overlap(
     files = [(split, path) for split, classes in chosen.items() for paths in classes.values() for path in paths]
     seen: dict[tuple[int, int], tuple[str, Path]] = {}
     missing, both = [], []
-    for split, path in shown(files, f"files in {source_dir}", len(files)):
+    for split, path in shown(files, len(files), f"looking for {source_dir}", unit="files"):
         try:
             status = path.stat()
         except OSError:

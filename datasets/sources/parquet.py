@@ -24,6 +24,7 @@ from pyarrow.parquet import ParquetFile
 from regbench import RegbenchError
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import encode_all
+from regbench.datasets.progress import shown
 from regbench.datasets.published import few, refuse_if
 from regbench.datasets.sources.base import (
     Image,
@@ -34,7 +35,6 @@ from regbench.datasets.sources.base import (
     divided,
     page_bytes,
     refuse_incomplete,
-    shown,
     stored_bytes,
 )
 
@@ -259,7 +259,7 @@ def _scan(split: str, paths: Sequence[Path], image: str, wrong: list[str]) -> _S
     largest = total = absent = 0
     some: list[tuple[Image, int]] = []
     step = -(-len(paths) // 32)
-    for number, path in enumerate(shown(paths, f"files of {split}", len(paths))):
+    for number, path in enumerate(shown(paths, len(paths), f"reading {split}", unit="files")):
         try:
             with ParquetFile(path) as file:
                 for contents in _contents(file, image):

@@ -475,8 +475,12 @@ def test_no_space_is_refused_before_anything_is_written(
         prepare(config, tmp_path, source_dir=root, progress=False)
     assert [path.name for path in (tmp_path / "insects").iterdir()] == [".lock"]
     # Shrunk, they need no more than that.
-    image = DatasetConfig(**{**config.__dict__, "resize_px": 8, "jpeg_quality": 50})
-    prepare(image, tmp_path, source_dir=root, progress=False)
+    shrunk = DatasetConfig(**{**config.__dict__, "resize_px": 8, "jpeg_quality": 50})
+    prepare(shrunk, tmp_path, source_dir=root, progress=False)
+    # What is there stays when there is no room to write it again.
+    with pytest.raises(RegbenchError, match="make room"):
+        prepare(config, tmp_path, source_dir=root, progress=False, force=True)
+    assert verify("insects", tmp_path, progress=False) == (15, [])
 
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(tmp_path: Path, root: Path) -> None:
@@ -566,7 +570,11 @@ def lost(root: Path, train: Path) -> None:
     train.with_name("train.origins.txt").unlink()
 
 
-@pytest.mark.parametrize("change", [None, touched, renamed, cut_short, lost])
+def spoilt(root: Path, train: Path) -> None:
+    train.with_name("unfinished.json").write_text("{")
+
+
+@pytest.mark.parametrize("change", [None, touched, renamed, cut_short, lost, spoilt])
 def test_a_split_is_taken_over_only_if_nothing_has_changed(
     change: Callable[[Path, Path], None] | None, tmp_path: Path, root: Path, config: DatasetConfig
 ) -> None:

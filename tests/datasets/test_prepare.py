@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import pickle
 import re
+import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import arrays
+from regbench.datasets.verify import verify
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
@@ -264,7 +268,7 @@ def test_progress_in_a_log_is_plain_lines(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from regbench.datasets import prepare as module
+    from regbench.datasets import progress as module
 
     monkeypatch.setattr(module, "_FIRST_LINE_S", 0.0)
     monkeypatch.setattr(module, "_LOG_EVERY_S", 0.0)
@@ -272,6 +276,40 @@ def test_progress_in_a_log_is_plain_lines(
     said = capsys.readouterr().err
     assert re.search(r"^fashion/train: 50 of 100 images, \d+ images/s, 00:00 left$", said, re.MULTILINE)
     assert "\r" not in said
+
+
+def test_progress_on_a_terminal_is_a_bar(
+    tmp_path: Path,
+    fashion_source: Path,
+    fashion_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    prepare(fashion_config(), tmp_path, source_dir=fashion_source)
+    said = capsys.readouterr().err
+    assert re.search(r"\rfashion/train: 100%\|.*\| 100/100 \[00:\d\d<00:\d\d, .* images/s\]", said)
+
+
+def test_where_images_came_from(data_dir: Path, insects_source: Path) -> None:
+    for split, entry in Manifest.load(data_dir, "insects").splits.items():
+        beton = Beton(data_dir / "insects" / entry["file"])
+        origins = data_dir / "insects" / entry["origins"]
+        assert entry["origins_sha256"] == hashlib.sha256(origins.read_bytes()).hexdigest()
+        lines = origins.read_text().splitlines()
+        assert len(lines) == len(beton) == entry["num_samples"], split
+        for index, line in enumerate(lines):
+            crc, name = line.split(" ")
+            content = (insects_source / name).read_bytes()
+            assert beton.stored_bytes(index).tobytes() == content
+            assert int(crc, 16) == zlib.crc32(content)
+    rows = (data_dir / "fashion" / "tuning.origins.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[0-9a-f]{8} fashion_mnist train\[\d+\]", row) for row in rows)
+
+
+def test_verify_finds_nothing_wrong(data_dir: Path) -> None:
+    assert verify("fashion", data_dir, progress=False) == (150, [])
+    assert verify("insects", data_dir, progress=False) == (45, [])
 
 
 @pytest.mark.parametrize(

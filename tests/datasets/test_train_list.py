@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_the_list_says_what_is_for_training(tmp_path: Path, root: Path, listed: 
     }
     assert stored(tmp_path, "train") == files(root, 1, 4, 6)
     assert Manifest.load(tmp_path, "insects").selection["train_list"] == str(path)
+    assert manifest.train_list_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_tuning_images_are_others_than_those_of_the_list(tmp_path: Path, root: Path, listed: Config) -> None:
