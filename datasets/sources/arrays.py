@@ -40,13 +40,15 @@ class _Folder:
 
     Attributes:
         path: of the folder.
+        title: what messages call it.
         wrong: the faults so far.
         parts: the images and labels that could be read, by part.
     """
 
-    def __init__(self, config: DatasetConfig, path: Path) -> None:
+    def __init__(self, config: DatasetConfig, path: Path, title: str = "") -> None:
         self._config = config
         self.path = path
+        self.title = title or str(path)
         self.wrong: list[str] = []
         self.parts: dict[str, Part] = {}
 
@@ -78,7 +80,7 @@ class _Folder:
             RegbenchError: something is wrong; it is listed.
         """
         refuse_incomplete(
-            self._config, self.path, self.wrong, {part: len(labels) for part, (_, labels) in self.parts.items()}
+            self._config, self.title, self.wrong, {part: len(labels) for part, (_, labels) in self.parts.items()}
         )
         labels = self.parts["train"][1]
         tuning = np.zeros(len(labels), bool)
@@ -123,7 +125,7 @@ def _folder(
                 f"cannot download {published.title} ({error}); get it by other means from {published.address} and "
                 "give its folder with --source-dir"
             ) from error
-    return _Folder(config, folder)
+    return _Folder(config, folder, f"{folder}, which was downloaded (remove it to try again),")
 
 
 def fashion_mnist(config: DatasetConfig, source_dir: Path | None, download_dir: Path) -> Source:

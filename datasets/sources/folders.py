@@ -335,7 +335,7 @@ def _refuse_overlap(
     files = [(split, path) for split, classes in chosen.items() for paths in classes.values() for path in paths]
     seen: dict[tuple[int, int], tuple[str, Path]] = {}
     missing, both = [], []
-    for split, path in shown(files, len(files), f"looking for {source_dir}", unit="files"):
+    for split, path in shown(files, len(files), f"files of {source_dir}", unit="files"):
         try:
             status = path.stat()
         except OSError:

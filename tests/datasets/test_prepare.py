@@ -244,7 +244,12 @@ def test_a_download_that_fails_is_one_line(
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    for name, source in (("FashionMNIST", "fashion_mnist"), ("CIFAR10", "cifar10"), ("STL10", "stl10")):
+    for name, source in (
+        ("FashionMNIST", "fashion_mnist"),
+        ("CIFAR10", "cifar10"),
+        ("CIFAR100", "cifar100"),
+        ("STL10", "stl10"),
+    ):
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
         monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "none")
         refused(

@@ -138,3 +138,11 @@ def test_published_counts_are_accepted(
     monkeypatch.setitem(PUBLISHED, "stl10", Published("STL-10", "nowhere", counts))
     source = open_source(fashion_config(source="stl10", published="stl10"), stl_source, tmp_path)
     assert list(source.splits) == ["train", "tuning", "test", "unlabeled"]
+
+
+def test_a_download_that_was_cut_short_says_how_to_repeat_it(tmp_path: Path, cifar100: DatasetConfig) -> None:
+    (tmp_path / "cifar-100-python").mkdir()
+    with pytest.raises(
+        RegbenchError, match=r"cifar-100-python, which was downloaded \(remove it to try again\), is not"
+    ):
+        open_source(cifar100, None, tmp_path)
