@@ -323,7 +323,8 @@ class Cell:
         """The cell as plain data; `from_dict` reads it back.
 
         Settings of evaluations that are not asked for are left out: they decide nothing. So are settings of resizing
-        where they ask for none: cells from before there were any keep their ids.
+        where they ask for none (cells from before there were any keep their ids), and `published`, which only says what
+        `prepare` accepts.
         """
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
         data = {**asdict(self), "method": method}
@@ -331,6 +332,7 @@ class Cell:
             del data["evaluation"][name]
         for group in (data, *data["evaluation"].values()):
             if isinstance(group, dict) and (dataset := group.get("dataset")):
+                del dataset["published"]
                 group["dataset"] = {k: v for k, v in dataset.items() if k not in RESIZING or v != RESIZING[k]}
         return data
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from regbench import RegbenchError
+from regbench.datasets.published import PUBLISHED
 
-SOURCES = ("fashion_mnist", "cifar10", "stl10", "imagefolder")
-ARRAY_SOURCES = ("fashion_mnist", "cifar10", "stl10")
+ARRAY_SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10")
+SOURCES = (*ARRAY_SOURCES, "imagefolder", "parquet")
 RESIZE_SIDES = ("shorter", "longer")
 # Settings of `DatasetConfig` that came later, as they are for all data sets from before.
 RESIZING: dict[str, int | str | None] = {"resize_px": None, "resize_side": "shorter", "jpeg_quality": 95}
@@ -256,13 +257,15 @@ class DatasetConfig:
         train_per_class: the train split holds the first so many images of each class (None: all of them).
         train_list: imagefolder only: a text file with the names of the images for training, one a line (None: all of
             them); in the source's folder, else in the working directory.
-        tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
-            training folder after those for training and one skipped, or, with a `train_list`, from those that it does
+        tuning_per_class: imagefolder and parquet: the tuning split holds so many images of each class, taken from the
+            training images after those for training and one skipped, or, with a `train_list`, from those that it does
             not name (None: no such split).
         resize_px: image files only: a larger image is shrunk to so many px when the data set is prepared (None: the
             original JPEGs are kept bit for bit); see `encode`.
         resize_side: "shorter" or "longer", the side that `resize_px` is about.
         jpeg_quality: of the images that are shrunk or converted when the data set is prepared, 1 to 100.
+        published: the published data set of `PUBLISHED` that the source must be the whole of: its images are counted
+            (None: a part of one, or any other images). It only says what `prepare` accepts, and is no part of a cell.
 
     Raises:
         RegbenchError: an unknown source or a number that cannot be.
@@ -282,6 +285,7 @@ class DatasetConfig:
     resize_px: int | None = None
     resize_side: str = "shorter"
     jpeg_quality: int = 95
+    published: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check the numbers against each other."""
@@ -290,6 +294,10 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")
         if self.source not in SOURCES:
             raise RegbenchError(f"{where}: unknown source '{self.source}'; choose one of {', '.join(SOURCES)}")
+        if self.published is not None and self.published not in PUBLISHED:
+            raise RegbenchError(
+                f"{where}: unknown published data set '{self.published}'; choose one of {', '.join(PUBLISHED)}, or null"
+            )
         if self.channels not in (1, 3):
             raise RegbenchError(f"{where}: channels is {self.channels}; it is 1 or 3")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:

@@ -12,22 +12,21 @@ import json
 import os
 import shutil
 import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from regbench import RegbenchError, __version__
 from regbench.datasets.beton import Beton, Sample, write_beton
-from regbench.datasets.config import DatasetConfig
+from regbench.datasets.config import ARRAY_SOURCES, DatasetConfig
 from regbench.datasets.encode import Unreadable
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, save_text
+from regbench.datasets.progress import shown
 from regbench.datasets.sources import Labels, Source, Split, find_list, open_source
 from regbench.files import remove_leftovers
 
@@ -35,8 +34,6 @@ UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
 # Beside its bytes, an image takes a row of metadata, one of the allocation table, and the line of where it came from.
 _PER_IMAGE_BYTES = 100
-_FIRST_LINE_S, _LOG_EVERY_S = 2.0, 30.0
-T = TypeVar("T")
 
 
 def prepare(
@@ -72,7 +69,7 @@ def prepare(
     if done is not None:
         return done
     folder = data_dir / config.name
-    with _only_one(folder, progress):
+    with only_one(folder, progress):
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
@@ -102,7 +99,7 @@ def prepare(
 
 def _selection(config: DatasetConfig) -> dict[str, int | str | None]:
     """What of the configuration decides which image goes where, and in which size."""
-    if config.source != "imagefolder":
+    if config.source in ARRAY_SOURCES:
         return {**config.resizing()}
     listed = {} if config.train_list is None else {"train_list": config.train_list}
     per_class = {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class}
@@ -285,7 +282,7 @@ def _listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
 
 
 @contextmanager
-def _only_one(folder: Path, progress: bool) -> Iterator[None]:
+def only_one(folder: Path, progress: bool) -> Iterator[None]:
     """Hold the folder's lock; the system releases it when the process ends, however it ends.
 
     Raises:
@@ -308,20 +305,3 @@ def _only_one(folder: Path, progress: bool) -> Iterator[None]:
                     print(f"waiting for another process that prepares {folder}", file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def shown(items: Iterable[T], total: int, title: str, progress: bool) -> Iterator[T]:
-    """Pass on what is made of images, with a bar on a terminal and a line now and then in a log."""
-    if not progress or sys.stderr.isatty():
-        yield from tqdm(items, title, total, unit=" images", disable=not progress)
-        return
-    start_s = time.monotonic()
-    next_s = start_s + _FIRST_LINE_S
-    for number, item in enumerate(items, start=1):
-        yield item
-        now_s = time.monotonic()
-        if now_s >= next_s:
-            next_s = now_s + _LOG_EVERY_S
-            rate = number / (now_s - start_s)
-            left = tqdm.format_interval((total - number) / rate)
-            print(f"{title}: {number} of {total} images, {rate:.0f} images/s, {left} left", file=sys.stderr, flush=True)

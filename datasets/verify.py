@@ -11,7 +11,8 @@ from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.encode import in_order
 from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.prepare import counts_per_class, file_sha256, shown
+from regbench.datasets.prepare import counts_per_class, file_sha256
+from regbench.datasets.progress import shown
 
 
 def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: bool = True) -> tuple[int, list[str]]:

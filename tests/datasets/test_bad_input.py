@@ -214,10 +214,13 @@ def the_same_file_twice(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (no_folder, "source/train is missing; give a folder with train/<class>/"),
-        (a_file_for_a_folder, "source/train is missing"),
-        (an_empty_class, "train/bee has no images; add some, or remove the folder"),
-        (a_missing_class, "differ in their class folders (bee)"),
+        (
+            no_folder,
+            "source cannot be used: train/ is missing; val/ is missing; mend it, or give another folder, with",
+        ),
+        (a_file_for_a_folder, "source cannot be used: train/ is missing"),
+        (an_empty_class, "1 class folders of train/ have no images: bee"),
+        (a_missing_class, "val/ lacks 1 classes of train/: bee"),
         (the_same_file_twice, "the splits overlap"),
     ],
 )

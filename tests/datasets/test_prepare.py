@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 
 from regbench import RegbenchError
-from regbench.datasets import sources
 from regbench.datasets.beton import JPEG, Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources import arrays
 from regbench.datasets.verify import verify
 
 Config = Callable[..., DatasetConfig]
@@ -171,14 +171,16 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     data = tmp_path / "data"
     config = folder_config(train_per_class=3, tuning_per_class=2)
     refused(config, data, None, "give the one that holds train/ and val/")
-    refused(config, data, tmp_path, "train is missing; give a folder with train/<class>/")
+    refused(
+        config, data, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/"
+    )
     refused(folder_config(train_per_class=4, tuning_per_class=2), data, root, r"ant has 6 images; .* need 7")
     refused(folder_config(train_per_class=None, tuning_per_class=2), data, root, "overlap")
     refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), data, root, "3 classes, not 4")
     (root / "val" / "dog").mkdir()
-    refused(config, data, root, "dog has no images")
+    refused(config, data, root, r"1 class folders of val/ have no images: dog")
     (root / "val" / "dog" / "a.png").write_bytes(b"")
-    refused(config, data, root, r"train/ and val/ differ in their class folders \(dog\)")
+    refused(config, data, root, "train/ lacks 1 classes of val/: dog")
     (root / "train" / "dog").symlink_to(root / "train" / "cat")
     refused(
         folder_config(num_classes=4, train_per_class=3, tuning_per_class=2),
@@ -200,7 +202,7 @@ def test_refusals_of_small_sets(
 ) -> None:
     data = tmp_path / "data"
     config = fashion_config()
-    refused(config, data, tmp_path, r"train-labels-idx1-ubyte\.gz is missing; give the folder")
+    refused(config, data, tmp_path, r"train-labels-idx1-ubyte\.gz is missing; .*; get it from https://github")
     folder = tmp_path / "fashion_copy"
     folder.mkdir()
     for file in fashion_source.iterdir():
@@ -228,10 +230,10 @@ def test_refusals_of_small_sets(
     refused(cifar, data, tmp_path, "data_batch_1 is missing")
     for bad in (b"", pickle.dumps({b"data": 1}), pickle.dumps(print)):
         (copy / "data_batch_3").write_bytes(bad)
-        refused(cifar, data, copy.parent, "data_batch_3 is not a CIFAR-10 batch")
+        refused(cifar, data, copy.parent, "data_batch_3 is not the file that CIFAR's authors published")
 
     stl = fashion_config(source="stl10")
-    refused(stl, data, tmp_path, "train_X.bin is missing or cut short|train_y.bin is missing")
+    refused(stl, data, tmp_path, "train_y.bin is missing; train_X.bin is missing")
 
 
 def test_a_download_that_fails_is_one_line(
@@ -242,16 +244,21 @@ def test_a_download_that_fails_is_one_line(
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    for name, source in (("FashionMNIST", "fashion_mnist"), ("CIFAR10", "cifar10"), ("STL10", "stl10")):
+    for name, source in (
+        ("FashionMNIST", "fashion_mnist"),
+        ("CIFAR10", "cifar10"),
+        ("CIFAR100", "cifar100"),
+        ("STL10", "stl10"),
+    ):
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
-        monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+        monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "none")
         refused(
             fashion_config(source=source), tmp_path, None, r"cannot download .* \(no network\); get it by other means"
         )
 
 
 def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
-    if not sources.DEBIAN_FASHION_MNIST.is_dir():
+    if not arrays.DEBIAN_FASHION_MNIST.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     manifest = prepare(fashion_config(), tmp_path, progress=False)
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
@@ -266,7 +273,7 @@ def test_progress_in_a_log_is_plain_lines(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from regbench.datasets import prepare as module
+    from regbench.datasets import progress as module
 
     monkeypatch.setattr(module, "_FIRST_LINE_S", 0.0)
     monkeypatch.setattr(module, "_LOG_EVERY_S", 0.0)
