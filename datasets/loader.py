@@ -23,6 +23,7 @@ from regbench import RegbenchError
 from regbench.datasets import draws
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import (
+    ARRAY_SOURCES,
     UNCHANGED,
     AugmentationConfig,
     CropConfig,
@@ -477,8 +478,8 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
     Raises:
         RegbenchError: a class has fewer.
     """
-    # The file of a folder of images holds no others.
-    if split != "train" or dataset.train_per_class is None or dataset.source == "imagefolder":
+    # Of other sources the file holds no others.
+    if split != "train" or dataset.train_per_class is None or dataset.source not in ARRAY_SOURCES:
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:
