@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, check_interpolation
+from regbench.datasets.config import RESIZING, AugmentationConfig, DatasetConfig, check_interpolation
 from regbench.files import digest
 from regbench.methods import Regularizer
 
@@ -322,12 +322,18 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """The cell as plain data; `from_dict` reads it back.
 
-        Settings of evaluations that are not asked for are left out: they decide nothing.
+        Settings of evaluations that are not asked for are left out: they decide nothing. So are settings of resizing
+        where they ask for none (cells from before there were any keep their ids), and `published`, which only says what
+        `prepare` accepts.
         """
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
         data = {**asdict(self), "method": method}
         for name in _unused(self.evaluation.protocols):
             del data["evaluation"][name]
+        for group in (data, *data["evaluation"].values()):
+            if isinstance(group, dict) and (dataset := group.get("dataset")):
+                del dataset["published"]
+                group["dataset"] = {k: v for k, v in dataset.items() if k not in RESIZING or v != RESIZING[k]}
         return data
 
     def plain(self) -> dict[str, Any]:

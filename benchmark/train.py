@@ -32,7 +32,7 @@ from regbench.benchmark.metrics import COLLAPSED_SPREAD, feature_spread, spread_
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
 from regbench.benchmark.step import PARTS, Step, Stepped
-from regbench.datasets.loader import TwoViewLoader
+from regbench.datasets.loader import PretrainingLoader
 from regbench.files import write_text
 from regbench.methods import Engine
 from regbench.methods.engine import Shard
@@ -223,7 +223,7 @@ class _Training:
         cell, world, progress = self.cell, self.world, self.progress
         self.network.train()
         if len(progress.history) < cell.epochs:
-            loader = TwoViewLoader(
+            loader = PretrainingLoader(
                 cell.dataset,
                 cell.augmentation,
                 data_dir=self.compute.data_dir,
@@ -235,6 +235,8 @@ class _Training:
                 rank=world.rank,
                 world_size=world.size,
                 parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
+                # What autocast would do to them, in half the memory.
+                dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
             )
             with loader, self.interruption.deferred():
                 if progress.step:
@@ -266,7 +268,7 @@ class _Training:
             mark=self.clock.mark,
         )
 
-    def _epoch(self, step: Step, loader: TwoViewLoader) -> None:
+    def _epoch(self, step: Step, loader: PretrainingLoader) -> None:
         """Trains to the end of the present epoch."""
         cell, progress = self.cell, self.progress
         epoch, done = divmod(progress.step, len(loader))

@@ -56,7 +56,7 @@ class Sample:
         width: px.
         label: the class, or -1 for none.
         data: the stored bytes.
-        origin: where the image came from, for messages.
+        origin: where the image came from: a file's name relative to the source, or its row there; one line.
     """
 
     mode: int
@@ -67,13 +67,13 @@ class Sample:
     origin: str
 
 
-def write_beton(path: Path, samples: Iterable[Sample], num_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
-    """Write `num_samples` samples, in order, to a file that appears at `path` only when it is complete.
+def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
+    """Write samples, in order, to a file that appears at `path` only when it is complete.
 
     Args:
         path: the file; replaced if it exists.
-        samples: exactly `num_samples` of them.
-        num_samples: how many.
+        samples: at most `max_samples` of them.
+        max_samples: for how many there is to be room.
         page_bytes: a power of two, at least the size of the largest image.
 
     Returns:
@@ -84,15 +84,15 @@ def write_beton(path: Path, samples: Iterable[Sample], num_samples: int, page_by
     """
     digests: list[str] = []
     try:
-        write_atomically(path, lambda file: digests.append(_write(file, samples, num_samples, page_bytes)))
+        write_atomically(path, lambda file: digests.append(_write(file, samples, max_samples, page_bytes)))
     except OSError as error:
         raise RegbenchError(f"cannot write {path}: {error.strerror or error}") from error
     return digests[0]
 
 
-def _write(file: IO[bytes], samples: Iterable[Sample], num_samples: int, page_bytes: int) -> str:
-    metadata = np.zeros(num_samples, _SAMPLE)
-    allocations = np.zeros(num_samples, _ALLOCATION)
+def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_bytes: int) -> str:
+    metadata = np.zeros(max_samples, _SAMPLE)
+    allocations = np.zeros(max_samples, _ALLOCATION)
     position = -(-(_METADATA_START + metadata.nbytes) // page_bytes) * page_bytes
     file.seek(position)
     digest = hashlib.sha256()
@@ -112,14 +112,12 @@ def _write(file: IO[bytes], samples: Iterable[Sample], num_samples: int, page_by
         digest.update(sample.label.to_bytes(8, "little", signed=True))
         digest.update(sample.data)
         position += size
-    if written != num_samples:
-        raise AssertionError(f"{written} samples came where {num_samples} were announced")
-    file.write(allocations.tobytes())
+    file.write(allocations[:written].tobytes())
     file.seek(_METADATA_START - 2 * _FIELD.itemsize)
     file.write(_fields().tobytes())
-    file.write(metadata.tobytes())
+    file.write(metadata[:written].tobytes())
     header = np.zeros(1, _HEADER)
-    header[0] = (_VERSION, 2, page_bytes, num_samples, position)
+    header[0] = (_VERSION, 2, page_bytes, written, position)
     file.seek(0)
     file.write(header.tobytes())
     return digest.hexdigest()
@@ -222,15 +220,17 @@ class Beton:
         """Image `index`, (height, width, 3), RGB.
 
         Raises:
-            RegbenchError: the stored JPEG cannot be decoded.
+            RegbenchError: the stored JPEG cannot be decoded, or has not the recorded size.
         """
         data = self.stored_bytes(index)
         if self.modes[index] == RAW:
             return data.reshape(self.heights[index], self.widths[index], 3)
         try:
             with Image.open(BytesIO(data.tobytes())) as picture:
+                if picture.size != (self.widths[index], self.heights[index]):
+                    raise ValueError(f"it is {picture.width} x {picture.height} px")
                 return np.asarray(picture.convert("RGB"))
-        except (OSError, SyntaxError) as error:
+        except Exception as error:  # damaged bytes can lead Pillow to raise anything
             raise RegbenchError(
                 f"image {index} of {self.path} cannot be decoded; write the file again: "
                 f"regbench prepare {self.path.parent.name} --force"

@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from regbench import RegbenchError
+from regbench.datasets.published import PUBLISHED
 
-SOURCES = ("fashion_mnist", "cifar10", "stl10", "imagefolder")
+ARRAY_SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10")
+SOURCES = (*ARRAY_SOURCES, "imagefolder", "parquet")
+RESIZE_SIDES = ("shorter", "longer")
+# Settings of `DatasetConfig` that came later, as they are for all data sets from before.
+RESIZING: dict[str, int | str | None] = {"resize_px": None, "resize_side": "shorter", "jpeg_quality": 95}
 INTERPOLATIONS = ("bicubic", "bilinear", "area")
 SPLITS = ("train", "tuning", "test")
 
@@ -79,6 +84,10 @@ class ViewConfig:
             raise RegbenchError(f"augmentation: solarize_threshold is {self.solarize_threshold}; it lies in [0, 255]")
 
 
+UNCHANGED = ViewConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
+"""Cropped and flipped only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AugmentationConfig:
     """The augmentation of both views and the filter that resizes the crops.
@@ -101,6 +110,124 @@ class AugmentationConfig:
     def __post_init__(self) -> None:
         """Check the interpolation."""
         check_interpolation(self.interpolation)
+
+    def crops(self, size: int) -> MultiCropConfig:
+        """The two views as random resized crops of `size` px."""
+        crops = tuple(CropConfig(view=view, size=size) for view in (self.view1, self.view2))
+        return MultiCropConfig(crops=crops, interpolation=self.interpolation)
+
+
+PATCH_JITTER = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropConfig:
+    """Views of one kind, of which an image can have many.
+
+    Attributes:
+        view: their augmentation.
+        size: their side, px.
+        count: how many of them.
+        cut: "random": random resized crops; "center": the shorter side resized to `resize` px, the central square kept,
+            flipped as `view` says; "patches": of the 3 x 3 overlapping squares of one random resized crop of `resize`
+            px, each moved by up to `PATCH_JITTER` px, `count` different ones (Gidaris et al., "OBoW", CVPR 2021).
+            Patches of an image share their photometric parameters; the contrast is about the mean of the patch.
+        resize: px, see `cut`.
+
+    Raises:
+        RegbenchError: an unknown cut, or sizes that do not fit.
+    """
+
+    view: ViewConfig
+    size: int
+    count: int = 1
+    cut: str = "random"
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers against each other."""
+        if self.cut not in ("random", "center", "patches"):
+            raise RegbenchError(f"crops: unknown cut '{self.cut}'; choose one of random, center, patches")
+        if self.size < 1 or self.count < 1:
+            raise RegbenchError(f"crops: size ({self.size}) and count ({self.count}) are at least 1")
+        needed = {"random": 0, "center": self.size, "patches": self.size + PATCH_JITTER}[self.cut]
+        if needed and (self.resize or 0) < needed:
+            raise RegbenchError(f"crops: resize is {self.resize}; {self.cut} of {self.size} px needs at least {needed}")
+        if self.cut == "patches" and self.count > 9:
+            raise RegbenchError(f"crops: count is {self.count}; there are 9 patches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiCropConfig:
+    """All views of a multi-crop augmentation.
+
+    Attributes:
+        crops: the kinds of views, in the order in which they are delivered.
+        interpolation: as for `AugmentationConfig`.
+
+    Raises:
+        RegbenchError: an unknown interpolation.
+    """
+
+    crops: tuple[CropConfig, ...]
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        """Check the interpolation."""
+        check_interpolation(self.interpolation)
+
+
+def swav_crops(
+    counts: tuple[int, ...] = (2, 6),
+    sizes: tuple[int, ...] = (224, 96),
+    min_scales: tuple[float, ...] = (0.14, 0.05),
+    max_scales: tuple[float, ...] = (1.0, 0.14),
+) -> MultiCropConfig:
+    """The views of SwAV (Caron et al., NeurIPS 2020), with the options of SFRIK's published code and its defaults.
+
+    Args:
+        counts: crops of each kind.
+        sizes: their sides, px.
+        min_scales: the least area of each kind, as a fraction of the image's.
+        max_scales: the largest.
+
+    Raises:
+        RegbenchError: the four differ in length, or hold an impossible number.
+    """
+    if not len(counts) == len(sizes) == len(min_scales) == len(max_scales):
+        raise RegbenchError("crops: give as many counts as sizes, min_scales and max_scales")
+    colors = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2, "blur_p": 0.5, "solarize_p": 0.0}
+    kinds = zip(counts, sizes, min_scales, max_scales, strict=True)
+    return MultiCropConfig(
+        crops=tuple(
+            CropConfig(view=ViewConfig(crop_scale=(low, high), **colors), size=size, count=count)  # type: ignore[arg-type]
+            for count, size, low, high in kinds
+        )
+    )
+
+
+def obow_crops(num_crops: int = 2, crop_size: int = 160, num_patches: int = 5, patch_size: int = 96) -> MultiCropConfig:
+    """The views of OBoW (Gidaris et al., CVPR 2021), with the options of SFRIK's published code: image, crops, patches.
+
+    Args:
+        num_crops: crops of 8 to 60 % of the image.
+        crop_size: their side, px.
+        num_patches: patches of 9; 0 for none.
+        patch_size: their side, px.
+
+    Raises:
+        RegbenchError: an impossible number.
+    """
+    colors = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.4, "solarize_p": 0.0}
+    crop = ViewConfig(crop_scale=(0.08, 0.6), blur_p=0.5, **colors)  # type: ignore[arg-type]
+    patch = ViewConfig(crop_scale=(0.6, 1.0), blur_p=0.0, **colors)  # type: ignore[arg-type]
+    crops = [
+        CropConfig(view=UNCHANGED, size=224, cut="center", resize=256),
+        CropConfig(view=crop, size=crop_size, count=num_crops),
+    ]
+    if num_patches:
+        crops.append(CropConfig(view=patch, size=patch_size, count=num_patches, cut="patches", resize=256))
+    return MultiCropConfig(crops=tuple(crops))
 
 
 def check_interpolation(interpolation: str) -> None:
@@ -130,9 +257,15 @@ class DatasetConfig:
         train_per_class: the train split holds the first so many images of each class (None: all of them).
         train_list: imagefolder only: a text file with the names of the images for training, one a line (None: all of
             them); in the source's folder, else in the working directory.
-        tuning_per_class: imagefolder only: the tuning split holds so many images of each class, taken from the
-            training folder after those for training and one skipped, or, with a `train_list`, from those that it does
+        tuning_per_class: imagefolder and parquet: the tuning split holds so many images of each class, taken from the
+            training images after those for training and one skipped, or, with a `train_list`, from those that it does
             not name (None: no such split).
+        resize_px: image files only: a larger image is shrunk to so many px when the data set is prepared (None: the
+            original JPEGs are kept bit for bit); see `encode`.
+        resize_side: "shorter" or "longer", the side that `resize_px` is about.
+        jpeg_quality: of the images that are shrunk or converted when the data set is prepared, 1 to 100.
+        published: the published data set of `PUBLISHED` that the source must be the whole of: its images are counted
+            (None: a part of one, or any other images). It only says what `prepare` accepts, and is no part of a cell.
 
     Raises:
         RegbenchError: an unknown source or a number that cannot be.
@@ -149,6 +282,10 @@ class DatasetConfig:
     train_per_class: int | None = None
     tuning_per_class: int | None = None
     train_list: str | None = None
+    resize_px: int | None = None
+    resize_side: str = "shorter"
+    jpeg_quality: int = 95
+    published: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check the numbers against each other."""
@@ -157,6 +294,10 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")
         if self.source not in SOURCES:
             raise RegbenchError(f"{where}: unknown source '{self.source}'; choose one of {', '.join(SOURCES)}")
+        if self.published is not None and self.published not in PUBLISHED:
+            raise RegbenchError(
+                f"{where}: unknown published data set '{self.published}'; choose one of {', '.join(PUBLISHED)}, or null"
+            )
         if self.channels not in (1, 3):
             raise RegbenchError(f"{where}: channels is {self.channels}; it is 1 or 3")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
@@ -171,3 +312,17 @@ class DatasetConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RegbenchError(f"{where}: {name} is {value}; give at least 1, or leave it out for all")
+        if self.resize_px is not None and (self.resize_px < 1 or self.source in ARRAY_SOURCES):
+            raise RegbenchError(
+                f"{where}: resize_px is {self.resize_px}; give at least 1, and only where the source is image files"
+            )
+        if self.resize_side not in RESIZE_SIDES or (self.resize_side != "shorter" and self.resize_px is None):
+            raise RegbenchError(
+                f"{where}: resize_side is '{self.resize_side}'; choose one of {', '.join(RESIZE_SIDES)}, with resize_px"
+            )
+        if not 1 <= self.jpeg_quality <= 100:
+            raise RegbenchError(f"{where}: jpeg_quality is {self.jpeg_quality}; it lies in [1, 100]")
+
+    def resizing(self) -> dict[str, int | str]:
+        """Those of `RESIZING` that are not at their defaults."""
+        return {name: getattr(self, name) for name, default in RESIZING.items() if getattr(self, name) != default}

@@ -8,11 +8,17 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
+
+from regbench.datasets import draws
+from regbench.datasets.config import CropConfig
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 # Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as in `BOX`.
 Boxes = Callable[[Ints], Ints]
+# Called with the indices of N images, gives what to do with their views: (N, views, 11), see `photometric.chains`.
+Chains = Callable[[Ints], Floats]
 # A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and the first row and
 # column of the square that is kept of the result.
 BOX = ("top", "left", "height", "width", "flip", "to_height", "to_width", "first_row", "first_column")
@@ -23,22 +29,47 @@ class CropShape:
     """The shape of what a loader delivers, and the filter.
 
     Attributes:
-        views: crops per image.
-        size: their side, px.
+        sizes: the side of each view of an image, px.
         channels: 1 (the first) or 3.
         interpolation: one of `config.INTERPOLATIONS`.
     """
 
-    views: int
-    size: int
+    sizes: tuple[int, ...]
     channels: int
     interpolation: str
 
+    @property
+    def numbers_per_image(self) -> int:
+        """How many numbers the views of one image are."""
+        return sum(size * size * self.channels for size in self.sizes)
 
-def random_boxes(boxes: Ints, size: int) -> Ints:
-    """Complete boxes (N, 5) from `draws.crop_boxes`: each is resized to `size` x `size` px, all of which is kept."""
-    rest = np.broadcast_to(np.array([size, size, 0, 0]), (len(boxes), 4))
-    return np.concatenate([boxes, rest], axis=1)
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The views in what a loader delivers: one view of all N images after the other, (N, size, size, channels)."""
+        count = len(flat) // self.numbers_per_image
+        lengths = [count * size * size * self.channels for size in self.sizes]
+        parts = zip(self.sizes, flat.split(lengths), strict=True)
+        return [part.view(count, size, size, self.channels) for size, part in parts]
+
+
+def boxes_of(crop: CropConfig, number: int, key: npt.NDArray[np.uint64], heights: Ints, widths: Ints) -> Ints:
+    """What to cut out of N images for one view, (N, 9).
+
+    Args:
+        crop: the kind of view.
+        number: which of its `count`.
+        key: (N,) from `draws.keys`; patches of an image have the same.
+        heights: (N,) of the images, px.
+        widths: (N,) of the images, px.
+    """
+    view = crop.view
+    if crop.cut == "center":
+        boxes = center_boxes(heights, widths, crop.resize or crop.size, crop.size)
+        boxes[:, 4] = draws.flips(key, view.flip_p)
+        return boxes
+    random = draws.crop_boxes(key, heights, widths, view.crop_scale, view.crop_ratio, view.flip_p)
+    resized = crop.resize or crop.size
+    kept = draws.patches(key, number, resized, crop.size) if crop.cut == "patches" else np.zeros((len(key), 2), int)
+    return np.concatenate([random, np.full((len(key), 2), resized), kept], axis=1)
 
 
 def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
@@ -56,17 +87,23 @@ def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
     return boxes
 
 
-class CropStream(Iterator[tuple[Ints, torch.Tensor]], Protocol):
-    """One epoch: (indices, crops) per batch; crops (N, views, size, size, channels) uint8, valid until the next."""
+class CropStream(Iterator[tuple[Ints, Tensor]], Protocol):
+    """One epoch: per batch the indices, and all views in one dimension, see `CropShape.split`.
+
+    Crops are uint8 and valid until the next batch; finished views are float32 and may be kept.
+    """
 
     def close(self) -> None:
         """Stop the work behind it; harmless when repeated."""
 
 
 class CropLoader(Protocol):
-    """Makes the crops of one `.beton` file."""
+    """Makes the views of one `.beton` file."""
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes) -> CropStream:
+    finishes: bool
+    """Whether it delivers finished views rather than crops."""
+
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch over the images `order`, in that order; the last batch may be short."""
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from regbench.datasets.config import ViewConfig
+from regbench.datasets.config import PATCH_JITTER, ViewConfig
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _CROP_ATTEMPTS = 10
-# What a key is for. Two views and the evaluation's augmentation never share a number.
+# What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
 ORDER, CROP, PHOTOMETRIC = 0, 1, 2
 EVALUATION_VIEW = 2
 
@@ -40,7 +40,7 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> n
         epoch: its number.
         indices: (N,) the images' places in their split's file.
         purpose: `ORDER`, `CROP` or `PHOTOMETRIC`.
-        view: 0, 1, or `EVALUATION_VIEW`.
+        view: its number, or `EVALUATION_VIEW`.
 
     Returns:
         (N,) keys.
@@ -60,6 +60,26 @@ def uniforms(key: npt.NDArray[np.uint64], first: int, count: int) -> Floats:
 def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
     """The images `indices` in the random order of this epoch."""
     return indices[np.argsort(keys(seed, epoch, indices, ORDER), kind="stable")]
+
+
+def view_numbers(count: int) -> list[int]:
+    """The numbers of an image's views in pretraining: all but `EVALUATION_VIEW`."""
+    return [number + (number >= EVALUATION_VIEW) for number in range(count)]
+
+
+def flips(key: npt.NDArray[np.uint64], flip_p: float) -> Bools:
+    """Which images are flipped, (N,)."""
+    flipped: Bools = uniforms(key, 0, 1)[:, 0] < flip_p
+    return flipped
+
+
+def patches(key: npt.NDArray[np.uint64], number: int, whole: int, size: int) -> Ints:
+    """The first row and column of patch `number` in a square of `whole` px, (N, 2); see `config.CropConfig.cut`."""
+    first = 1 + 4 * _CROP_ATTEMPTS
+    place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
+    moved = (uniforms(key, first + 9 + 2 * number, 2) * (PATCH_JITTER + 1)).astype(np.int64)
+    step = (whole - size - PATCH_JITTER) // 2
+    return np.stack([place // 3, place % 3], axis=1) * step + moved
 
 
 def crop_boxes(
@@ -87,7 +107,7 @@ def crop_boxes(
         (N, 5): top, left, height, width (px) and flip (0 or 1).
     """
     boxes = np.empty((len(key), 5), np.int64)
-    boxes[:, 4] = uniforms(key, 0, 1)[:, 0] < flip_p
+    boxes[:, 4] = flips(key, flip_p)
     log_low, log_high = np.log(ratio[0]), np.log(ratio[1])
     todo = np.arange(len(key))
     for attempt in range(_CROP_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""The crops with FFCV: a decoder that decodes each image once and cuts every view out of it.
+"""The views with FFCV: a decoder that decodes each image once and makes every view out of it.
 
 FFCV 1.0.2 is used as published. What to know, and what is different here from its own loader:
 
@@ -9,15 +9,16 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 - PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
   1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
+- For a CPU the views are augmented and normalised at once, by the thread that cut them; for a GPU that is left to it.
 - Nothing is compiled per loader: `kernels` is compiled once and kept on disk by numba, in the user's cache folder.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, Full
 from typing import Any
@@ -30,8 +31,9 @@ import numpy.typing as npt
 import torch
 
 from regbench.datasets.beton import Beton
-from regbench.datasets.crops import BOX, Boxes, CropShape, CropStream, Ints
-from regbench.datasets.kernels import FILTERS, cut, decode_parallel, decode_serial
+from regbench.datasets.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
+from regbench.datasets.kernels import FILTERS, decode, show
+from regbench.datasets.photometric import CHAIN, Normalize, blur_taps
 
 Array = npt.NDArray[Any]
 
@@ -88,80 +90,93 @@ def _not_compiled() -> Iterator[None]:
 
 _BATCHES_AHEAD = 2
 _SLOTS = _BATCHES_AHEAD + 2
-# That threading layer does not bear two parallel regions at once, and two loaders may run at once.
-_parallel_region = threading.Lock()
-
 
 # `kernels` names FFCV's JPEG decoder, which this makes known.
 llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
 
 
-class _CropDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
-    """Decodes an image once and cuts the given boxes out of it.
+class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
+    """Decodes an image once and makes its views.
 
-    Memory per sample: boxes (views, 9), set before; status (1,), 0 when decoded; crops (views, size, size, channels).
+    Memory per sample: boxes (views, 9) and chains (views, 11), set before; status (1,), 0 when decoded; crops, unless
+    they are finished at once: their memory is new for every batch, so that it can be handed on.
     """
 
-    def __init__(self, beton: Beton, shape: CropShape, parallel: bool) -> None:
+    def __init__(
+        self, beton: Beton, shape: CropShape, normalize: Normalize | None, pool: Executor, workers: int
+    ) -> None:
         super().__init__()
         self._beton = beton
         self._shape = shape
-        self._decode = decode_parallel if parallel else decode_serial
+        self._finishes = normalize is not None
+        scale, shift = normalize.constants() if normalize else (np.empty(0, np.float32),) * 2
+        taps = np.array([blur_taps(size) for size in shape.sizes])
+        self._before = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
+        self._after = (taps, scale, shift)
+        self._workers = workers
+        self._pool = pool
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, tuple[Any, ...]]:
         shape = self._shape
-        crops = (shape.views, shape.size, shape.size, shape.channels)
+        crops = (0 if self._finishes else shape.numbers_per_image,)
         queries = (
-            AllocationQuery((shape.views, len(BOX)), np.dtype(np.int64)),
+            AllocationQuery((len(shape.sizes), len(BOX)), np.dtype(np.int64)),
+            AllocationQuery((len(shape.sizes), len(CHAIN)), np.dtype(np.float64)),
             AllocationQuery((1,), np.dtype(np.int64)),
             AllocationQuery(crops, np.dtype(np.uint8)),
         )
         return replace(previous_state, jit_mode=True, shape=crops, dtype=np.dtype(np.uint8)), queries
 
     def generate_code(self) -> Callable[..., Any]:
-        beton, kind, decode_batch = self._beton, FILTERS[self._shape.interpolation], self._decode
+        beton = self._beton
         image_shape = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
+        numbers = self._shape.numbers_per_image if self._finishes else 0
 
-        def decode(batch_indices: Any, storage: Any, metadata: Any, storage_state: Any) -> Any:
-            boxes, status, crops = storage
-            file = storage_state[0]
-            decode_batch(batch_indices, file, beton.start, beton.size, image_shape, boxes, kind, status, crops)
-            return storage
+        def make_views(batch_indices: Any, storage: Any, metadata: Any, storage_state: Any) -> Any:
+            boxes, chains, status, crops = storage
+            count = len(batch_indices)
+            out = (crops.reshape(-1), np.empty(count * numbers, np.float32))
 
-        return decode
+            def part(first: int, end: int) -> None:
+                rows = batch_indices[first:end], first, count
+                where = storage_state[0], beton.start, beton.size, image_shape
+                decode(*rows, *where, boxes, *self._before, chains, *self._after, status, *out)
+
+            # Numba's own threads serve one parallel loop at a time, and two loaders may run at once. Some parts more
+            # than threads, because images differ.
+            parts = 1 if self._workers == 1 else min(count, 4 * self._workers)
+            edges = np.linspace(0, count, parts + 1).astype(int).tolist()
+            list(self._pool.map(part, edges[:-1], edges[1:]))
+            for n in np.flatnonzero(status[:, 0]).tolist():
+                # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files have;
+                # what Pillow cannot read is refused.
+                image = beton.image(int(batch_indices[n]))
+                show(image, n, count, boxes[n], *self._before, chains[n], *self._after, *out)
+            return out[1 if self._finishes else 0]
+
+        return make_views
 
 
 class _Stream(EpochIterator):  # type: ignore[misc]
     """One epoch: a thread that fills a ring of buffers, with an end that always comes."""
 
-    def __init__(self, loader: Any, order: Ints, boxes: Boxes, beton: Beton, kind: int) -> None:
+    def __init__(self, loader: Any, order: Ints, boxes: Boxes, chains: Chains) -> None:
         self._boxes = boxes
-        self._beton = beton
-        self._kind = kind
+        self._chains = chains
         self._done = False
         super().__init__(loader, order.astype(np.uint64))
 
     def run(self) -> None:
         try:
-            parallel = self.loader.num_workers > 1
-            if parallel:
-                numba.set_num_threads(self.loader.num_workers)
             (node,) = self.memory_allocations["operation"]
-            box_slots = self.memory_allocations["operation"][node][0]
-            region = _parallel_region if parallel else nullcontext()
+            box_slots, chain_slots = self.memory_allocations["operation"][node][:2]
             for number, indices in enumerate(self.iter_ixes):
                 slot = number % _SLOTS
                 plain = indices.astype(np.int64)
                 box_slots[slot][: len(indices)] = self._boxes(plain)
-                with region:
-                    ((drawn, status, crops),) = self.run_pipeline(number, indices, slot, None)
-                for n in np.flatnonzero(status[:, 0]):
-                    # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files
-                    # have; what Pillow cannot read is refused.
-                    image = self._beton.image(int(plain[n]))
-                    for view, box in enumerate(drawn[n]):
-                        cut(image, box, self._kind, crops[n, view])
-                if not self._put((plain, torch.from_numpy(crops))):
+                chain_slots[slot][: len(indices)] = self._chains(plain)
+                (views,) = self.run_pipeline(number, indices, slot, None)
+                if not self._put((plain, torch.from_numpy(views))):
                     return
             self._put(None)
         except BaseException as error:
@@ -204,38 +219,41 @@ class _Stream(EpochIterator):  # type: ignore[misc]
 
 
 class FfcvCrops:
-    """Makes the crops of one `.beton` file in FFCV's loader."""
+    """Makes the views of one `.beton` file in FFCV's loader."""
 
-    def __init__(self, beton: Beton, shape: CropShape, batch_size: int, workers: int) -> None:
+    def __init__(
+        self, beton: Beton, shape: CropShape, batch_size: int, workers: int, normalize: Normalize | None
+    ) -> None:
         """Make the loader.
 
         Args:
             beton: the file.
             shape: what to deliver.
             batch_size: the largest that will be asked for.
-            workers: threads; no more than there are cores are used.
+            workers: threads.
+            normalize: deliver finished views, normalised like this; None: crops.
         """
-        self._beton = beton
-        self._kind = FILTERS[shape.interpolation]
-        threads = min(workers, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+        self.finishes = normalize is not None
+        self._pool = ThreadPoolExecutor(workers)
         with _contained(), _not_compiled():
             self._loader = Loader(
                 str(beton.path),
                 batch_size,
-                num_workers=threads,
+                num_workers=1,  # numba's threads, which are not used
                 os_cache=True,
                 seed=0,  # not used, but without one FFCV takes a number from NumPy's global generator
-                pipelines={"image": [_CropDecoder(beton, shape, threads > 1)], "label": None},
+                pipelines={"image": [_ViewDecoder(beton, shape, normalize, self._pool, workers)], "label": None},
                 batches_ahead=_BATCHES_AHEAD,
             )
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes) -> CropStream:
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
         """Start an epoch."""
         with _contained():
             self._loader.batch_size = batch_size
-            stream: CropStream = _Stream(self._loader, order, boxes, self._beton, self._kind)
+            stream: CropStream = _Stream(self._loader, order, boxes, chains)
             return stream
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file and end the threads."""
         self._loader = None
+        self._pool.shutdown()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +22,18 @@ from torch import Tensor
 from regbench import RegbenchError
 from regbench.datasets import draws
 from regbench.datasets.beton import Beton
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, check_interpolation
-from regbench.datasets.crops import Boxes, CropLoader, CropShape, CropStream, Ints, center_boxes, random_boxes
+from regbench.datasets.config import (
+    ARRAY_SOURCES,
+    UNCHANGED,
+    AugmentationConfig,
+    CropConfig,
+    DatasetConfig,
+    MultiCropConfig,
+    check_interpolation,
+)
+from regbench.datasets.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.photometric import Normalize, photometric
+from regbench.datasets.photometric import Normalize, chains, photometric
 from regbench.datasets.prepare import check_matches
 from regbench.datasets.torchvision_loader import TorchvisionCrops
 
@@ -93,18 +103,39 @@ class _Transfer:
         return copied
 
 
+@dataclass(frozen=True)
+class _View:
+    """One view of an image: its kind, which of that kind it is, and the number that its draws depend on."""
+
+    crop: CropConfig
+    number: int
+    drawn: int
+
+
+def _views(crops: Sequence[CropConfig]) -> list[_View]:
+    numbers = iter(draws.view_numbers(sum(crop.count for crop in crops)))
+    views = []
+    for crop in crops:
+        own = list(islice(numbers, crop.count))
+        views += [_View(crop, n, own[0] if crop.cut == "patches" else own[n]) for n in range(crop.count)]
+    return views
+
+
 class _Loader:
-    """What both loaders share: an open split, its backend and the way to the device."""
+    """What the loaders share: an open split, the views of an image, the backend and the way to the device."""
 
     def __init__(
         self,
         dataset: DatasetConfig,
         beton: Beton,
-        shape: CropShape,
+        views: Sequence[_View],
+        interpolation: str,
         batch_size: int,
+        seed: int,
         device: torch.device,
         backend: str,
         workers: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if backend not in BACKENDS:
             raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
@@ -114,8 +145,12 @@ class _Loader:
             backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self.backend = backend
         self.batch_size = batch_size
-        self._dataset = dataset
         self._beton = beton
+        self._views = views
+        self._seed = seed
+        self._dtype = dtype
+        sizes = tuple(view.crop.size for view in views)
+        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._transfer = _Transfer(device)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._crops: CropLoader
@@ -128,44 +163,43 @@ class _Loader:
                     f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', or choose the "
                     "loader 'torchvision'"
                 ) from error
-            self._crops = FfcvCrops(self._beton, shape, batch_size, workers)
+            # A GPU is better at the photometric part than the few cores beside it.
+            normalize = self._normalize if device.type == "cpu" else None
+            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
         else:
-            self._crops = TorchvisionCrops(self._beton, shape, workers, pin_memory=device.type == "cuda")
-        self._open: weakref.WeakSet[Epoch[tuple[Tensor, Tensor]]] = weakref.WeakSet()
+            self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=device.type == "cuda")
+        self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
 
-    def _epoch(
-        self, order: Ints, boxes: Boxes, finish: Callable[[Ints, Tensor], tuple[Tensor, Tensor]]
-    ) -> Epoch[tuple[Tensor, Tensor]]:
-        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes), finish)
-        self._open.add(epoch)
-        return epoch
+    def _epoch(self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]) -> Epoch[Batch]:
+        """Start epoch `e` over the images `order`; `give` makes a batch of its indices and views."""
 
-    def _boxes(self, seed: int, epoch: int, views: dict[int, ViewConfig]) -> Boxes:
-        def draw(indices: Ints) -> Ints:
+        def boxes(indices: Ints) -> Ints:
             heights, widths = self._beton.heights[indices], self._beton.widths[indices]
             per_view = []
-            for view, config in views.items():
-                key = draws.keys(seed, epoch, indices, draws.CROP, view)
-                args = (config.crop_scale, config.crop_ratio, config.flip_p)
-                boxes = draws.crop_boxes(key, heights, widths, *args)
-                per_view.append(random_boxes(boxes, self._dataset.image_size))
+            for view in self._views:
+                key = draws.keys(self._seed, e, indices, draws.CROP, view.drawn)
+                per_view.append(boxes_of(view.crop, view.number, key, heights, widths))
             return np.stack(per_view, axis=1)
 
-        return draw
+        def chains_of(indices: Ints) -> Floats:
+            per_view = []
+            for view in self._views:
+                key = draws.keys(self._seed, e, indices, draws.PHOTOMETRIC, view.drawn)
+                drawn = draws.photometric_draws(key, view.crop.view)
+                per_view.append(chains(drawn, view.crop.view, self._shape.channels))
+            return np.stack(per_view, axis=1)
 
-    def _augmented_epoch(
-        self, order: Ints, seed: int, e: int, views: dict[int, ViewConfig]
-    ) -> Epoch[tuple[Tensor, Tensor]]:
-        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
-            crops = self._transfer(crops)
-            pair = []
-            for view, config in views.items():
-                key = draws.keys(seed, e, indices, draws.PHOTOMETRIC, view)
-                x = photometric(crops[:, view], draws.photometric_draws(key, config), config)
-                pair.append(self._normalize(x))
-            return pair[0], pair[1]
+        def finish(indices: Ints, flat: Tensor) -> Batch:
+            if self._crops.finishes:
+                views = [view.permute(0, 3, 1, 2) for view in self._shape.split(flat)]
+            else:
+                crops, todo = self._shape.split(self._transfer(flat)), chains_of(indices)
+                views = [self._normalize(photometric(crop, todo[:, v])) for v, crop in enumerate(crops)]
+            return give(indices, [view.to(self._dtype) for view in views])
 
-        return self._epoch(order, self._boxes(seed, e, views), finish)
+        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_of), finish)
+        self._open.add(epoch)
+        return epoch
 
     def close(self) -> None:
         """Stop every epoch that is still open and free what is held."""
@@ -178,8 +212,8 @@ class _Loader:
         self.close()
 
 
-class TwoViewLoader(_Loader):
-    """Two augmented views of every training image, in an order drawn anew for each epoch.
+class PretrainingLoader(_Loader):
+    """Augmented views of every training image, two or many, in an order drawn anew for each epoch.
 
     Attributes:
         backend: "ffcv" or "torchvision", whichever runs.
@@ -189,7 +223,7 @@ class TwoViewLoader(_Loader):
     def __init__(
         self,
         dataset: DatasetConfig,
-        augmentation: AugmentationConfig,
+        augmentation: AugmentationConfig | MultiCropConfig,
         *,
         data_dir: Path,
         batch_size: int,
@@ -200,12 +234,13 @@ class TwoViewLoader(_Loader):
         rank: int = 0,
         world_size: int = 1,
         parts: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
 
         Args:
             dataset: which; `train_per_class` is honoured.
-            augmentation: of the two views.
+            augmentation: of the views.
             data_dir: the folder of all prepared data sets.
             batch_size: images a batch, in this process.
             seed: decides order and augmentation, together with the epoch.
@@ -218,14 +253,14 @@ class TwoViewLoader(_Loader):
             world_size: number of processes.
             parts: into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
                 of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
+            dtype: what the views are rounded to at the end.
 
         Raises:
             RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
         """
         manifest = Manifest.load(data_dir, dataset.name)
-        check_matches(manifest, dataset, data_dir)
         split = manifest.pretraining_split
-        beton = Beton(manifest.split_file(data_dir, split))
+        beton = _open(manifest, dataset, split, data_dir)
         self._indices = _first_of_each_class(beton.labels, dataset, split)
         self.num_samples = len(self._indices)
         if batch_size * world_size > self.num_samples:
@@ -234,28 +269,29 @@ class TwoViewLoader(_Loader):
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"
             )
-        shape = _two_view_shape(dataset, augmentation)
-        super().__init__(dataset, beton, shape, batch_size, device, backend, workers)
-        self._views = {0: augmentation.view1, 1: augmentation.view2}
-        self._seed = seed
+        if isinstance(augmentation, AugmentationConfig):
+            augmentation = augmentation.crops(dataset.image_size)
+        views = _views(augmentation.crops)
+        super().__init__(
+            dataset, beton, views, augmentation.interpolation, batch_size, seed, device, backend, workers, dtype
+        )
         self._rank, self._world_size, self._parts = rank, world_size, parts
 
     def __len__(self) -> int:
         """Batches per epoch; a last one that would be short is left out."""
         return self.num_samples // (self.batch_size * self._world_size)
 
-    def __enter__(self) -> TwoViewLoader:
+    def __enter__(self) -> PretrainingLoader:
         """Return itself."""
         return self
 
-    def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
-        """The batches of epoch `e` from number `first` on: pairs of (N, C, S, S) float32, normalised, on the device."""
+    def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
+        """The batches of epoch `e` from number `first` on: a (N, C, S, S) for each view, normalised, on the device."""
         order = draws.epoch_order(self._seed, e, self._indices)
         order = order[: len(self) * self.batch_size * self._world_size]
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
         order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
-
-        return self._augmented_epoch(order, self._seed, e, self._views)
+        return self._epoch(order, e, lambda _, views: tuple(views))
 
 
 class ViewLoader(_Loader):
@@ -292,8 +328,8 @@ class ViewLoader(_Loader):
             batch_size: images a batch.
             seed: decides the augmentation, together with the epoch.
             device: where the views are augmented and delivered.
-            backend: as for `TwoViewLoader`.
-            workers: as for `TwoViewLoader`.
+            backend: as for `PretrainingLoader`.
+            workers: as for `PretrainingLoader`.
             choice: for "test", as for `EvalLoader`.
 
         Raises:
@@ -303,18 +339,17 @@ class ViewLoader(_Loader):
         beton = _open_split(dataset, split, data_dir, choice)
         self._indices = evenly(_first_of_each_class(beton.labels, dataset, split), images)
         self.num_samples = len(self._indices)
-        shape = _two_view_shape(dataset, augmentation)
-        super().__init__(dataset, beton, shape, min(batch_size, self.num_samples), device, backend, workers)
-        self._views = {0: augmentation.view1, 1: augmentation.view2}
-        self._seed = seed
+        views = _views(augmentation.crops(dataset.image_size).crops)
+        batch_size = min(batch_size, self.num_samples)
+        super().__init__(dataset, beton, views, augmentation.interpolation, batch_size, seed, device, backend, workers)
 
     def __enter__(self) -> ViewLoader:
         """Return itself."""
         return self
 
-    def epoch(self, e: int) -> Epoch[tuple[Tensor, Tensor]]:
+    def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
         """The batches of epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last may be short."""
-        return self._augmented_epoch(self._indices, self._seed, e, self._views)
+        return self._epoch(self._indices, e, lambda _, views: tuple(views))
 
 
 def evenly(indices: Ints, count: int) -> Ints:
@@ -357,8 +392,8 @@ class EvalLoader(_Loader):
             transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
                 file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
             seed: for "crop_flip".
-            backend: as for `TwoViewLoader`.
-            workers: as for `TwoViewLoader`.
+            backend: as for `PretrainingLoader`.
+            workers: as for `PretrainingLoader`.
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: range of the crop's area, for "crop_flip".
             choice: for "test": the record of what was chosen, and on which split, before this one is opened.
@@ -375,16 +410,13 @@ class EvalLoader(_Loader):
         self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)
         self._random = transform == "crop_flip"
-        shape = CropShape(
-            views=1,
-            size=dataset.image_size,
-            channels=dataset.channels,
-            interpolation=interpolation,
-        )
-        super().__init__(dataset, beton, shape, min(batch_size, self.num_samples), device, backend, workers)
-        self._seed = seed
+        crop = CropConfig(view=replace(UNCHANGED, crop_scale=crop_scale), size=dataset.image_size)
+        if not self._random:
+            crop = replace(crop, view=replace(UNCHANGED, flip_p=0.0), cut="center", resize=dataset.eval_resize)
+        views = [_View(crop, 0, draws.EVALUATION_VIEW)]
+        batch_size = min(batch_size, self.num_samples)
+        super().__init__(dataset, beton, views, interpolation, batch_size, seed, device, backend, workers)
         self._device = device
-        self._view = ViewConfig(crop_scale=crop_scale)
 
     def __len__(self) -> int:
         """Batches per epoch; the last one may be short."""
@@ -398,32 +430,28 @@ class EvalLoader(_Loader):
         """The batches of epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on the device."""
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
 
-        def center(indices: Ints) -> Ints:
-            heights, widths = self._beton.heights[indices], self._beton.widths[indices]
-            return center_boxes(heights, widths, self._dataset.eval_resize, self._dataset.image_size)[:, None]
+        def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
+            return views[0], self._labels[torch.from_numpy(indices)].to(self._device)
 
-        def finish(indices: Ints, crops: Tensor) -> tuple[Tensor, Tensor]:
-            x = self._transfer(crops)[:, 0].permute(0, 3, 1, 2).to(torch.float32)
-            labels = self._labels[torch.from_numpy(indices)].to(self._device)
-            return self._normalize(x), labels
-
-        boxes = self._boxes(self._seed, e, {draws.EVALUATION_VIEW: self._view}) if self._random else center
-        return self._epoch(order, boxes, finish)
-
-
-def _two_view_shape(dataset: DatasetConfig, augmentation: AugmentationConfig) -> CropShape:
-    return CropShape(
-        views=2, size=dataset.image_size, channels=dataset.channels, interpolation=augmentation.interpolation
-    )
+        return self._epoch(order, e, give)
 
 
 def _open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> Beton:
     """A split for evaluation; the test split with the record of the choice only."""
     if split == "test":
         _check_choice(choice)
-    manifest = Manifest.load(data_dir, dataset.name)
+    return _open(Manifest.load(data_dir, dataset.name), dataset, split, data_dir)
+
+
+def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> Beton:
     check_matches(manifest, dataset, data_dir)
-    return Beton(manifest.split_file(data_dir, split))
+    beton = Beton(manifest.split_file(data_dir, split))
+    if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
+        raise RegbenchError(
+            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to {beton.labels.max()} for "
+            f"{dataset.num_classes} classes; write it again: regbench prepare {dataset.name} --force"
+        )
+    return beton
 
 
 def _check_choice(path: Path | None) -> None:
@@ -450,7 +478,8 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
     Raises:
         RegbenchError: a class has fewer.
     """
-    if split != "train" or dataset.train_per_class is None:
+    # Of other sources the file holds no others.
+    if split != "train" or dataset.train_per_class is None or dataset.source not in ARRAY_SOURCES:
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:

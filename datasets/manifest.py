@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from regbench import RegbenchError
 from regbench.files import write_text
@@ -22,6 +22,11 @@ class SplitEntry(TypedDict):
         counts_per_class: number of images of each class; empty for a split without labels.
         content_sha256: over every image's label and stored bytes, in order.
         bytes: the file's size.
+        origins: name of a text file beside it: for each image, in order, a line of the CRC-32 of its stored bytes
+            (hexadecimal), a blank, and where it came from: a file's name relative to the source, or its row there. This
+            and what follows is missing in manifests from before there was any.
+        origins_sha256: of that file.
+        left_out: images that could not be read: where they are in the source -> the reason.
     """
 
     file: str
@@ -29,6 +34,9 @@ class SplitEntry(TypedDict):
     counts_per_class: list[int]
     content_sha256: str
     bytes: int
+    origins: NotRequired[str]
+    origins_sha256: NotRequired[str]
+    left_out: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +46,14 @@ class Manifest:
     Attributes:
         name: the data set's folder.
         source: see `DatasetConfig.source`.
-        selection: what of `DatasetConfig` decided which images went where (imagefolder), else empty.
+        selection: what of `DatasetConfig` decided which images went where (imagefolder), and their size if that was
+            asked for.
         splits: by name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
         class_names: in the order of the labels.
-        beton: options of the files: version, page_bytes.
+        beton: version of the files' format, quality of the JPEGs that were made (and not copied).
         regbench_version: the version that wrote them.
         created: UTC time, ISO 8601.
+        train_list_sha256: of the file that `DatasetConfig.train_list` names; None without one.
     """
 
     name: str
@@ -54,6 +64,7 @@ class Manifest:
     beton: dict[str, int]
     regbench_version: str
     created: str
+    train_list_sha256: str | None = None
 
     @property
     def pretraining_split(self) -> str:
@@ -81,8 +92,12 @@ class Manifest:
             ) from error
 
     def save(self, data_dir: Path) -> None:
-        """Write the manifest atomically to its place in `data_dir`."""
-        write_text(data_dir / self.name / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
+        """Write the manifest atomically to its place in `data_dir`.
+
+        Raises:
+            RegbenchError: it cannot be written.
+        """
+        save_text(data_dir / self.name / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
 
     def split_file(self, data_dir: Path, split: str) -> Path:
         """The file of `split`, present and of the recorded size.
@@ -98,3 +113,15 @@ class Manifest:
             state = "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
             raise RegbenchError(f"{path} is {state}; write it again: regbench prepare {self.name} --force")
         return path
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write `text` atomically to `path`, in a prepared data set's folder.
+
+    Raises:
+        RegbenchError: it cannot be written, as on a full disk.
+    """
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise RegbenchError(f"cannot write {path}: {error.strerror or error}") from error

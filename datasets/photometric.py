@@ -1,5 +1,7 @@
 """The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
 
+With FFCV on a CPU the same is done image by image in `kernels.finish`.
+
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
 same name, without the rounding to whole levels between operations. Images are touched only by what they drew.
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,15 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.draws import PhotometricDraws
 
+# What is done to one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
+# none -1), the value of each of the four, whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0:
+# no blur) and the threshold of the solarization (a grey level, above 255: none).
+CHAIN = (
+    *("first", "second", "third", "fourth"),
+    *("brightness", "contrast", "saturation", "hue"),
+    *("grayscale", "sigma", "threshold"),
+)
+_NO_SOLARIZE = 256.0
 # Images that the blur handles at once; its matrices are what needs memory.
 _BLUR_CHUNK = 256
 
@@ -125,24 +137,46 @@ class _Step:
     values: npt.NDArray[np.float64]
 
 
-def _steps(draws: PhotometricDraws, config: ViewConfig, channels: int) -> list[_Step]:
+def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
+    """What is done to one view of N images: (N, 11), each row as in `CHAIN`.
+
+    Args:
+        draws: the images' parameters.
+        config: what they were drawn from.
+        channels: of the images; what changes nothing on grey ones is left out.
+    """
+    rows = no_chains(len(draws.jitter))
+    strengths = (config.brightness, config.contrast, config.saturation, config.hue)
+    # The order of the others is not changed by leaving some out.
+    active = np.array([i for i, strength in enumerate(strengths) if strength > 0 and (channels == 3 or i < 2)], int)
+    order = active[np.argsort(draws.order[:, active], axis=1)]
+    rows[:, : len(active)] = np.where(draws.jitter[:, None], order, -1)
+    rows[:, 4:8] = draws.factors
+    rows[:, 8] = draws.grayscale & (channels == 3)
+    rows[:, 9] = np.where(draws.blur, draws.sigma, 0.0)
+    rows[:, 10] = np.where(draws.solarize, config.solarize_threshold, _NO_SOLARIZE)
+    return rows
+
+
+def no_chains(count: int) -> npt.NDArray[np.float64]:
+    """Chains that change nothing, (count, 11)."""
+    rows = np.full((count, len(CHAIN)), -1.0)
+    rows[:, 8:10] = 0.0
+    rows[:, 10] = _NO_SOLARIZE
+    return rows
+
+
+def _steps(chain: npt.NDArray[np.float64]) -> list[_Step]:
     """The operations of one batch in the order in which they are applied."""
     steps = []
-    strengths = (config.brightness, config.contrast, config.saturation, config.hue)
-    # On grey images saturation and hue have no effect. The order of the others is not changed by leaving these out.
-    active = [i for i, strength in enumerate(strengths) if strength > 0 and (channels == 3 or i < 2)]
-    order = np.argsort(draws.order[:, active], axis=1)
-    for place in range(len(active)):
-        for number, i in enumerate(active):
-            rows = np.flatnonzero(draws.jitter & (order[:, place] == number))
-            steps.append(_Step(_JITTER[i], rows, draws.factors[rows, i]))
-    if channels == 3:
-        rows = np.flatnonzero(draws.grayscale)
-        steps.append(_Step(to_grayscale, rows, np.zeros(len(rows))))
-    rows = np.flatnonzero(draws.blur)
-    steps.append(_Step(gaussian_blur, rows, draws.sigma[rows]))
-    rows = np.flatnonzero(draws.solarize)
-    steps.append(_Step(solarize, rows, np.full(len(rows), float(config.solarize_threshold))))
+    for place in range(4):
+        for number, operation in enumerate(_JITTER):
+            rows = np.flatnonzero(chain[:, place] == number)
+            steps.append(_Step(operation, rows, chain[rows, 4 + number]))
+    after = ((to_grayscale, chain[:, 8] > 0), (gaussian_blur, chain[:, 9] > 0), (solarize, chain[:, 10] <= 255))
+    for column, (operation, chosen) in enumerate(after, start=8):
+        rows = np.flatnonzero(chosen)
+        steps.append(_Step(operation, rows, chain[rows, column]))
     return [step for step in steps if len(step.rows)]
 
 
@@ -154,19 +188,18 @@ def _on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def photometric(crops: Tensor, draws: PhotometricDraws, config: ViewConfig) -> Tensor:
+def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     """Apply one view's photometric augmentation.
 
     Args:
         crops: (N, H, W, C) uint8 on the device to work on.
-        draws: the N images' parameters.
-        config: what they were drawn from.
+        chain: (N, 11) from `chains`.
 
     Returns:
         (N, C, H, W) float32, values in [0, 255].
     """
     planes = crops.permute(0, 3, 1, 2)
-    steps = _steps(draws, config, planes.shape[1])
+    steps = _steps(chain)
     if not steps:
         return planes.to(torch.float32)
     x = planes.to(torch.float32, memory_format=torch.contiguous_format)
@@ -191,6 +224,10 @@ class Normalize:
         self._scale = torch.tensor([1 / (255 * s) for s in std], device=device).view(1, -1, 1, 1)
         shift = [-m / s for m, s in zip(mean, std, strict=True)]
         self._shift = torch.tensor(shift, device=device).view(1, -1, 1, 1)
+
+    def constants(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """A scale and a shift per channel, float32: the normalised value is scale x + shift."""
+        return self._scale.flatten().numpy(), self._shift.flatten().numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise (N, C, H, W) in place; the result is `channels_last` if there are three channels."""

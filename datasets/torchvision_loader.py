@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
-from regbench.datasets.crops import Boxes, CropShape, CropStream, Ints
+from regbench.datasets.crops import Boxes, Chains, CropShape, CropStream, Ints
 
 
 @lru_cache(maxsize=4096)
@@ -67,15 +67,16 @@ class _Batches(Dataset[Any]):
 
     def _crops(self, indices: Ints, boxes: Ints) -> tuple[Ints, torch.Tensor]:
         shape = self.shape
-        crops = np.empty((len(indices), shape.views, shape.size, shape.size, shape.channels), np.uint8)
+        crops = torch.empty(len(indices) * shape.numbers_per_image, dtype=torch.uint8)
+        views = [view.numpy() for view in shape.split(crops)]
         for n, index in enumerate(indices):
             image = self.beton.image(int(index))[:, :, : shape.channels]
-            for v, (top, left, height, width, flip, to_height, to_width, row, column) in enumerate(boxes[n].tolist()):
-                box = np.ascontiguousarray(image[top : top + height, left : left + width])
-                resized = resize(box, to_height, to_width, shape.interpolation)
-                crop = resized[row : row + shape.size, column : column + shape.size]
-                crops[n, v] = crop[:, ::-1] if flip else crop
-        return indices, torch.from_numpy(crops)
+            for view, size, box in zip(views, shape.sizes, boxes[n].tolist(), strict=True):
+                top, left, height, width, flip, to_height, to_width, row, column = box
+                part = np.ascontiguousarray(image[top : top + height, left : left + width])
+                crop = resize(part, to_height, to_width, shape.interpolation)[row : row + size, column : column + size]
+                view[n] = crop[:, ::-1] if flip else crop
+        return indices, crops
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -107,6 +108,8 @@ class _Stream:
 class TorchvisionCrops:
     """Makes the crops of one `.beton` file in worker processes."""
 
+    finishes = False
+
     def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
         """Make the loader.
 
@@ -120,8 +123,8 @@ class TorchvisionCrops:
         self._workers = workers
         self._pin_memory = pin_memory
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes) -> CropStream:
-        """Start an epoch."""
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
+        """Start an epoch; the photometric part is left to others."""
         chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
         loader = DataLoader(
             self._dataset,

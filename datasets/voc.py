@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from regbench import RegbenchError
+from regbench.datasets.published import PUBLISHED, refuse_if
 from regbench.datasets.torchvision_loader import resize
 
 # fmt: off
@@ -27,7 +28,6 @@ CLASSES = (
 )
 # fmt: on
 SPLITS = ("trainval", "test")
-ARCHIVES = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,26 @@ def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSpli
     Raises:
         RegbenchError: The folder is not there or not complete; all that is wrong is listed.
     """
-    folder = data_dir / "voc07" / "VOCdevkit" / "VOC2007"
+    return read_voc07(data_dir / "voc07" / "VOCdevkit" / "VOC2007", num_images)
+
+
+def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
+    """The splits "trainval" and "test" of a folder VOC2007/.
+
+    Args:
+        folder: VOC2007/.
+        num_images: That the two must have.
+        where: What messages call it, if not by its path.
+
+    Raises:
+        RegbenchError: The folder is not there or not complete; all that is wrong is listed.
+    """
+    where = where or str(folder)
+    address = PUBLISHED["voc2007"].address
     if not folder.is_dir():
         raise RegbenchError(
-            f"{folder} is missing; get VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar from {ARCHIVES} and "
-            f"unpack both: mkdir -p {data_dir / 'voc07'} && tar -xf FILE -C {data_dir / 'voc07'}"
+            f"{where} is missing, or has no VOC2007/; get both archives from {address}: "
+            "regbench prepare voc07 --source-dir FOLDER"
         )
     wrong: list[str] = []
     splits = {}
@@ -77,12 +92,12 @@ def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSpli
         splits[split] = VOCSplit(paths, table.reshape(len(images), len(CLASSES)))
     if both := set(splits["trainval"].paths) & set(splits["test"].paths):
         wrong.append(f"{len(both):,} images are in both splits, the first is {min(both).name}")
-    if wrong:
-        raise RegbenchError(
-            f"{folder} is not the complete VOC2007: {'; '.join(wrong[:6])}{'; …' * (len(wrong) > 6)}; unpack both "
-            f"archives of {ARCHIVES} there again, or state the size of a folder of your own: "
-            "evaluation.voc07.num_images=[TRAINVAL,TEST]"
-        )
+    refuse_if(
+        wrong,
+        f"{where} is not the complete VOC2007",
+        f"get both archives again from {address}: regbench prepare voc07 --source-dir FOLDER --force; or state the "
+        "size of a folder of your own: evaluation.voc07.num_images=[TRAINVAL,TEST]",
+    )
     return splits
 
 

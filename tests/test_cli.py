@@ -212,7 +212,7 @@ def complete(*words: str) -> list[str]:
         (["train", "optimizer.w"], ["optimizer.warmup_epochs="]),
         (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
         (["sweep", "in20"], ["in20_table2", "in20_table3", "in20_tuning"]),
-        (["prepare", "cif"], ["cifar10"]),
+        (["prepare", "cif"], ["cifar10", "cifar100"]),
         (["cost", "sfrik_l1", "sfrik_l"], ["sfrik_l2", "sfrik_l3"]),
         (["stat"], ["status"]),
     ],

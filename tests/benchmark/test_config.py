@@ -18,6 +18,7 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
+from regbench.datasets.config import RESIZING
 
 
 @functools.cache
@@ -170,6 +171,20 @@ def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
     other = Cell.from_dict(changed(ALL, path))
     assert other != ALL
     assert other.id != ALL.id
+
+
+def test_resizing_is_part_of_the_id_only_where_it_is_asked_for() -> None:
+    wanted = ("dataset=in20", "evaluation.protocols=[knn,labels1]")
+    plain = cell_of(*wanted)
+    # Ids of cells from before there was any stay.
+    assert not {path[-1] for path in leaves(plain.to_dict())} & set(RESIZING)
+    others = [
+        *(["dataset.resize_px=256"], ["dataset.resize_px=256", "dataset.resize_side=longer"]),
+        *(["dataset.jpeg_quality=90"], ["evaluation.labels1.dataset.resize_px=256"]),
+    ]
+    cells = [plain, *(cell_of(*wanted, *other) for other in others)]
+    assert len({cell.id for cell in cells}) == 5
+    assert [Cell.from_dict(cell.plain()) for cell in cells] == cells
 
 
 def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id() -> None:

@@ -27,7 +27,7 @@ from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.train import Trained, train
-from regbench.datasets.loader import EvalLoader, TwoViewLoader
+from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
@@ -71,7 +71,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
     network.train()
     momenta = [torch.zeros_like(p) for p in network.parameters()]
     step, losses = 0, []
-    with TwoViewLoader(
+    with PretrainingLoader(
         cell.dataset,
         cell.augmentation,
         data_dir=Path(runtime.data_dir),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ USE_AND_EXIT = """
 import sys, numba, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import TwoViewLoader
+from regbench.datasets.loader import PretrainingLoader
 dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
                         num_classes=10, eval_resize=28)
-loader = TwoViewLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
+loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
                          device=torch.device("cpu"), backend="ffcv", workers=2)
 next(loader.epoch(0))
 print(numba.threading_layer())
@@ -32,3 +33,37 @@ def test_a_process_with_two_workers_ends(data_dir: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["workqueue"]
+
+
+ITERATE = """
+import sys, torch
+from pathlib import Path
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.loader import PretrainingLoader
+if __name__ == "__main__":
+    dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
+                            num_classes=10, eval_resize=28)
+    loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=4, seed=0,
+                               device=torch.device("cpu"), backend=sys.argv[2], workers=2)
+    for e in range(10**6):
+        for _ in loader.epoch(e):
+            print(e, flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", ["ffcv", "torchvision"])
+def test_ctrl_c_ends_a_process_in_its_epoch(data_dir: Path, backend: str) -> None:
+    command = [sys.executable, "-c", ITERATE, str(data_dir), backend]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0\n"
+        # As a terminal does: to all processes of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert b"KeyboardInterrupt" in errors
+    assert process.returncode != 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -87,13 +87,28 @@ def test_solarize_equals_torchvision(images: Tensor) -> None:
     assert (got[images == 129] == 129).all()
 
 
+def augmented(images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig, way: str = "batch") -> Tensor:
+    """The whole chain on (N, C, H, W), as a batch or image by image with numba."""
+    chain = photometric.chains(drawn, config, images.shape[1])
+    crops = images.permute(0, 2, 3, 1).contiguous()
+    if way == "batch":
+        return photometric.photometric(crops, chain)
+    kernels = pytest.importorskip("regbench.datasets.kernels", reason="needs numba", exc_type=ImportError)
+    out = np.empty(crops.shape, np.float32)
+    unchanged = np.ones(images.shape[1], np.float32), np.zeros(images.shape[1], np.float32)
+    for n, crop in enumerate(crops.numpy()):
+        kernels.finish(crop, chain[n], photometric.blur_taps(images.shape[2]), *unchanged, out[n])
+    return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("way", ["batch", "numba"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_chain_equals_torchvision_one_image_at_a_time(channels: int, images: Tensor) -> None:
+def test_chain_equals_torchvision_one_image_at_a_time(channels: int, way: str, images: Tensor) -> None:
     config = ViewConfig(blur_p=0.5, solarize_p=0.4, grayscale_p=0.3, solarize_threshold=100)
     images = images[:, :channels]
     key = draws.keys(7, 3, np.arange(N), draws.PHOTOMETRIC)
     drawn = draws.photometric_draws(key, config)
-    got = photometric.photometric(images.permute(0, 2, 3, 1), drawn, config)
+    got = augmented(images, drawn, config, way)
     taps = photometric.blur_taps(SIZE)
     functions = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
     solarized = 0
@@ -119,13 +134,12 @@ def test_chain_equals_torchvision_one_image_at_a_time(channels: int, images: Ten
 
 
 def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -> None:
-    crops = images.permute(0, 2, 3, 1)
     key = draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC)
     grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     both = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0.5, solarize_p=0)
     drawn = draws.photometric_draws(key, both)
-    got = photometric.photometric(crops, drawn, both)
-    plain = photometric.photometric(crops, draws.photometric_draws(key, grey), grey)
+    got = augmented(images, drawn, both)
+    plain = augmented(images, draws.photometric_draws(key, grey), grey)
     sigma = torch.tensor(drawn.sigma, dtype=torch.float32)
     blurred = torch.from_numpy(drawn.blur)
     assert 0 < blurred.sum() < N
@@ -133,11 +147,11 @@ def test_an_operation_on_all_images_bears_one_on_some_after_it(images: Tensor) -
     torch.testing.assert_close(got[blurred], photometric.gaussian_blur(plain[blurred], sigma[blurred]))
 
 
-def test_nothing_drawn_changes_nothing(images: Tensor) -> None:
+@pytest.mark.parametrize("way", ["batch", "numba"])
+def test_nothing_drawn_changes_nothing(way: str, images: Tensor) -> None:
     config = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
     drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
-    got = photometric.photometric(images.permute(0, 2, 3, 1), drawn, config)
-    torch.testing.assert_close(got, images.float())
+    torch.testing.assert_close(augmented(images, drawn, config, way), images.float())
 
 
 def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
@@ -145,8 +159,19 @@ def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
     crops = images.permute(0, 2, 3, 1).contiguous()
     before = crops.clone()
     drawn = draws.photometric_draws(draws.keys(0, 0, np.arange(N), draws.PHOTOMETRIC), config)
-    photometric.photometric(crops, drawn, config)
+    photometric.photometric(crops, photometric.chains(drawn, config, 3))
     assert torch.equal(crops, before)
+
+
+@pytest.mark.parametrize("size", [12, 28, 96, 224])
+def test_both_ways_are_the_same(size: int) -> None:
+    images = torch.randint(0, 256, (12, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    config = ViewConfig(blur_p=0.7, jitter_p=0.9, hue=0.5)
+    drawn = draws.photometric_draws(draws.keys(1, 0, np.arange(12), draws.PHOTOMETRIC), config)
+    difference = augmented(images, drawn, config) - augmented(images, drawn, config, "numba")
+    # Where a value meets the threshold to the last bit, solarization may fall on either side.
+    assert (difference.abs() > 0.01).float().mean() < 1e-4
+    assert (difference[torch.from_numpy(~drawn.solarize)].abs() < 0.01).all()
 
 
 def test_normalize() -> None:

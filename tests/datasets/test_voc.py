@@ -36,7 +36,10 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(RegbenchError, match=r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*tar -xf FILE -C"):
+    with pytest.raises(
+        RegbenchError,
+        match=r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*regbench prepare voc07 --source-dir FOLDER",
+    ):
         open_voc07(tmp_path, (5011, 4952))
 
 

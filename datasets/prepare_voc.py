@@ -1,0 +1,111 @@
+"""Preparing VOC2007: its two archives are unpacked, or an unpacked folder is taken, and every image is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from regbench import RegbenchError
+from regbench.datasets.encode import in_order
+from regbench.datasets.prepare import only_one
+from regbench.datasets.progress import shown
+from regbench.datasets.published import PUBLISHED, few
+from regbench.datasets.voc import SPLITS, VOCSplit, read_voc07
+
+ARCHIVES = ("VOCtrainval_06-Nov-2007.tar", "VOCtest_06-Nov-2007.tar")
+
+
+def prepare_voc07(
+    data_dir: Path,
+    num_images: tuple[int, int],
+    *,
+    source_dir: Path | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    force: bool = False,
+) -> dict[str, VOCSplit]:
+    """Bring VOC2007 to `<data_dir>/voc07/VOCdevkit/`, unless it is there, and check all of it.
+
+    It appears there when it is complete and checked, by a rename.
+
+    Args:
+        data_dir: the folder of all data sets.
+        num_images: that "trainval" and "test" must have.
+        source_dir: the folder that holds the two archives, or VOCdevkit/, to which a link is made.
+        workers: threads that read the images; None for one per core.
+        progress: show progress on stderr.
+        force: replace what is there by what is in `source_dir`.
+
+    Raises:
+        RegbenchError: it cannot be had, or is not complete; all that is wrong is listed.
+    """
+    folder = data_dir / "voc07"
+    place = folder / "VOCdevkit"
+    threads = workers or len(os.sched_getaffinity(0))
+    with only_one(folder, progress):
+        for leftover in folder.glob(".VOCdevkit.*"):
+            shutil.rmtree(leftover)
+        if source_dir is not None and (force or not place.is_dir()):
+            new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
+            try:
+                _bring(source_dir, new, progress)
+                _check(new / "VOCdevkit", str(source_dir), num_images, threads, progress)
+                if place.is_symlink() or place.exists():
+                    place.rename(new / "replaced")
+                (new / "VOCdevkit").rename(place)
+            finally:
+                shutil.rmtree(new)
+            return read_voc07(place / "VOC2007", num_images)
+        return _check(place, str(place), num_images, threads, progress)
+
+
+def _bring(source_dir: Path, new: Path, progress: bool) -> None:
+    """Make `new`/VOCdevkit of what `source_dir` holds."""
+    address = PUBLISHED["voc2007"].address
+    if missing := [name for name in ARCHIVES if not (source_dir / name).is_file()]:
+        unpacked = (source_dir / "VOCdevkit").resolve()
+        if not unpacked.is_dir() or unpacked == (new.parent / "VOCdevkit").resolve():
+            raise RegbenchError(f"{source_dir} has not {' and '.join(missing)}; get both archives from {address}")
+        (new / "VOCdevkit").symlink_to(unpacked)
+        return
+    for name in ARCHIVES:
+        try:
+            with tarfile.open(source_dir / name) as archive:
+                members = archive.getmembers()
+                for member in shown(members, len(members), f"unpacking {name}", progress, "files"):
+                    archive.extract(member, new, filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            raise RegbenchError(f"cannot unpack {source_dir / name} ({error}); get it again from {address}") from error
+        except OSError as error:
+            raise RegbenchError(
+                f"cannot unpack {source_dir / name} to {new.parent}: {error.strerror or error}; "
+                "make room, or choose another folder: runtime.data_dir=FOLDER"
+            ) from error
+
+
+def _check(devkit: Path, where: str, num_images: tuple[int, int], workers: int, progress: bool) -> dict[str, VOCSplit]:
+    """The splits, if all is there and every image can be read."""
+    splits = read_voc07(devkit / "VOC2007", num_images, where)
+    paths = [path for split in SPLITS for path in splits[split].paths]
+    faults = shown(in_order(_fault, paths, workers), len(paths), "VOC2007: reading", progress)
+    if wrong := [fault for fault in faults if fault]:
+        raise RegbenchError(
+            f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: {few(wrong)}; get it again "
+            f"from {PUBLISHED['voc2007'].address}: regbench prepare voc07 --source-dir FOLDER --force"
+        )
+    return splits
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with an image; empty if nothing is."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return path.name
+    return ""

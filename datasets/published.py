@@ -1,0 +1,85 @@
+"""Published data sets: where each is to be had, how many images it has, and the refusal of what is not all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from regbench import RegbenchError
+
+_LISTED = 6  # faults in one line, and names in one fault
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set as it is published.
+
+    Attributes:
+        title: its name in messages.
+        address: where it is to be had.
+        num_images: of each of its parts.
+    """
+
+    title: str
+    address: str
+    num_images: Mapping[str, int]
+
+
+PUBLISHED = {
+    "fashion_mnist": Published(
+        "Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist", {"train": 60_000, "test": 10_000}
+    ),
+    "cifar10": Published(
+        "CIFAR-10",
+        "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-10-python.tar.gz)",
+        {"train": 50_000, "test": 10_000},
+    ),
+    "cifar100": Published(
+        "CIFAR-100",
+        "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-100-python.tar.gz)",
+        {"train": 50_000, "test": 10_000},
+    ),
+    "stl10": Published(
+        "STL-10",
+        "https://cs.stanford.edu/~acoates/stl10/ (stl10_binary.tar.gz)",
+        {"train": 5_000, "test": 8_000, "unlabeled": 100_000},
+    ),
+    "ilsvrc2012": Published(
+        "ImageNet (ILSVRC2012)",
+        "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php (ILSVRC2012_img_train.tar, "
+        "ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz) or "
+        "https://www.kaggle.com/c/imagenet-object-localization-challenge",
+        {"train": 1_281_167, "val": 50_000},
+    ),
+    "places205": Published(
+        "Places205",
+        "http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz, trainvalsplit_places205.tar.gz)",
+        {"train": 2_448_873, "val": 20_500},
+    ),
+    "voc2007": Published(
+        "VOC2007",
+        "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/ (VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar)",
+        {"trainval": 5_011, "test": 4_952},
+    ),
+}
+# The images that keep their labels in semi-supervised learning.
+SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/"
+
+
+def few(names: Sequence[object]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _LISTED
+    return ", ".join(str(name) for name in names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
+    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line.
+
+    Raises:
+        RegbenchError: something is wrong.
+    """
+    if wrong:
+        more = len(wrong) - _LISTED
+        faults = "; ".join(wrong[:_LISTED]) + (f"; and {more:,} more faults" if more > 0 else "")
+        # What libraries say of a damaged file can have several lines.
+        raise RegbenchError(" ".join(f"{what}: {faults}; {remedy}".split()))

@@ -1,0 +1,93 @@
+"""Reading a prepared data set back: every image is decoded and held against what was noted when it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from pathlib import Path
+
+from regbench import RegbenchError
+from regbench.datasets.beton import Beton
+from regbench.datasets.encode import in_order
+from regbench.datasets.manifest import Manifest, SplitEntry
+from regbench.datasets.prepare import counts_per_class, file_sha256
+from regbench.datasets.progress import shown
+
+
+def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: bool = True) -> tuple[int, list[str]]:
+    """Read every image of the data set `name` back.
+
+    Args:
+        name: of the data set.
+        data_dir: the folder of all prepared data sets.
+        workers: threads; None for one per core.
+        progress: show progress on stderr.
+
+    Returns:
+        The number of images that were read, and a line for each image and file that is not as it was written.
+
+    Raises:
+        RegbenchError: the data set is not prepared.
+    """
+    manifest = Manifest.load(data_dir, name)
+    images = 0
+    problems = []
+    for split, entry in manifest.splits.items():
+        try:
+            beton = Beton(manifest.split_file(data_dir, split))
+            origins = _origins(data_dir / name, entry, len(beton))
+        except RegbenchError as error:
+            problems.append(str(error))
+            continue
+        images += len(beton)
+        title = f"verify {name}/{split}"
+        wrong, content_sha256 = _read_back(beton, origins, title, workers or len(os.sched_getaffinity(0)), progress)
+        problems += wrong
+        if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):
+            problems.append(f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no classes")
+        elif counts_per_class(beton.labels, len(manifest.class_names)) != entry["counts_per_class"]:
+            problems.append(f"{beton.path}: the images of each class are not as many as in the manifest")
+        elif not wrong and content_sha256 != entry["content_sha256"]:
+            problems.append(f"{beton.path}: its labels and images have not the hash in the manifest")
+    return images, problems
+
+
+def _origins(folder: Path, entry: SplitEntry, num_samples: int) -> list[tuple[int | None, str]]:
+    """The CRC-32 of each image, and where it came from; nothing of the kind for old manifests."""
+    if "origins" not in entry:
+        return [(None, "")] * num_samples
+    path = folder / entry["origins"]
+    if not path.is_file() or file_sha256(path) != entry["origins_sha256"]:
+        raise RegbenchError(
+            f"{path} is missing or has not the hash in the manifest; write it again: "
+            f"regbench prepare {folder.name} --force"
+        )
+    return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
+
+
+def _read_back(
+    beton: Beton, origins: list[tuple[int | None, str]], title: str, workers: int, progress: bool
+) -> tuple[list[str], str]:
+    """A line for each image that is not as it was written, and the content's hash, see `write_beton`."""
+
+    def wrong(index: int) -> str | None:
+        crc, origin = origins[index]
+        where = f"image {index} of {beton.path}" + (f", {origin}," if origin else "")
+        if crc is not None and crc != zlib.crc32(beton.stored_bytes(index).data):
+            return f"{where} has not the bytes that were written"
+        try:
+            beton.image(index)
+        except RegbenchError:
+            return f"{where} cannot be decoded"
+        return None
+
+    digest = hashlib.sha256()
+    lines = []
+    found = shown(in_order(wrong, range(len(beton)), workers), len(beton), title, progress)
+    for index, line in enumerate(found):
+        digest.update(int(beton.labels[index]).to_bytes(8, "little", signed=True))
+        digest.update(beton.stored_bytes(index).data)
+        if line is not None:
+            lines.append(line)
+    return lines, digest.hexdigest()

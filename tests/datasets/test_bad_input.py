@@ -1,0 +1,613 @@
+"""What is wrong with the input, or goes wrong on the way: each is refused or borne, and said in one line.
+
+Truncated `.beton` files and wrong numbers in them are in `test_beton`, images of odd kinds one by one in `test_encode`,
+refusals of settings and of sources in `test_prepare`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from regbench import RegbenchError
+from regbench.cli import main
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.loader import EvalLoader
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare
+from regbench.datasets.verify import verify
+
+Config = Callable[..., DatasetConfig]
+MakeFolder = Callable[[Path, int, int], Path]
+FFCV = importlib.util.find_spec("ffcv") is not None
+BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
+KINDS = ("beton", "origins.txt")
+SETTINGS = {"train_per_class": None, "tuning_per_class": None}
+
+
+@pytest.fixture
+def root(tmp_path: Path, make_imagefolder: MakeFolder) -> Path:
+    """A source of three classes with 3 images each in train/ and 2 in val/."""
+    return make_imagefolder(tmp_path / "source", 3, 2)
+
+
+@pytest.fixture
+def config(folder_config: Config) -> DatasetConfig:
+    return folder_config(**SETTINGS)
+
+
+def regbench_prepare(data: Path, source: Path, *options: str) -> Result:
+    """The command, on the data set `config` in `data`."""
+    settings = ["name=insects", "num_classes=3", "image_size=32", "eval_resize=40"]
+    arguments = ["prepare", "imagefolder", "--source-dir", str(source), *(f"dataset.{name}" for name in settings)]
+    return CliRunner().invoke(main, [*arguments, f"runtime.data_dir={data}", *options])
+
+
+def evaluated(config: DatasetConfig, data: Path, backend: str, choice: Path) -> npt.NDArray[np.float32]:
+    """Every image of the test split as a loader delivers it, in grey levels."""
+    loader = EvalLoader(
+        config, "test", data_dir=data, batch_size=4, device=torch.device("cpu"), backend=backend, choice=choice
+    )
+    with loader, loader.epoch() as batches:
+        images = torch.cat([images for images, _ in batches]).permute(0, 2, 3, 1).numpy()
+    mean, std = (np.array(values, np.float32) for values in (config.mean, config.std))
+    levels: npt.NDArray[np.float32] = 255 * (images * std + mean)
+    return levels
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------------- images
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
+JPEG, PNG, TIFF = (saved(NOISE, kind) for kind in ("JPEG", "PNG", "TIFF"))
+UNREADABLE = {
+    "empty.jpg": (b"", "it is no image of a known format"),
+    "text.jpg": (b"Not found", "it is no image of a known format"),
+    "cut short.jpg": (JPEG[:-200], "image file is truncated"),
+    "only a head.jpg": (JPEG[:300], ""),
+    "no scan.jpg": (JPEG[: JPEG.index(b"\xff\xda")] + b"\xff\xd9", ""),
+    "flipped in the head.jpg": (JPEG[:20] + bytes([JPEG[20] ^ 255] * 40) + JPEG[60:], ""),
+    "cut short.png": (PNG[:-200], "image file is truncated"),
+    "flipped.png": (PNG[:500] + bytes([PNG[500] ^ 1]) + PNG[501:], ""),
+    "cut short.tif": (TIFF[:-2000], ""),
+    "numbers.tif": (saved(NOISE.convert("F"), "TIFF"), "whose range is not known"),
+    "é ✓.webp": (saved(NOISE, "WEBP")[:-500], ""),
+}
+
+
+def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
+    tmp_path: Path, root: Path, config: DatasetConfig, choice: Path
+) -> None:
+    good = prepare(config, tmp_path / "good", source_dir=root, progress=False)
+    for name, (content, _) in UNREADABLE.items():
+        (root / "train" / "bee" / name).write_bytes(content)
+    (root / "val" / "cat" / "a folder.jpg").mkdir()
+    result = regbench_prepare(tmp_path, root)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{len(UNREADABLE) + 1} images cannot be read: train/bee/cut short.jpg (image file is truncated" in line
+    assert f"and {len(UNREADABLE) - 2} more; all are listed in {tmp_path / 'insects' / 'unreadable.txt'}" in line
+    assert "--skip-unreadable" in line
+    listed = (tmp_path / "insects" / "unreadable.txt").read_text().splitlines()
+    assert len(listed) == len(UNREADABLE) + 1
+    for name, (_, reason) in UNREADABLE.items():
+        assert [entry for entry in listed if entry.startswith(f"train/bee/{name}: ") and reason in entry], name
+    assert "val/cat/a folder.jpg: Is a directory" in listed
+    with pytest.raises(RegbenchError, match="is not prepared"):
+        Manifest.load(tmp_path, "insects")
+
+    # What is converted is not converted again.
+    written_ns = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "insects").glob("*.beton")}
+    result = regbench_prepare(tmp_path, root, "--skip-unreadable")
+    assert result.exit_code == 0, result.output
+    assert f"({len(UNREADABLE)} left out)" in result.stdout
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "insects").glob("*.beton")} == written_ns
+    manifest = Manifest.load(tmp_path, "insects")
+    assert set(manifest.splits["train"]["left_out"]) == {f"train/bee/{name}" for name in UNREADABLE}
+    assert manifest.splits["test"]["left_out"] == {"val/cat/a folder.jpg": "Is a directory"}
+    for split, entry in good.splits.items():
+        assert manifest.splits[split]["content_sha256"] == entry["content_sha256"]
+        assert manifest.splits[split]["counts_per_class"] == entry["counts_per_class"]
+    assert verify("insects", tmp_path, progress=False) == (15, [])
+    assert len(evaluated(config, tmp_path, "torchvision", choice)) == 6
+
+
+def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+    path = root / "val" / "bee" / "bee_000.jpg"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(RegbenchError, match=r"1 images cannot be read: val/bee/bee_000\.jpg"):
+        prepare(config, tmp_path, source_dir=root, progress=False)
+    path.write_bytes(whole)
+    manifest = prepare(config, tmp_path, source_dir=root, progress=False)
+    assert manifest.splits["test"]["counts_per_class"] == [2, 2, 2]
+    assert not (tmp_path / "insects" / "unreadable.txt").exists()
+
+
+def test_a_class_that_would_be_empty_is_refused_all_the_same(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+    for path in (root / "val" / "bee").iterdir():
+        path.write_bytes(b"none")
+    with pytest.raises(
+        RegbenchError,
+        match=r"test\.beton: 1 classes \(bee\) would have no image, .* val/bee/bee_000\.jpg .*; mend them",
+    ):
+        prepare(config, tmp_path, source_dir=root, progress=False, skip_unreadable=True)
+    assert len((tmp_path / "insects" / "unreadable.txt").read_text().splitlines()) == 2
+    assert not (tmp_path / "insects" / "test.beton").exists()
+
+
+def test_odd_images_come_the_same_out_of_both_loaders(
+    tmp_path: Path, root: Path, config: DatasetConfig, choice: Path
+) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    colour, grey = Image.new("RGB", (40, 40), (200, 90, 30)), Image.new("L", (40, 40), 200)
+    odd = {
+        "grey.jpg": (saved(grey, "JPEG"), (200, 200, 200)),
+        "cmyk.jpg": (saved(colour.convert("CMYK"), "JPEG", quality=100), (200, 90, 30)),
+        "16 bits.png": (saved(Image.fromarray(np.full((40, 40), 200 << 8, np.uint16)), "PNG"), (200, 200, 200)),
+        "turned.jpg": (saved(colour, "JPEG", exif=turned), (200, 90, 30)),
+        "transparent.png": (saved(colour.convert("RGBA"), "PNG"), (200, 90, 30)),
+        "one pixel.jpg": (saved(colour.resize((1, 1)), "JPEG"), (200, 90, 30)),
+        "one pixel.png": (saved(colour.resize((1, 1)), "PNG"), (200, 90, 30)),
+        "one row.jpg": (saved(colour.resize((300, 1)), "JPEG"), (200, 90, 30)),
+    }
+    for name, (content, _) in odd.items():
+        (root / "val" / "ant" / name).write_bytes(content)
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    origins = (tmp_path / "insects" / "test.origins.txt").read_text().splitlines()
+    rows = {name: [line[9:] for line in origins].index(f"val/ant/{name}") for name in odd}
+    for backend in ("torchvision", *(["ffcv"] if FFCV else [])):
+        images = evaluated(config, tmp_path, backend, choice)
+        for name, (_, expected) in odd.items():
+            assert np.abs(images[rows[name]] - np.array(expected)).max() < 4, (backend, name)
+
+
+# ---------------------------------------------------------------------------------------------------------- folders
+
+
+def no_folder(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def a_file_for_a_folder(root: Path) -> None:
+    shutil.rmtree(root / "train")
+    (root / "train").write_text("")
+
+
+def an_empty_class(root: Path) -> None:
+    for path in (root / "train" / "bee").iterdir():
+        path.unlink()
+
+
+def a_missing_class(root: Path) -> None:
+    shutil.rmtree(root / "val" / "bee")
+
+
+def the_same_file_twice(root: Path) -> None:
+    (root / "val" / "ant" / "again.jpg").hardlink_to(root / "train" / "ant" / "ant_001.jpg")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (
+            no_folder,
+            "source cannot be used: train/ is missing; val/ is missing; mend it, or give another folder, with",
+        ),
+        (a_file_for_a_folder, "source cannot be used: train/ is missing"),
+        (an_empty_class, "1 class folders of train/ have no images: bee"),
+        (a_missing_class, "val/ lacks 1 classes of train/: bee"),
+        (the_same_file_twice, "the splits overlap"),
+    ],
+)
+def test_folders_that_cannot_be(spoil: Callable[[Path], None], reason: str, tmp_path: Path, root: Path) -> None:
+    spoil(root)
+    result = regbench_prepare(tmp_path, root)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert reason in line
+    assert not list((tmp_path / "insects").glob("*.beton"))
+
+
+def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+    names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", os.fsdecode(b"latin \xe9.jpg"), "a, (b); c.jpg"]
+    for part in ("train", "val"):
+        (root / part / "cat").rename(root / part / "猫")
+        for name in names:
+            (root / part / "猫" / name).write_bytes(JPEG)
+    manifest = prepare(config, tmp_path, source_dir=root, progress=False)
+    assert manifest.class_names == ["ant", "bee", "猫"]
+    origins = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
+    assert len(origins) == manifest.splits["train"]["num_samples"] == 14
+    assert {"train/猫/日本語.jpg", "train/猫/two\\nlines.jpg", "train/猫/latin \\xe9.jpg"} <= {x[9:] for x in origins}
+    assert verify("insects", tmp_path, progress=False) == (25, [])
+    assert Manifest.load(tmp_path, "insects") == manifest
+
+
+@pytest.fixture
+def as_nobody(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder of a user who is not the superuser, whom no permission stops; the test runs as that user."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        privileged = os.geteuid() == 0
+        if privileged:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if privileged:
+                os.seteuid(0)
+
+
+def test_no_permission_is_one_line(as_nobody: Path, make_imagefolder: MakeFolder, config: DatasetConfig) -> None:
+    root = make_imagefolder(as_nobody / "source", 2, 1)
+    secret = root / "train" / "ant" / "ant_001.jpg"
+    secret.chmod(0)
+    with pytest.raises(RegbenchError, match=r"1 images cannot be read: train/ant/ant_001\.jpg \(Permission denied\)"):
+        prepare(config, as_nobody / "data", source_dir=root, progress=False)
+    secret.chmod(0o600)
+    closed = as_nobody / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(RegbenchError, match=r"cannot write in the folder .*closed/insects: Permission denied; choose"):
+        prepare(config, closed, source_dir=root, progress=False)
+    prepare(config, as_nobody / "data", source_dir=root, progress=False)
+    beton = as_nobody / "data" / "insects" / "train.beton"
+    beton.chmod(0)
+    assert verify("insects", as_nobody / "data", progress=False) == (3, [f"cannot read {beton}: Permission denied"])
+
+
+# ------------------------------------------------------------------------------------------------------ .beton files
+
+
+@pytest.fixture
+def insects(tmp_path: Path, root: Path, config: DatasetConfig) -> Path:
+    """The folder of a data set that is prepared."""
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    return tmp_path / "insects"
+
+
+METADATA_START = 24 + 2 * 1041
+# Mode (1 byte), width (2), height (2), where the image's bytes are (8), padding (3), label (8).
+ROW_BYTES = 24
+
+
+def flip(path: Path, offset: int, bits: int = 1) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ bits]))
+
+
+def test_a_flipped_bit_anywhere_but_in_the_images_is_refused_or_found(insects: Path) -> None:
+    path = insects / "test.beton"
+    whole = path.read_bytes()
+    before = Beton(path)
+    table_start = int.from_bytes(whole[16:24], "little")
+    refused = unseen = 0
+    # Steps that meet every byte of a row, and sooner or later every one of its bits.
+    metadata = range(METADATA_START, METADATA_START + ROW_BYTES * len(before), 5)
+    for offset in [*range(24), *metadata, *range(table_start, len(whole), 5)]:
+        bits = 1 << (offset % 8)
+        flip(path, offset, bits)
+        try:
+            beton = Beton(path)
+        except RegbenchError as error:
+            assert "test.beton" in str(error) and "\n" not in str(error)
+            refused += 1
+        else:
+            changed = any(
+                not np.array_equal(getattr(beton, name), getattr(before, name))
+                for name in ("labels", "start", "size", "modes", "heights", "widths")
+            )
+            if changed:
+                assert verify("insects", insects.parent, progress=False)[1]
+            unseen += changed
+        flip(path, offset, bits)
+    assert path.read_bytes() == whole
+    assert refused > 30 and unseen > 5
+
+
+def test_flipped_bits_in_images_are_found_by_index_and_name(insects: Path, tmp_path: Path) -> None:
+    beton = Beton(insects / "train.beton")
+    for index in (2, 7):
+        flip(beton.path, int(beton.start[index]) + 300)
+    result = regbench_prepare(tmp_path, tmp_path / "none", "--verify")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        f"image 2 of {beton.path}, train/ant/ant_002.jpg, has not the bytes that were written",
+        f"image 7 of {beton.path}, train/cat/cat_001.jpg, has not the bytes that were written",
+        "insects: 15 images read back, 2 problems",
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loader_bears_flipped_bits_or_names_the_image(
+    backend: str, insects: Path, config: DatasetConfig, choice: Path
+) -> None:
+    path = insects / "test.beton"
+    before = evaluated(config, insects.parent, backend, choice)
+    beton = Beton(path)
+    start, size = int(beton.start[3]), int(beton.size[3])
+    borne = named = 0
+    width = METADATA_START + 3 * ROW_BYTES + 1
+    for offset in (start, start + 1, start + 3, *range(start + 20, start + size, size // 12), width, width + 2):
+        flip(path, offset, 4)
+        try:
+            images = evaluated(config, insects.parent, backend, choice)
+            others = np.arange(len(images)) != 3
+            np.testing.assert_array_equal(images[others], before[others])
+            borne += 1
+        except RegbenchError as error:
+            assert "image 3 of" in str(error) and "test.beton cannot be decoded" in str(error)
+            named += 1
+        flip(path, offset, 4)
+    assert borne > 0 and named > 2
+    np.testing.assert_array_equal(evaluated(config, insects.parent, backend, choice), before)
+
+
+@pytest.mark.parametrize("content", [JPEG, b"", b"PK\3\4" + bytes(5000)], ids=["jpeg", "empty", "zip"])
+def test_a_wrong_file_is_refused(content: bytes, insects: Path, config: DatasetConfig, choice: Path) -> None:
+    path = insects / "test.beton"
+    size = path.stat().st_size
+    path.write_bytes(content)
+    with pytest.raises(RegbenchError, match=rf"test\.beton is {len(content)} bytes long, not {size}; write it again"):
+        evaluated(config, insects.parent, "torchvision", choice)
+    path.write_bytes(content.ljust(size, b"\0"))
+    with pytest.raises(
+        RegbenchError, match=r"test\.beton cannot be used: .*; write it again: regbench prepare insects"
+    ):
+        evaluated(config, insects.parent, "torchvision", choice)
+    (problem,) = verify("insects", insects.parent, progress=False)[1]
+    assert "test.beton cannot be used" in problem
+
+
+def test_changed_labels_and_origins_are_found(insects: Path) -> None:
+    assert verify("insects", insects.parent, progress=False) == (15, [])
+    path, label = insects / "train.beton", METADATA_START + 16
+    flip(path, label)
+    assert verify("insects", insects.parent, progress=False)[1] == [
+        f"{path}: the images of each class are not as many as in the manifest"
+    ]
+    # An ant and a bee change places.
+    flip(path, label + 3 * ROW_BYTES)
+    assert verify("insects", insects.parent, progress=False)[1] == [
+        f"{path}: its labels and images have not the hash in the manifest"
+    ]
+    origins = insects / "test.origins.txt"
+    origins.write_text(origins.read_text().replace("cat_000", "cat_009"))
+    assert verify("insects", insects.parent, progress=False)[1][1].startswith(
+        f"{origins} is missing or has not the hash in the manifest; write it again"
+    )
+
+
+def test_data_sets_from_before_there_were_origins_are_verified_too(insects: Path) -> None:
+    path = insects / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for entry in manifest["splits"].values():
+        for name in ("origins", "origins_sha256", "left_out"):
+            del entry[name]
+    del manifest["train_list_sha256"]
+    path.write_text(json.dumps(manifest))
+    assert verify("insects", insects.parent, progress=False) == (15, [])
+    beton = Beton(insects / "test.beton")
+    flip(beton.path, int(beton.start[4]), 2)
+    flip(beton.path, int(beton.start[5]) + 300)
+    assert verify("insects", insects.parent, progress=False)[1] == [f"image 4 of {beton.path} cannot be decoded"]
+
+
+# ---------------------------------------------------------------------------------------- disks, kills, two writers
+
+PREPARE = """
+import resource, sys, time
+from pathlib import Path
+from regbench import RegbenchError
+from regbench.datasets import encode as encoding, prepare
+from regbench.datasets.config import DatasetConfig
+data, source, held = sys.argv[1:]
+encode = encoding.encode
+def hold(image, label, origin, config):
+    while held and origin.startswith(held) and not Path(data, "go on").exists():
+        time.sleep(0.01)
+    return encode(image, label, origin, config)
+encoding.encode = hold
+if held == "small files":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2200000, 2200000))
+config = DatasetConfig(name="insects", source="imagefolder", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3,
+                       num_classes=3, eval_resize=40)
+try:
+    prepare.prepare(config, Path(data), source_dir=Path(source), workers=1)
+except RegbenchError as error:
+    sys.exit(str(error))
+"""
+
+
+def start(data: Path, source: Path, held: str = "") -> subprocess.Popen[str]:
+    """A process that prepares; images whose names begin with `held` keep it waiting for `data / "go on"`."""
+    arguments = [sys.executable, "-c", PREPARE, str(data), str(source), held]
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", "manifest.json")}
+
+
+def test_no_space_is_refused_before_anything_is_written(
+    tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))
+    with pytest.raises(
+        RegbenchError, match=r"insects needs about [\d.e+-]+ GB, and 2e-05 GB are free there; make room"
+    ):
+        prepare(config, tmp_path, source_dir=root, progress=False)
+    assert [path.name for path in (tmp_path / "insects").iterdir()] == [".lock"]
+    # Shrunk, they need no more than that.
+    shrunk = DatasetConfig(**{**config.__dict__, "resize_px": 8, "jpeg_quality": 50})
+    prepare(shrunk, tmp_path, source_dir=root, progress=False)
+    # What is there stays when there is no room to write it again.
+    with pytest.raises(RegbenchError, match="make room"):
+        prepare(config, tmp_path, source_dir=root, progress=False, force=True)
+    assert verify("insects", tmp_path, progress=False) == (15, [])
+
+
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(tmp_path: Path, root: Path) -> None:
+    # A limit on the size of files stands for it: the writer sees an error half-way.
+    for number in range(60):
+        noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(root / "val" / "bee" / f"{number:02d}.jpg")
+    with start(tmp_path, root, "small files") as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == f"cannot write {tmp_path / 'insects' / 'test.beton'}: File too large\n"
+    names = {path.name for path in (tmp_path / "insects").iterdir()}
+    assert names == {".lock", "train.beton", "train.origins.txt", "unfinished.json"}
+
+
+@pytest.mark.parametrize(("held", "split"), [("train/", "train"), ("val/", "test")])
+def test_a_killed_writer(held: str, split: str, tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+    folder = tmp_path / "insects"
+    with start(tmp_path, root, held) as process:
+        wait_for(lambda: list(folder.glob(f".{split}.beton.*")))
+        os.kill(process.pid, signal.SIGKILL)
+    assert list(folder.glob(".*.beton.*"))
+    with pytest.raises(RegbenchError, match="is not prepared"):
+        Manifest.load(tmp_path, "insects")
+    complete = {path: path.stat().st_mtime_ns for path in folder.glob("*.beton")}
+    assert [path.name for path in complete] == ([] if split == "train" else ["train.beton"])
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in complete} == complete
+    prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)
+    assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
+    assert set(contents(folder)) == {f"{name}.{kind}" for name in ("train", "test") for kind in KINDS}
+
+
+def test_it_may_end_between_any_two_files(
+    tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    replace = Path.replace
+    renamed: list[Path] = []
+
+    def replace_some(temporary: Path, path: Path) -> Path:
+        if len(renamed) == last:
+            raise KeyboardInterrupt
+        renamed.append(path)
+        return replace(temporary, path)
+
+    for last in range(8):
+        data = tmp_path / str(last)
+        renamed.clear()
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "replace", replace_some)
+            prepare(config, data, source_dir=root, progress=False)
+        with pytest.raises(RegbenchError, match="is not prepared"):
+            Manifest.load(data, "insects")
+        prepare(config, data, source_dir=root, progress=False)
+        assert contents(data / "insects") == contents(tmp_path / "insects")
+    # The manifest is the last one, and all that it missed.
+    assert renamed[-1].name == "unfinished.json" and len(renamed) == 7
+
+
+def unfinished(tmp_path: Path, root: Path, config: DatasetConfig) -> Path:
+    """A data set whose second split was never written."""
+    spoilt = root / "val" / "ant"
+    aside = spoilt.rename(tmp_path / "aside")
+    spoilt.mkdir()
+    (spoilt / "none.jpg").write_bytes(b"")
+    with pytest.raises(RegbenchError, match="would have no image"):
+        prepare(config, tmp_path, source_dir=root, progress=False)
+    shutil.rmtree(spoilt)
+    aside.rename(spoilt)
+    return tmp_path / "insects" / "train.beton"
+
+
+def touched(root: Path, train: Path) -> None:
+    os.utime(root / "train" / "ant" / "ant_000.jpg")
+
+
+def renamed(root: Path, train: Path) -> None:
+    (root / "train" / "ant" / "ant_002.jpg").rename(root / "train" / "ant" / "ant_009.jpg")
+
+
+def cut_short(root: Path, train: Path) -> None:
+    train.write_bytes(train.read_bytes()[:-1])
+
+
+def lost(root: Path, train: Path) -> None:
+    train.with_name("train.origins.txt").unlink()
+
+
+def spoilt(root: Path, train: Path) -> None:
+    train.with_name("unfinished.json").write_text("{")
+
+
+@pytest.mark.parametrize("change", [None, touched, renamed, cut_short, lost, spoilt])
+def test_a_split_is_taken_over_only_if_nothing_has_changed(
+    change: Callable[[Path, Path], None] | None, tmp_path: Path, root: Path, config: DatasetConfig
+) -> None:
+    train = unfinished(tmp_path, root, config)
+    if change is not None:
+        change(root, train)
+    before = train.stat().st_ino
+    prepare(config, tmp_path, source_dir=root, progress=False)
+    assert (train.stat().st_ino == before) == (change is None)
+    assert verify("insects", tmp_path, progress=False) == (15, [])
+
+
+def test_a_split_is_not_taken_over_with_other_settings(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+    unfinished(tmp_path, root, config)
+    shrunk = DatasetConfig(**{**config.__dict__, "resize_px": 20})
+    manifest = prepare(shrunk, tmp_path, source_dir=root, progress=False)
+    assert max(Beton(tmp_path / "insects" / "train.beton").heights) < 50
+    assert manifest.selection["resize_px"] == 20
+    with pytest.raises(
+        RegbenchError, match=r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"
+    ):
+        prepare(config, tmp_path, source_dir=root, progress=False)
+
+
+def test_a_second_writer_waits_and_writes_nothing(tmp_path: Path, root: Path) -> None:
+    folder = tmp_path / "insects"
+    with start(tmp_path, root, "train/") as first:
+        wait_for(lambda: list(folder.glob(".train.beton.*")))
+        with start(tmp_path, root) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == f"waiting for another process that prepares {folder}\n"
+            (tmp_path / "go on").touch()
+            assert first.wait(timeout=60) == 0
+            written_ns = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"}
+            assert second.wait(timeout=60) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"} == written_ns

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from regbench.datasets.beton import JPEG, RAW, Sample
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import Unreadable, encode, in_order
+
+Config = Callable[..., DatasetConfig]
+Pixels = npt.NDArray[np.uint8]
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+GREY16 = np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16)
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixels(sample: Sample | Unreadable) -> Pixels:
+    assert isinstance(sample, Sample)
+    if sample.mode == RAW:
+        return np.frombuffer(sample.data, np.uint8).reshape(sample.height, sample.width, 3)
+    return np.asarray(Image.open(io.BytesIO(sample.data)))
+
+
+RGB = Image.fromarray(NOISE)
+KINDS = {
+    "grey.jpg": saved(RGB.convert("L"), "JPEG"),
+    "cmyk.jpg": saved(RGB.convert("CMYK"), "JPEG"),
+    "rgba.png": saved(RGB.convert("RGBA"), "PNG"),
+    "grey and alpha.png": saved(RGB.convert("LA"), "PNG"),
+    "palette.png": saved(RGB.convert("P"), "PNG"),
+    "black and white.png": saved(RGB.convert("1"), "PNG"),
+    "webp.webp": saved(RGB, "WEBP"),
+    "a PNG by another name.JPEG": saved(RGB, "PNG"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_kinds_of_images_become_rgb(name: str, tmp_path: Path, folder_config: Config) -> None:
+    path = tmp_path / name
+    path.write_bytes(KINDS[name])
+    sample = encode(path, 4, name, folder_config())
+    assert isinstance(sample, Sample)
+    assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (RAW, 20, 30, 4, name)
+    np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
+
+
+def test_large_images_of_other_kinds_become_good_jpegs(folder_config: Config) -> None:
+    x = np.linspace(0, 255, 200)
+    image = np.stack([np.add.outer(x, x) / 2] * 3, axis=2).astype(np.uint8)
+    sample = encode(saved(Image.fromarray(image), "PNG"), 0, "", folder_config())
+    assert isinstance(sample, Sample) and sample.mode == JPEG
+    assert np.abs(pixels(sample).astype(int) - image).max() <= 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_of_16_bits_the_upper_8_are_kept(kind: str, folder_config: Config) -> None:
+    found = pixels(encode(saved(Image.fromarray(GREY16), kind), 0, "", folder_config()))
+    np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
+
+
+def test_big_endian_16_bits(folder_config: Config) -> None:
+    # A PGM with levels above 255 is big-endian.
+    content = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
+    found = pixels(encode(content, 0, "", folder_config()))
+    np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("kind", ["i4", "f4"])
+def test_pixels_of_unknown_range_are_not_guessed(kind: str, folder_config: Config) -> None:
+    image = Image.fromarray(GREY16.astype(kind) * 7)
+    found = encode(saved(image, "TIFF"), 0, "deep.tif", folder_config())
+    assert isinstance(found, Unreadable)
+    assert found.origin == "deep.tif"
+    assert "whose range is not known; convert it to 8 or 16 bits" in found.reason
+
+
+def test_what_is_too_long_for_a_jpeg_is_unreadable(folder_config: Config) -> None:
+    content = saved(Image.new("L", (65501, 1)), "PNG")
+    found = encode(content, 0, "long.png", folder_config())
+    assert found == Unreadable("long.png", "it is 65501 x 1 px, and 65500 is the most; set dataset.resize_px")
+    assert isinstance(encode(content, 0, "", folder_config(resize_px=99, resize_side="longer")), Sample)
+
+
+def test_what_is_transparent_has_the_colour_stored_for_it(folder_config: Config) -> None:
+    alpha = np.zeros((20, 30, 1), np.uint8)
+    alpha[:10] = 128
+    rgba = Image.fromarray(np.concatenate([NOISE, alpha], axis=2))
+    np.testing.assert_array_equal(pixels(encode(saved(rgba, "PNG"), 0, "", folder_config())), NOISE)
+    # Pillow would warn of this one.
+    palette = RGB.quantize(8)
+    content = saved(palette, "PNG", transparency=bytes(range(0, 80, 10)))
+    found = pixels(encode(content, 0, "", folder_config()))
+    np.testing.assert_array_equal(found, np.asarray(palette.convert("RGB")))
+
+
+def test_the_exif_orientation_is_ignored(folder_config: Config) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    for kind in ("JPEG", "PNG", "WEBP"):
+        sample = encode(saved(RGB, kind, exif=exif), 0, "", folder_config())
+        assert isinstance(sample, Sample)
+        assert (sample.height, sample.width) == (20, 30), kind
+    shrunk = encode(saved(RGB, "JPEG", exif=exif), 0, "", folder_config(resize_px=10))
+    assert isinstance(shrunk, Sample)
+    assert (shrunk.height, shrunk.width) == (10, 15)
+    assert not Image.open(io.BytesIO(shrunk.data)).getexif()
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "px", "stored"),
+    [
+        ((30, 20), "shorter", 10, (15, 10)),
+        ((20, 30), "longer", 10, (6, 10)),
+        ((30, 20), "shorter", 20, (30, 20)),
+        ((30, 20), "shorter", 99, (30, 20)),
+        ((30, 20), "longer", 29, (29, 19)),
+        ((300, 1), "longer", 10, (10, 1)),
+        ((1, 1), "shorter", 1, (1, 1)),
+    ],
+)
+def test_only_larger_images_are_shrunk(
+    size: tuple[int, int], side: str, px: int, stored: tuple[int, int], folder_config: Config
+) -> None:
+    content = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
+    sample = encode(content, 0, "", folder_config(resize_px=px, resize_side=side))
+    assert isinstance(sample, Sample)
+    assert (sample.width, sample.height) == stored
+    assert pixels(sample).shape[:2] == stored[::-1]
+    assert (sample.data == content) == (size == stored)
+
+
+def test_shrinking_averages_and_quality_is_obeyed(folder_config: Config) -> None:
+    stripes = np.zeros((400, 400, 3), np.uint8)
+    stripes[:, ::2] = 255
+    content = saved(Image.fromarray(stripes), "PNG")
+    grey = pixels(encode(content, 0, "", folder_config(resize_px=100))).astype(int)
+    # Antialiased: what is finer than a pixel turns grey, and does not show as coarser stripes.
+    assert np.abs(grey[5:-5, 5:-5] - 127.5).max() < 4
+    noise = saved(Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)), "PNG")
+    sizes = []
+    for quality in (30, 90):
+        sample = encode(noise, 0, "", folder_config(resize_px=60, jpeg_quality=quality))
+        assert isinstance(sample, Sample)
+        sizes.append(len(sample.data))
+    assert sizes[0] < sizes[1] / 2
+
+
+def test_results_come_in_order_and_not_far_ahead() -> None:
+    drawn = []
+
+    def numbers() -> Iterator[int]:
+        for i in range(1000):
+            drawn.append(i)
+            yield i
+
+    def half(i: int) -> float:
+        time.sleep(0.001 * (i % 3))
+        return i / 2
+
+    results = in_order(half, numbers(), 2)
+    assert [next(results) for _ in range(50)] == [i / 2 for i in range(50)]
+    assert len(drawn) < 100

@@ -1,0 +1,328 @@
+"""ILSVRC2012 and Places205 in the layouts in which they are published, small, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from regbench import RegbenchError
+from regbench.benchmark.config import load_run
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare
+from regbench.datasets.published import PUBLISHED, Published
+
+Config = Callable[..., DatasetConfig]
+WNIDS = ("n01440764", "n01443537", "n01484850")
+# The labels of six validation images: places in WNIDS.
+TRUTH = (2, 0, 1, 1, 0, 2)
+
+
+def picture(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, "JPEG")
+
+
+def write_images(root: Path) -> None:
+    """Four training images a class in folders, and the validation images in none."""
+    for label, wnid in enumerate(WNIDS):
+        for i in range(4):
+            picture(root / "train" / wnid / f"{wnid}_{i}.JPEG", 10 * label + i)
+    for i in range(len(TRUTH)):
+        picture(root / "val" / f"ILSVRC2012_val_{i + 1:08d}.JPEG", 100 + i)
+
+
+def write_devkit(folder: Path) -> None:
+    """ILSVRC2012_devkit_t12: numbers of classes in an order of their own, inner nodes of the hierarchy after them."""
+    data = folder / "ILSVRC2012_devkit_t12" / "data"
+    data.mkdir(parents=True)
+    numbers = {WNIDS[0]: 3, WNIDS[1]: 1, WNIDS[2]: 2, "n00001740": 1001}
+    synsets = np.zeros((len(numbers), 1), [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O")])
+    for row, (wnid, number) in enumerate(numbers.items()):
+        synsets[row, 0] = (float(number), wnid, "a, b")
+    savemat(data / "meta.mat", {"synsets": synsets})
+    lines = [f"{numbers[WNIDS[label]]}\n" for label in TRUTH]
+    (data / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(lines))
+
+
+def write_kaggle_labels(folder: Path) -> None:
+    rows = [f"ILSVRC2012_val_{i:08d},{WNIDS[label]} 1 2 3 4 \n" for i, label in enumerate(TRUTH, 1)]
+    # Not in order, as at Kaggle.
+    (folder / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(rows[::-1]))
+
+
+@pytest.fixture
+def devkit_source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    write_images(source)
+    write_devkit(source)
+    return source
+
+
+@pytest.fixture
+def kaggle_source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    write_images(source / "ILSVRC" / "Data" / "CLS-LOC")
+    write_kaggle_labels(source)
+    return source
+
+
+def config_of(preset: str, **changes: object) -> DatasetConfig:
+    """A preset for small images, which need not be as many as were published."""
+    settings = {"num_classes": 3, "published": None, "train_per_class": None, "tuning_per_class": None} | changes
+    overrides = [f"dataset.{key}={'null' if value is None else value}" for key, value in settings.items()]
+    return load_run([f"dataset={preset}", *overrides])[0].dataset
+
+
+def refused(config: DatasetConfig, data: Path, source: Path, *reasons: str) -> None:
+    with pytest.raises(RegbenchError) as refusal:
+        prepare(config, data, source_dir=source, progress=False)
+    for reason in reasons:
+        assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (data / config.name / "manifest.json").exists()
+
+
+def stored(data: Path, name: str, split: str) -> list[tuple[int, bytes]]:
+    beton = Beton(data / name / f"{split}.beton")
+    return [(int(label), beton.stored_bytes(i).tobytes()) for i, label in enumerate(beton.labels)]
+
+
+@pytest.mark.parametrize("kind", ["devkit", "kaggle"])
+def test_a_flat_val_is_read_with_the_published_labels(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    source: Path = request.getfixturevalue(f"{kind}_source")
+    images = source if kind == "devkit" else source / "ILSVRC" / "Data" / "CLS-LOC"
+    manifest = prepare(config_of("in100"), tmp_path, source_dir=source, progress=False)
+    assert manifest.class_names == list(WNIDS)
+    assert manifest.splits["train"]["counts_per_class"] == [4, 4, 4]
+    expected = [
+        (label, (images / "val" / f"ILSVRC2012_val_{i + 1:08d}.JPEG").read_bytes())
+        for label in range(3)
+        for i in range(len(TRUTH))
+        if TRUTH[i] == label
+    ]
+    assert stored(tmp_path, "in100", "test") == expected
+
+
+def test_in20_is_cut_from_the_published_folder(tmp_path: Path, devkit_source: Path) -> None:
+    config = config_of("in20", train_per_class=2, tuning_per_class=1)
+    prepare(config, tmp_path, source_dir=devkit_source, progress=False)
+    for split, numbers in (("train", (0, 1)), ("tuning", (3,))):
+        assert stored(tmp_path, "in20", split) == [
+            (label, (devkit_source / "train" / wnid / f"{wnid}_{i}.JPEG").read_bytes())
+            for label, wnid in enumerate(WNIDS)
+            for i in numbers
+        ]
+    # The preset asks for 260 and 260, and one between them.
+    refused(
+        config_of("in20", train_per_class=260, tuning_per_class=260),
+        tmp_path / "more",
+        devkit_source,
+        "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has 4",
+    )
+
+
+def test_wrong_counts_are_refused_unless_it_is_said_to_be_a_part(tmp_path: Path, devkit_source: Path) -> None:
+    refused(
+        config_of("in20", published="ilsvrc2012"),
+        tmp_path,
+        devkit_source,
+        "source is not the complete ImageNet (ILSVRC2012): train has 12 images, not 1,281,167; val has 6 images, not "
+        "50,000",
+        "get it from https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
+        "dataset.published=null",
+    )
+
+
+def test_published_counts_are_accepted(tmp_path: Path, devkit_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PUBLISHED, "ilsvrc2012", Published("ImageNet", "nowhere", {"train": 12, "val": 6}))
+    assert prepare(config_of("in100", published="ilsvrc2012"), tmp_path, source_dir=devkit_source, progress=False)
+
+
+def test_the_imagenet_presets_are_the_published_data_sets() -> None:
+    for preset in ("in20", "places205", "cifar100"):
+        cell = load_run([f"dataset={preset}"])[0]
+        published = cell.dataset.published
+        assert published in PUBLISHED
+        # What prepare accepts is no part of a cell.
+        assert cell.id == load_run([f"dataset={preset}", "dataset.published=null"])[0].id
+        assert "published" not in cell.to_dict()["dataset"]
+    with pytest.raises(RegbenchError, match=r"unknown published data set 'ilsvrc2010'; choose one of .*ilsvrc2012"):
+        load_run(["dataset=in20", "dataset.published=ilsvrc2010"])
+
+
+def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source: Path) -> None:
+    config, data = config_of("in100", published="ilsvrc2012"), tmp_path / "data"
+    val, devkit = devkit_source / "val", devkit_source / "ILSVRC2012_devkit_t12" / "data"
+    (val / "ILSVRC2012_val_00000003.JPEG").unlink()
+    picture(val / "holiday.jpg", 1)
+    picture(devkit_source / "train" / "stray.jpg", 2)
+    (devkit_source / "train" / "n09999999").mkdir()
+    (devkit_source / "train" / WNIDS[2]).rename(devkit_source / "away")
+    refused(
+        config,
+        data,
+        devkit_source,
+        "1 images lie in train/ itself, the first is stray.jpg",
+        "1 class folders of train/ have no images: n09999999",
+        "1 images of val/ have no label in ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt: "
+        "holiday.jpg",
+        "1 images that ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt names are not in val/: "
+        "ILSVRC2012_val_00000003",
+        f"1 classes of ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt are not in train/: {WNIDS[2]}",
+        "2 more faults; get it from https://image-net.org/",
+    )
+    (devkit / "meta.mat").write_bytes(b"no MATLAB file")
+    refused(config, data, devkit_source, "ILSVRC2012_devkit_t12/data/ cannot be read (")
+    (devkit / "meta.mat").unlink()
+    refused(config, data, devkit_source, "ILSVRC2012_devkit_t12/data/meta.mat cannot be found")
+
+
+def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path, kaggle_source: Path) -> None:
+    config, data, labels = config_of("in100"), tmp_path / "data", kaggle_source / "LOC_val_solution.csv"
+    for content in ("ImageId,PredictionString\na\n", "ImageId,Solution\na,b\n", "ImageId,PredictionString\na,\n"):
+        labels.write_text(content)
+        refused(config, data, kaggle_source, "LOC_val_solution.csv cannot be read (")
+    labels.write_bytes(b"\xff\xfe\x00")
+    refused(config, data, kaggle_source, "LOC_val_solution.csv cannot be read (")
+    labels.unlink()
+    refused(
+        config,
+        data,
+        kaggle_source,
+        "val/ has no class folders, and neither ILSVRC2012_devkit_t12/data/ nor LOC_val_solution.csv",
+    )
+
+
+def test_without_a_folder_the_address_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RegbenchError, match=r"in20 --source-dir FOLDER; ImageNet .* from https://image-net\.org"):
+        prepare(config_of("in20", published="ilsvrc2012"), tmp_path, progress=False)
+    with pytest.raises(RegbenchError, match=r"Places205 is to be had from http://data\.csail\.mit\.edu/places/"):
+        prepare(config_of("places205", published="places205"), tmp_path, progress=False)
+    config = config_of("in100_labels1", train_list="1percent.txt")
+    write_images(tmp_path / "source")
+    write_devkit(tmp_path / "source")
+    with pytest.raises(
+        RegbenchError, match=r"1percent\.txt is missing.*simclr/master/imagenet_subsets/1percent\.txt\)"
+    ):
+        prepare(config, tmp_path, source_dir=tmp_path / "source", progress=False)
+
+
+def test_links_that_lead_nowhere_are_listed(tmp_path: Path, devkit_source: Path) -> None:
+    for wnid in WNIDS[:2]:
+        path = devkit_source / "train" / wnid / f"{wnid}_9.JPEG"
+        path.symlink_to(tmp_path / "gone")
+    refused(
+        config_of("in100"),
+        tmp_path / "data",
+        devkit_source,
+        "2 of 20 images are not there: train/n01440764/n01440764_9.JPEG, train/n01443537/n01443537_9.JPEG",
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- Places205
+
+PLACES = {"a/abbey": 0, "a/apartment_building/outdoor": 1, "b/bar": 2}
+
+
+@pytest.fixture
+def places_source(tmp_path: Path) -> Path:
+    """Three training images and two for validation of each class, in the published layout."""
+    source = tmp_path / "source"
+    lists: dict[str, list[str]] = {"train": [], "val": []}
+    for i in range(5):
+        for place, label in PLACES.items():
+            # Sorted by name they are in another order than in the list.
+            name = f"{place}/gsun_{9 - i}{label}.jpg"
+            picture(source / "data/vision/torralba/deeplearning/images256" / name, 10 * label + i)
+            lists["train" if i < 3 else "val"].append(f"{name} {label}\n")
+    (source / "trainvalsplit_places205").mkdir()
+    for part, lines in lists.items():
+        (source / "trainvalsplit_places205" / f"{part}_places205.csv").write_text("".join(lines))
+    return source
+
+
+@pytest.mark.parametrize("folder", ["data/vision/torralba/deeplearning/images256", "images256"])
+def test_places205_is_read_as_it_is_published(folder: str, tmp_path: Path, places_source: Path) -> None:
+    (places_source / "data/vision/torralba/deeplearning/images256").rename(places_source / "images")
+    (places_source / folder).parent.mkdir(parents=True, exist_ok=True)
+    (places_source / "images").rename(places_source / folder)
+    manifest = prepare(config_of("places205"), tmp_path, source_dir=places_source, progress=False)
+    assert manifest.class_names == ["abbey", "apartment_building/outdoor", "bar"]
+    for split, numbers in (("train", (7, 8, 9)), ("test", (5, 6))):
+        assert stored(tmp_path, "places205", split) == [
+            (label, (places_source / folder / place / f"gsun_{i}{label}.jpg").read_bytes())
+            for place, label in PLACES.items()
+            for i in numbers
+        ]
+
+
+def test_places205_as_class_folders_is_still_read(tmp_path: Path) -> None:
+    for part, count in (("train", 2), ("val", 1)):
+        for label in range(3):
+            for i in range(count):
+                picture(tmp_path / "source" / part / f"{label:03d}" / f"{i}.jpg", 10 * label + i + 5 * (part == "val"))
+    manifest = prepare(config_of("places205"), tmp_path, source_dir=tmp_path / "source", progress=False)
+    assert manifest.splits["train"]["counts_per_class"] == [2, 2, 2]
+
+
+def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_source: Path) -> None:
+    config, data = config_of("places205", published="places205"), tmp_path / "data"
+    address = "get it from http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz"
+    refused(config, data, places_source, "train has 9 images, not 2,448,873; val has 6 images, not 20,500", address)
+    lists = places_source / "trainvalsplit_places205"
+    train, val = lists / "train_places205.csv", lists / "val_places205.csv"
+    good = train.read_text()
+    first = good.splitlines()[0]
+    train.write_text(
+        f"{good}{first}\n/etc/passwd 0\n../../x.jpg 1\nb/bar/gsun_1.jpg two\na/abbey/x.jpg 2\nz/zoo/x.jpg 4\n"
+    )
+    refused(
+        config,
+        data,
+        places_source,
+        "train_places205.csv has 3 lines that are no image with its label: 11, 12, 13",
+        "train_places205.csv names 1 images more than once",
+        "labels of train_places205.csv with images of more than one folder: 2",
+        "labels without images in train_places205.csv: 3",
+        "labels of train_places205.csv that val_places205.csv has not: 4",
+        address,
+    )
+    train.write_text(good)
+    val.write_text("".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n")
+    refused(config, data, places_source, "labels of val_places205.csv that train_places205.csv has not: 7")
+    val.unlink()
+    refused(config, data, places_source, "trainvalsplit_places205/val_places205.csv cannot be read (")
+
+
+def test_places205_without_its_images_is_refused(tmp_path: Path, places_source: Path) -> None:
+    config, data = config_of("places205"), tmp_path / "data"
+    images = places_source / "data/vision/torralba/deeplearning/images256"
+    (images / "b/bar/gsun_92.jpg").unlink()
+    refused(config, data, places_source, "1 of 15 images are not there: data/vision", "b/bar/gsun_92.jpg")
+    images.rename(places_source / "elsewhere")
+    refused(config, data, places_source, "data/vision/torralba/deeplearning/images256/ is missing")
+
+
+def test_an_image_in_both_lists_is_refused(tmp_path: Path, places_source: Path) -> None:
+    lists = places_source / "trainvalsplit_places205"
+    line = (lists / "train_places205.csv").read_text().splitlines()[4]
+    with (lists / "val_places205.csv").open("a") as file:
+        file.write(f"{line}\n")
+    refused(config_of("places205"), tmp_path / "data", places_source, "the splits overlap", "are one file", line[:-2])
+
+
+def test_manifests_say_nothing_of_what_was_accepted(tmp_path: Path, devkit_source: Path) -> None:
+    """What was prepared as a part serves a run whose preset asks for the whole: `prepare` was told so once."""
+    prepare(config_of("in100"), tmp_path, source_dir=devkit_source, progress=False)
+    prepare(config_of("in100", published="ilsvrc2012"), tmp_path, progress=False)
+    assert Manifest.load(tmp_path, "in100").splits["train"]["num_samples"] == 12

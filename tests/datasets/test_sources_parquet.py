@@ -1,0 +1,272 @@
+"""Hugging Face data sets of images on disk, written by Hugging Face's own library and by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from regbench import RegbenchError
+from regbench.cli import main
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.prepare import prepare
+from regbench.datasets.sources import open_source
+
+Config = Callable[..., DatasetConfig]
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def jpeg(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (10, 14, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write(
+    path: Path,
+    labels: Sequence[Any],
+    *,
+    first: int = 0,
+    names: Sequence[str] | None = ("ant", "bee", "cat"),
+    columns: tuple[str, str] = ("image", "label"),
+    row_group: int = 4,
+) -> None:
+    """One file: an image for each label, numbered from `first`."""
+    images = [{"bytes": jpeg(first + i), "path": f"{i}.jpg"} for i in range(len(labels))]
+    table = pa.table({columns[0]: pa.array(images, IMAGE), columns[1]: list(labels)})
+    if names is not None:
+        features = {columns[0]: {"_type": "Image"}, columns[1]: {"names": list(names), "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=row_group)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Train in two files, 18 images of three classes; validation, 6; test, 3 without labels, as ImageNet's."""
+    folder = tmp_path / "source"
+    write(folder / "data" / "train-00000-of-00002.parquet", [2, 1, 0] * 3)
+    write(folder / "data" / "train-00001-of-00002.parquet", [0, 1, 2] * 3, first=9)
+    write(folder / "data" / "validation-00000-of-00001.parquet", [2, 2, 1, 1, 0, 0], first=100)
+    write(folder / "data" / "test-00000-of-00001.parquet", [-1, -1, -1], first=200)
+    return folder
+
+
+@pytest.fixture
+def config(folder_config: Config) -> Config:
+    def of(**changes: object) -> DatasetConfig:
+        return folder_config(
+            **({"name": "shards", "source": "parquet", "train_per_class": None, "tuning_per_class": None} | changes)
+        )
+
+    return of
+
+
+def stored(data: Path, split: str) -> list[tuple[int, bytes]]:
+    beton = Beton(data / "shards" / f"{split}.beton")
+    return [(int(label), beton.stored_bytes(i).tobytes()) for i, label in enumerate(beton.labels)]
+
+
+def refused(config: DatasetConfig, data: Path, source: Path | None, *reasons: str) -> None:
+    with pytest.raises(RegbenchError) as refusal:
+        prepare(config, data, source_dir=source, progress=False)
+    for reason in reasons:
+        assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (data / config.name / "manifest.json").exists()
+
+
+def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, source: Path, config: Config) -> None:
+    manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
+    assert manifest.class_names == ["ant", "bee", "cat"]
+    assert list(manifest.splits) == ["train", "test"]
+    labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
+    assert stored(tmp_path, "train") == [(label, jpeg(i)) for i, label in enumerate(labels)]
+    # The test has no labels, so the validation images are the test.
+    assert stored(tmp_path, "test") == [(label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])]
+
+
+def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path, config: Config) -> None:
+    manifest = prepare(config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False)
+    assert list(manifest.splits) == ["train", "tuning", "test"]
+    labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
+    assert stored(tmp_path, "train") == [(labels[i], jpeg(i)) for i in range(9)]
+    # The fourth of each class is skipped.
+    assert stored(tmp_path, "tuning") == [(labels[i], jpeg(i)) for i in range(12, 18)]
+    refused(
+        config(train_per_class=4, tuning_per_class=2),
+        tmp_path / "more",
+        source,
+        "ant has 6 images; train_per_class and tuning_per_class need 7; bee has 6",
+    )
+    refused(config(tuning_per_class=2), tmp_path / "more", source, "the splits overlap")
+
+
+def test_validation_is_for_tuning_where_the_test_has_labels(tmp_path: Path, source: Path, config: Config) -> None:
+    write(source / "data" / "test-00000-of-00001.parquet", [1, 0, 2], first=200)
+    manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
+    assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {
+        "train": 18,
+        "tuning": 6,
+        "test": 3,
+    }
+    assert stored(tmp_path, "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
+
+
+@pytest.mark.parametrize(("image", "label"), [("img", "fine_label"), ("image", "labels"), ("picture", "kind")])
+def test_other_names_of_columns_and_of_folders(image: str, label: str, tmp_path: Path, config: Config) -> None:
+    for split, first in (("train", 0), ("test", 50)):
+        path = tmp_path / "source" / "default" / split / "0000.parquet"
+        write(path, [0, 1, 2], first=first, columns=(image, label))
+    prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
+    assert stored(tmp_path, "test") == [(i, jpeg(50 + i)) for i in range(3)]
+
+
+@pytest.mark.parametrize("values", [(3, 10, 20), ("ant", "bee", "cat")])
+def test_classes_by_the_labels_themselves(values: tuple[Any, ...], tmp_path: Path, config: Config) -> None:
+    for split, first in (("train", 0), ("test", 50)):
+        write(tmp_path / "source" / f"{split}-00000-of-00001.parquet", values[::-1], first=first, names=None)
+    manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
+    assert manifest.class_names == [str(value) for value in values]
+    assert stored(tmp_path, "test") == [(2 - i, jpeg(50 + i)) for i in range(3)]
+
+
+# Its reader leaves the files to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> None:
+    hub = pytest.importorskip("datasets")
+    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=["ant", "bee", "cat"])})
+    for split, first in (("train", 0), ("test", 50)):
+        rows = {"image": [{"bytes": jpeg(first + i), "path": None} for i in range(3)], "label": [0, 1, 2]}
+        path = tmp_path / "source" / "data" / f"{split}-00000-of-00001-0123456789abcdef.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
+    manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
+    assert manifest.class_names == ["ant", "bee", "cat"]
+    assert stored(tmp_path, "train") == [(i, jpeg(i)) for i in range(3)]
+
+
+def test_only_a_row_group_is_in_memory(tmp_path: Path, config: Config) -> None:
+    """Eight times the images do not take more memory."""
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
+    image = {"bytes": buffer.getvalue(), "path": None}
+    peaks = []
+    for count in (64, 512):
+        folder = tmp_path / f"source{count}"
+        for split in ("train", "test"):
+            path = folder / f"{split}-00000-of-00001.parquet"
+            path.parent.mkdir(exist_ok=True)
+            table = pa.table({"image": pa.array([image] * 32, IMAGE), "label": [i % 3 for i in range(32)]})
+            with pq.ParquetWriter(path, table.schema, use_dictionary=False, compression="none") as writer:
+                for _ in range(count // 32):
+                    writer.write_table(table, row_group_size=32)
+        before, peak = pa.default_memory_pool().bytes_allocated(), 0
+        source = open_source(config(), folder, tmp_path)
+        for _ in source.splits["train"].samples(1):
+            peak = max(peak, pa.default_memory_pool().bytes_allocated() - before)
+        peaks.append(peak)
+    assert peaks[0] > 0
+    assert peaks[1] < 2 * peaks[0]
+
+
+def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> None:
+    data = tmp_path / "data"
+    refused(config(), data, None, "is made from parquet files of https://huggingface.co/datasets; give their folder")
+    refused(
+        config(),
+        data,
+        tmp_path / "none",
+        "it has no files of train; it has no files of validation or test; mend it, or give another folder",
+    )
+    refused(config(num_classes=4), data, source, "3 classes, not 4")
+    (source / "data" / "train-00000-of-00002.parquet").unlink()
+    write(source / "data" / "notes.parquet", [0])
+    refused(
+        config(),
+        data,
+        source,
+        "1 files belong to no split by their names: data/notes.parquet",
+        "1 of the 2 files of train are missing: numbers 0",
+    )
+    write(source / "other" / "train-00000-of-00001.parquet", [0])
+    refused(config(), data, source, "it holds several data sets, of which one is to be given: data, other")
+
+
+def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None:
+    data, shard = tmp_path / "data", source / "data" / "train-00001-of-00002.parquet"
+    validation = source / "data" / "validation-00000-of-00001.parquet"
+    good = shard.read_bytes()
+    for bad in (b"", b"no parquet file", good[:-20]):
+        shard.write_bytes(bad)
+        refused(config(), data, source, "train-00001-of-00002.parquet cannot be read (")
+    write(shard, [0, 1, 2], columns=("image", "caption"), names=None)
+    write(validation, [0, 1, 2], names=("ant", "bee", "dog"))
+    refused(
+        config(),
+        data,
+        source,
+        "train-00001-of-00002.parquet has no column of image files (image, img) or none of labels "
+        "(label, labels, fine_label); it has image, caption",
+        "validation-00000-of-00001.parquet has other columns or classes than the files before it",
+    )
+    pq.write_table(pa.table({"image": [[1, 2]], "label": [0]}), shard)
+    refused(config(), data, source, "train-00001-of-00002.parquet has no column of image files")
+    write(validation, [0, 1, 2])
+    # What stands before the images' first page, and before the labels'.
+    for column, reason in ((0, "train-00001-of-00002.parquet cannot be read ("), (-1, "the labels of train-00001")):
+        group = pq.read_metadata(io.BytesIO(good)).row_group(0)
+        page = group.column(column % group.num_columns).dictionary_page_offset
+        damaged = bytearray(good)
+        damaged[page : page + 8] = bytes([255] * 8)
+        shard.write_bytes(damaged)
+        refused(config(), data, source, reason)
+
+
+def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
+    data, shard = tmp_path / "data", source / "data" / "train-00001-of-00002.parquet"
+    write(shard, [0, 5, -1])
+    write(source / "data" / "train-00000-of-00002.parquet", [0, 0, 1])
+    write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, -1])
+    refused(
+        config(),
+        data,
+        source,
+        "2 images of train have no label, or one that is no class",
+        "1 images of validation have no label",
+        "1 classes have no images in train: cat",
+    )
+    images: list[Any] = [
+        {"bytes": None, "path": "a.jpg"},
+        None,
+        {"bytes": b"", "path": None},
+        {"bytes": jpeg(0), "path": None},
+    ]
+    table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
+    rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
+    pq.write_table(rows, shard)
+    refused(config(), data, source, "3 images of train are not in the files, or only their paths are")
+    images = [{"bytes": jpeg(0)[:-30], "path": None}] + [{"bytes": jpeg(0), "path": None}] * 3
+    rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
+    pq.write_table(rows, shard)
+    write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
+    refused(config(), data, source, "1 images cannot be read: data/train-00001-of-00002.parquet[0] (")
+
+
+def test_the_command(tmp_path: Path, source: Path) -> None:
+    own = ["dataset.name=shards", "dataset.num_classes=3", f"runtime.data_dir={tmp_path}"]
+    result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *own])
+    assert result.exit_code == 0, result.output
+    assert "train:        18 images in" in result.output

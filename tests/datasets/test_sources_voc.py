@@ -1,0 +1,146 @@
+"""VOC2007 from its archives, or unpacked, to the folder that evaluations read."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from regbench import RegbenchError
+from regbench.cli import main
+from regbench.datasets.prepare_voc import ARCHIVES, prepare_voc07
+from regbench.datasets.voc import open_voc07
+from tests.voc import TEST, TRAINVAL, main_folder, write_voc07
+
+COUNTS = (TRAINVAL, TEST)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("voc")
+    write_voc07(folder)
+    return folder / "voc07"
+
+
+@pytest.fixture(scope="module")
+def archives(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two archives, each with the images and lists of its split."""
+    folder = tmp_path_factory.mktemp("voc_archives")
+    for name, split in zip(ARCHIVES, ("trainval", "test"), strict=True):
+        with tarfile.open(folder / name, "w") as archive:
+            for path in sorted(unpacked.rglob("*")):
+                if (path.suffix == ".jpg" and (path.stem < "000500") == (split == "trainval")) or split in path.stem:
+                    archive.add(path, path.relative_to(unpacked))
+    return folder
+
+
+def images(data_dir: Path) -> list[bytes]:
+    return [path.read_bytes() for split in open_voc07(data_dir, COUNTS).values() for path in split.paths]
+
+
+def refused(data_dir: Path, reason: str, source: Path | None = None, **changes: bool) -> None:
+    with pytest.raises(RegbenchError, match=reason) as refusal:
+        prepare_voc07(data_dir, COUNTS, source_dir=source, progress=False, **changes)
+    assert "\n" not in str(refusal.value)
+    assert not list((data_dir / "voc07").glob(".VOCdevkit.*"))
+
+
+def test_archives_are_unpacked(tmp_path: Path, archives: Path, unpacked: Path) -> None:
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    assert images(tmp_path) == images(unpacked.parent)
+    assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
+    # Once there, it is only read again.
+    prepare_voc07(tmp_path, COUNTS, progress=False)
+    prepare_voc07(tmp_path, COUNTS, source_dir=tmp_path / "none", progress=False)
+
+
+def test_an_unpacked_folder_is_linked(tmp_path: Path, unpacked: Path) -> None:
+    prepare_voc07(tmp_path, COUNTS, source_dir=unpacked, progress=False)
+    assert (tmp_path / "voc07" / "VOCdevkit").is_symlink()
+    assert images(tmp_path) == images(unpacked.parent)
+
+
+def test_what_is_not_there_is_refused_with_its_address(tmp_path: Path, archives: Path) -> None:
+    address = r"http://host\.robots\.ox\.ac\.uk/pascal/VOC/voc2007/"
+    refused(tmp_path, rf"VOCdevkit is missing.*{address}")
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / ARCHIVES[0]).symlink_to(archives / ARCHIVES[0])
+    refused(tmp_path, rf"one has not VOCtest_06-Nov-2007\.tar; get both archives from {address}", one)
+    (one / ARCHIVES[1]).write_bytes((archives / ARCHIVES[0]).read_bytes())
+    refused(tmp_path, r"one is not the complete VOC2007: ImageSets/Main/aeroplane_test\.txt is missing", one)
+    (one / ARCHIVES[1]).write_bytes((archives / ARCHIVES[1]).read_bytes()[:30_000])
+    refused(tmp_path, rf"cannot unpack .*VOCtest.*; get it again from {address}", one)
+    assert not (tmp_path / "voc07" / "VOCdevkit").exists()
+
+
+def test_an_archive_cannot_write_elsewhere(tmp_path: Path, archives: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ARCHIVES:
+        (source / name).write_bytes((archives / name).read_bytes())
+    with tarfile.open(source / ARCHIVES[1], "a") as archive:
+        archive.addfile(tarfile.TarInfo("../../../escaped"), io.BytesIO())
+    refused(tmp_path / "data", "cannot unpack .*VOCtest.*outside the destination", source)
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_damaged_images_are_listed_and_replaced_by_force(tmp_path: Path, archives: Path) -> None:
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    paths = open_voc07(tmp_path, COUNTS)["test"].paths
+    for path in paths[:9]:
+        path.write_bytes(path.read_bytes()[:-60])
+    refused(tmp_path, rf"VOCdevkit is not the complete VOC2007: 9 images cannot be read: {paths[0].name}, .* 3 more")
+    refused(tmp_path, "9 images cannot be read", archives)
+    refused(tmp_path, "voc07 has not VOCtrainval", tmp_path / "voc07", force=True)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False, force=True)
+    assert len(images(tmp_path)) == TRAINVAL + TEST
+    assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from regbench.datasets import prepare_voc
+check = prepare_voc._check
+def slowly(*arguments):
+    print("unpacked", flush=True)
+    time.sleep(60)
+prepare_voc._check = slowly
+prepare_voc.prepare_voc07(Path(sys.argv[1]), (1, 1), source_dir=Path(sys.argv[2]), progress=False)
+"""
+
+
+def test_a_killed_unpacking_is_not_taken_for_a_whole_one(tmp_path: Path, archives: Path) -> None:
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(archives)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "unpacked\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert list((tmp_path / "voc07").glob(".VOCdevkit.*"))
+    with pytest.raises(RegbenchError, match="VOC2007 is missing"):
+        open_voc07(tmp_path, COUNTS)
+    prepare_voc07(tmp_path, COUNTS, source_dir=archives, progress=False)
+    assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]
+
+
+def test_the_command(tmp_path: Path, archives: Path) -> None:
+    own = [f"runtime.data_dir={tmp_path}", f"evaluation.voc07.num_images=[{TRAINVAL},{TEST}]"]
+    result = CliRunner().invoke(main, ["prepare", "voc07", "--source-dir", str(archives), *own])
+    assert result.exit_code == 0, result.output
+    assert f"trainval: {TRAINVAL:>9} images in" in result.output
+    # The published counts are asked for unless others are stated.
+    result = CliRunner().invoke(main, ["prepare", "voc07", own[0]])
+    assert result.exit_code == 2
+    assert f"trainval has {TRAINVAL} images, not 5,011" in result.output
+    (main_folder(tmp_path) / "cat_test.txt").unlink()
+    result = CliRunner().invoke(main, ["prepare", "voc07", "--verify", *own])
+    assert result.exit_code == 2
+    assert "cat_test.txt is missing" in result.output
