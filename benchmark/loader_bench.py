@@ -1,8 +1,8 @@
 """How fast the loaders are: regbench's, torchvision's and FFCV's on the same images and the same cores.
 
-Every contestant has a process of its own that stays alive. They take their turns in rounds, A B C A B C …, one at a time
-and with nothing left at work between two turns, and ratios are taken within a round: all sides see the same machine.
-What comes before the rounds (compiling, starting workers, filling the page cache) is not counted.
+Every contestant has a process of its own that stays alive. They take turns in rounds, A B C A B C …, one at a time and
+with nothing left at work between two turns, and ratios are taken within a round: all sides see the same machine. What
+comes before the rounds (compiling, starting workers, filling the page cache) is not counted.
 
 The images are made, unless a prepared data set is given: noise with the spectrum of natural images and flat shapes,
 from a fixed seed, as JPEGs of 4:2:0 that are about as large as ImageNet's.
@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +36,8 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import RegbenchError, __version__
-from regbench.benchmark.loader_contestants import BASELINE, CONTESTANTS, PARTS, Contestant, Pass, Task, serve
+from regbench.benchmark.config import load_run
+from regbench.benchmark.loader_contestants import BASELINE, CONTESTANTS, Contestant, Pass, Task, serve
 from regbench.benchmark.measure import hardware
 from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
@@ -135,7 +136,8 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
         long, short = rng.uniform(0.03, 0.35, 2) * min(height, width)
         inside = ((along * cosine + down * sine) / long) ** 2 + ((down * cosine - along * sine) / short) ** 2 < 1
         image[inside] += rng.normal(0, 45, 3)
-    return image.clip(0, 255).astype(np.uint8)
+    pixels: npt.NDArray[np.uint8] = image.clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _sample(scenario: Scenario, number: int) -> Sample:
@@ -163,6 +165,8 @@ def make_images(scenario: Scenario, data_dir: Path) -> DatasetConfig:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = pool.map(lambda number: _sample(scenario, number), range(scenario.distinct))
         title = f"making images, {scenario.name}"
+        if not sys.stderr.isatty():
+            log.info(title)
         samples = list(tqdm(made, title, scenario.distinct, disable=not sys.stderr.isatty(), leave=False))
     count = scenario.distinct * scenario.copies
     path = data_dir / config.name / "train.beton"
@@ -232,6 +236,43 @@ class Images:
         return f"{self.name}: {len(beton):,} images, {long:.0f} x {short:.0f} px, {form}"
 
 
+@contextmanager
+def images(scenarios: Sequence[str], data: str | None, overrides: Sequence[str] = ()) -> Iterator[list[Images]]:
+    """What to load; images that are made lie in a temporary folder.
+
+    Args:
+        scenarios: Names in `SCENARIOS`; empty for all, or for none if `data` is given.
+        data: Name of a prepared data set's configuration, whose augmentation and folder are its own.
+        overrides: Of this configuration.
+
+    Yields:
+        The images, made.
+
+    Raises:
+        RegbenchError: An unknown scenario or data set, or one that is not prepared.
+    """
+    for name in scenarios:
+        if name not in SCENARIOS:
+            raise RegbenchError(f"unknown scenario '{name}'; choose {', '.join(SCENARIOS)}")
+    chosen = []
+    if data:
+        cell, runtime = load_run([f"dataset={data}", *overrides])
+        chosen.append(
+            Images(
+                name=cell.dataset.name,
+                dataset=cell.dataset,
+                augmentation=cell.augmentation,
+                data_dir=Path(runtime.data_dir),
+            )
+        )
+    with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
+        for name in dict.fromkeys(scenarios) if scenarios or data else SCENARIOS:
+            scenario = SCENARIOS[name]
+            config = make_images(scenario, Path(folder))
+            chosen.append(Images(name=name, dataset=config, augmentation=scenario.augmentation, data_dir=Path(folder)))
+        yield chosen
+
+
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
@@ -287,9 +328,8 @@ class Machine:
     def __str__(self) -> str:
         """One line."""
         hardware = " and ".join(filter(None, (self.cpu, self.gpu)))
-        return (
-            f"{hardware}; {self.workers} workers, {self.rounds} rounds of about {self.seconds:g} s each; {self.versions}"
-        )
+        turns = f"{self.workers} workers, {self.rounds} rounds of about {self.seconds:g} s each"
+        return f"{hardware}; {turns}; {self.versions}"
 
 
 def _versions() -> str:
@@ -327,7 +367,9 @@ class _Process:
         self._connection, theirs = context.Pipe()
         self._errors = folder / f"{number}.txt"
         # No daemon, because these may not have worker processes.
-        self._process = context.Process(target=serve, args=(theirs, number, part, task, seconds, self._errors))
+        start_method = multiprocessing.get_start_method()
+        arguments = (theirs, number, part, task, seconds, self._errors, start_method)
+        self._process = context.Process(target=serve, args=arguments)
         self._process.start()
         theirs.close()
 
@@ -343,10 +385,8 @@ class _Process:
 
     def again(self) -> Pass | str:
         """A turn."""
-        try:
+        with suppress(BrokenPipeError):  # `answer` says why
             self._connection.send(None)
-        except BrokenPipeError:
-            pass  # `answer` says why
         return self.answer()
 
     def close(self) -> None:
@@ -358,11 +398,11 @@ class _Process:
             self._process.join()
 
 
-def measure(images: Sequence[Images], *, workers: int, seconds: float, rounds: int) -> tuple[list[Row], Machine]:
+def measure(chosen: Sequence[Images], *, workers: int, seconds: float, rounds: int) -> tuple[list[Row], Machine]:
     """Measure all contestants on all images: the crops, and the views on the CPU and on the GPU if there is one.
 
     Args:
-        images: What to load.
+        chosen: What to load.
         workers: Threads or worker processes of each, and the number of cores that are used.
         seconds: About so long is one contestant's turn in a round.
         rounds: How many.
@@ -387,7 +427,7 @@ def measure(images: Sequence[Images], *, workers: int, seconds: float, rounds: i
             seconds=seconds,
             versions=_versions(),
         )
-        for each in images:
+        for each in chosen:
             for part, device in groups:
                 rows += _measure_group(each, part, each.task(workers, device), seconds, rounds)
     return rows, machine
@@ -436,7 +476,7 @@ def _measure_group(images: Images, part: str, task: Task, seconds: float, rounds
             for process in running.values():
                 process.close()
     raw = bool((Beton(task.file()).modes == RAW).all())
-    base = next(rates[number] for number, each in chosen.items() if each.name == BASELINE)
+    base = next((rates[number] for number, each in chosen.items() if each.name == BASELINE), [])
     return [
         Row(
             images=images.name,

@@ -1,6 +1,6 @@
 """The loaders that `regbench loader-bench` compares, and the processes that they run in.
 
-Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two views of the same images:
+Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two views of each image:
 
 - "crops": uint8, cropped, resized and flipped; the part that only a CPU does;
 - "views": float32, with the whole chain, normalised, on the device.
@@ -13,6 +13,7 @@ several times slower), and its workers read the images from the memory map inste
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -127,9 +128,7 @@ class _PilImages(Dataset[Any]):
         last = [transforms.PILToTensor()]
         if part == "views":
             last = [transforms.ToTensor(), transforms.Normalize(task.dataset.mean, task.dataset.std)]
-        self._chains = [
-            _chain(task, view, part, transforms, _PillowBlur(view.blur_sigma), last) for view in task.views
-        ]
+        self._chains = [_chain(task, view, part, transforms, _PillowBlur(view.blur_sigma), last) for view in task.views]
 
     def __getitem__(self, index: int) -> Pair:
         data = self.beton.stored_bytes(index)
@@ -155,7 +154,9 @@ class _TensorImages(Dataset[Any]):
         if part == "views":
             last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(task.dataset.mean, task.dataset.std)]
         taps = blur_taps(task.dataset.image_size)
-        self._chains = [_chain(task, view, part, v2, v2.GaussianBlur(taps, view.blur_sigma), last) for view in task.views]
+        self._chains = [
+            _chain(task, view, part, v2, v2.GaussianBlur(taps, view.blur_sigma), last) for view in task.views
+        ]
 
     def __getitem__(self, index: int) -> Pair:
         from torchvision.io import ImageReadMode, decode_jpeg
@@ -170,7 +171,8 @@ class _TensorImages(Dataset[Any]):
 
 
 def _data_loader(task: Task, images: Any) -> Batches:
-    device, order = torch.device(task.device), []
+    device = torch.device(task.device)
+    order: list[int] = []  # filled anew for each pass
     loader = DataLoader(
         images,
         batch_size=task.batch_size,
@@ -386,7 +388,9 @@ def take(batches: Batches, count: int, device: torch.device) -> Pass:
     return Pass(images, time.perf_counter() - start_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")
 
 
-def serve(connection: Connection, number: int, part: str, task: Task, seconds: float, errors: Path) -> None:
+def serve(
+    connection: Connection, number: int, part: str, task: Task, seconds: float, errors: Path, start_method: str
+) -> None:
     """Open contestant `number`, warm it up, and answer each message with a pass; end with the connection.
 
     Args:
@@ -396,8 +400,11 @@ def serve(connection: Connection, number: int, part: str, task: Task, seconds: f
         task: What to load.
         seconds: A pass takes about so long.
         errors: Where the standard error goes: numba and FFCV say much that is of no use.
+        start_method: How the loaders' worker processes start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
+    # A spawned process would spawn the workers of its loaders, too, which is not what their users have.
+    multiprocessing.set_start_method(start_method, force=True)
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     warnings.simplefilter("ignore")
