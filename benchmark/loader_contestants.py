@@ -19,7 +19,7 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing.connection import Connection
@@ -117,56 +117,24 @@ def _chain(task: Task, view: ViewConfig, part: str, version: Any, blur: Any, las
     return version.Compose([*steps, *last])
 
 
-class _PilImages(Dataset[Any]):
-    """Two views of an image, through Pillow and torchvision's first transforms."""
+class _TwoViews(Dataset[Any]):
+    """Reads an image with Pillow and puts it through two chains, after what both have in common."""
 
-    def __init__(self, task: Task, part: str) -> None:
-        from torchvision import transforms
-
+    def __init__(self, task: Task, chains: Sequence[Any], common: Callable[[Any], Any] = lambda image: image) -> None:
         self.beton = Beton(task.file())
         self._grey = task.dataset.channels == 1
-        last = [transforms.PILToTensor()]
-        if part == "views":
-            last = [transforms.ToTensor(), transforms.Normalize(task.dataset.mean, task.dataset.std)]
-        self._chains = [_chain(task, view, part, transforms, _PillowBlur(view.blur_sigma), last) for view in task.views]
+        self._chains = chains
+        self._common = common
 
     def __getitem__(self, index: int) -> Pair:
-        data = self.beton.stored_bytes(index)
         if self.beton.modes[index] == RAW:
             image = Image.fromarray(self.beton.image(index))
         else:
-            image = Image.open(BytesIO(data.tobytes())).convert("RGB")
+            image = Image.open(BytesIO(self.beton.stored_bytes(index).tobytes())).convert("RGB")
         if self._grey:
             image = image.getchannel(0)
-        first, second = (chain(image) for chain in self._chains)
-        return first, second
-
-
-class _TensorImages(Dataset[Any]):
-    """Two views of an image, through torchvision's second transforms on uint8 tensors."""
-
-    def __init__(self, task: Task, part: str) -> None:
-        from torchvision.transforms import v2
-
-        self.beton = Beton(task.file())
-        self._channels = task.dataset.channels
-        last: list[Any] = []
-        if part == "views":
-            last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(task.dataset.mean, task.dataset.std)]
-        taps = blur_taps(task.dataset.image_size)
-        self._chains = [
-            _chain(task, view, part, v2, v2.GaussianBlur(taps, view.blur_sigma), last) for view in task.views
-        ]
-
-    def __getitem__(self, index: int) -> Pair:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        if self.beton.modes[index] == RAW:
-            image = torch.from_numpy(self.beton.image(index).copy()).permute(2, 0, 1)
-        else:
-            image = decode_jpeg(torch.from_numpy(self.beton.stored_bytes(index).copy()), ImageReadMode.RGB)
-        image = image[: self._channels]
-        first, second = (chain(image) for chain in self._chains)
+        shared = self._common(image)
+        first, second = (chain(shared) for chain in self._chains)
         return first, second
 
 
@@ -191,11 +159,25 @@ def _data_loader(task: Task, images: Any) -> Batches:
 
 
 def _torchvision_pil(task: Task, part: str, interpolation: str) -> Batches:
-    return _data_loader(task, _PilImages(task, part))
+    from torchvision import transforms
+
+    last = [transforms.PILToTensor()]
+    if part == "views":
+        last = [transforms.ToTensor(), transforms.Normalize(task.dataset.mean, task.dataset.std)]
+    chains = [_chain(task, view, part, transforms, _PillowBlur(view.blur_sigma), last) for view in task.views]
+    return _data_loader(task, _TwoViews(task, chains))
 
 
 def _torchvision_v2(task: Task, part: str, interpolation: str) -> Batches:
-    return _data_loader(task, _TensorImages(task, part))
+    """On uint8 tensors; Pillow decodes, because torchvision's own decoder is to be removed."""
+    from torchvision.transforms import v2
+
+    last: list[Any] = []
+    if part == "views":
+        last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(task.dataset.mean, task.dataset.std)]
+    taps = blur_taps(task.dataset.image_size)
+    chains = [_chain(task, view, part, v2, v2.GaussianBlur(taps, view.blur_sigma), last) for view in task.views]
+    return _data_loader(task, _TwoViews(task, chains, v2.functional.pil_to_tensor))
 
 
 # ----------------------------------------------------------------------------------------------------------- FFCV
