@@ -1,13 +1,14 @@
 """What several ranks that read one file need in memory beyond the page cache: that it does not grow with the file.
 
-Each rank is a process with a `TwoViewLoader` of its own that reads an epoch. Counted is the highest sum of a process's
-anonymous and shared memory between two batches, as Linux reports it; the file's own pages are in the page cache, once
-for all ranks, and given back when memory is short. All of a rank's libraries are in the number, so what tells something
-is the difference between a small and a large file.
+Each rank is a process with a `TwoViewLoader` of its own that reads some batches from all over the file, as many from a
+small one as from a large one. Counted is the highest sum of a process's anonymous and shared memory between two
+batches, as Linux reports it; the file's own pages are in the page cache, once for all ranks, and given back when memory
+is short. A rank's libraries are in the number, so it is the difference between a small and a large file that tells.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +37,7 @@ MIB = 2**20
 TARGET = 0.01
 _ROLLUP = Path("/proc/self/smaps_rollup")
 _BATCH = 32
+_BATCHES = 100  # of each rank
 _PLAIN = ViewConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
 _CROPS = AugmentationConfig(name="crops", view1=_PLAIN, view2=_PLAIN, interpolation="area")
 
@@ -64,7 +66,7 @@ def _rollup_bytes(*names: str) -> int:
 
 
 def _read(connection: Connection, config: DatasetConfig, data_dir: Path, rank: int, ranks: int) -> None:
-    """Reads an epoch as one of `ranks`, sends its private bytes, and, once all are there, its share of the total."""
+    """Reads some batches as one of `ranks`, sends its private bytes and, once all have, its share of the total."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
@@ -79,13 +81,15 @@ def _read(connection: Connection, config: DatasetConfig, data_dir: Path, rank: i
         world_size=ranks,
     )
     private = 0
-    with loader, loader.epoch(0) as epoch:
-        for _ in epoch:
+    with loader:
+        read = itertools.chain.from_iterable(loader.epoch(e) for e in itertools.count())
+        for _ in itertools.islice(read, _BATCHES):
             private = max(private, _rollup_bytes("Pss_Anon", "Pss_Shmem"))
         connection.send(private)
         connection.recv()
         connection.send(_rollup_bytes("Pss"))
-        connection.recv()
+        with suppress(EOFError):
+            connection.recv()
 
 
 @contextmanager
