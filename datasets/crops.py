@@ -103,8 +103,15 @@ class CropLoader(Protocol):
     finishes: bool
     """Whether it delivers finished views rather than crops."""
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
-        """Start an epoch over the images `order`, in that order; the last batch may be short."""
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
+        """Start an epoch over the images `order`, in that order; the last batch may be short.
+
+        Args:
+            order: (N,) the images' places in the file.
+            batch_size: images a batch.
+            boxes: what to cut out of them.
+            chains: what to do with it, for a loader that finishes views.
+        """
 
     def close(self) -> None:
         """Free what is held."""

@@ -160,7 +160,7 @@ class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
 class _Stream(EpochIterator):  # type: ignore[misc]
     """One epoch: a thread that fills a ring of buffers, with an end that always comes."""
 
-    def __init__(self, loader: Any, order: Ints, boxes: Boxes, chains: Chains) -> None:
+    def __init__(self, loader: Any, order: Ints, boxes: Boxes, chains: Chains | None) -> None:
         self._boxes = boxes
         self._chains = chains
         self._done = False
@@ -174,7 +174,8 @@ class _Stream(EpochIterator):  # type: ignore[misc]
                 slot = number % _SLOTS
                 plain = indices.astype(np.int64)
                 box_slots[slot][: len(indices)] = self._boxes(plain)
-                chain_slots[slot][: len(indices)] = self._chains(plain)
+                if self._chains is not None:
+                    chain_slots[slot][: len(indices)] = self._chains(plain)
                 (views,) = self.run_pipeline(number, indices, slot, None)
                 if not self._put((plain, torch.from_numpy(views))):
                     return
@@ -246,7 +247,7 @@ class FfcvCrops:
                 batches_ahead=_BATCHES_AHEAD,
             )
 
-    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains) -> CropStream:
+    def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
         """Start an epoch."""
         with _contained():
             self._loader.batch_size = batch_size

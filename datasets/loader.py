@@ -197,7 +197,8 @@ class _Loader:
                 views = [self._normalize(photometric(crop, todo[:, v])) for v, crop in enumerate(crops)]
             return give(indices, [view.to(self._dtype) for view in views])
 
-        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_of), finish)
+        chains_then = chains_of if self._crops.finishes else None
+        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)
         self._open.add(epoch)
         return epoch
 

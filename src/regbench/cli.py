@@ -93,6 +93,7 @@ def main(debug: bool) -> None:
       regbench status quickstart           how a sweep stands
       regbench report quickstart           tables and page from what is finished
       regbench cost                        what the losses take, in time and memory
+      regbench loader-bench                what the loaders deliver a second, beside torchvision's and FFCV's
 
     \b
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
@@ -993,6 +994,58 @@ def cost(
     if figure is not None:
         write_bytes(out / "cost.png", figure)
     click.echo(f"written: {out / 'cost.csv'}, cost.md" + (", cost.png" if figure is not None else ""))
+
+
+@main.command("loader-bench")
+@click.option("--scenario", multiple=True, help="Images to make: 256, 500x375, raw32; may be repeated.  [default: all]")
+@click.option("--data", metavar="DATASET", help="A prepared data set instead.", shell_complete=_complete_dataset)
+@click.option("--workers", type=int, help="Cores, and threads or processes of each loader.  [default: all cores]")
+@click.option("--seconds", type=float, default=2.0, show_default=True, help="Of each loader in each round, about.")
+@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of each loader.")
+@click.option("--memory", is_flag=True, help="Measure what 4 ranks on one file need in memory, and nothing else.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
+@_overrides
+def loader_bench(
+    scenario: Sequence[str],
+    data: str | None,
+    workers: int | None,
+    seconds: float,
+    rounds: int,
+    memory: bool,
+    output: Path | None,
+    overrides: Sequence[str],
+) -> None:
+    r"""Compare the loaders' speed: torchvision (PIL, v2), FFCV with a decode per view, regbench.
+
+    All deliver two views of the same images with the same cores and take turns. The images are made, photo-like JPEGs
+    of 256 px and 500 x 375 px to crops of 224 px and raw ones of 32 px, or come from a prepared data set. With a GPU,
+    the photometric part is also measured there.
+
+    \b
+      regbench loader-bench --scenario 256
+      regbench loader-bench --data in20 runtime.data_dir=/scratch/data --output loaders.csv
+    """
+    import os
+
+    from regbench.benchmark import loader_bench as measurement
+    from regbench.benchmark.loader_memory import measure_memory, memory_table
+
+    if overrides and not data:
+        raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")
+    if memory:
+        click.echo(memory_table(measure_memory()))
+        return
+    with measurement.images(scenario, data, overrides) as images:
+        for each in images:
+            click.echo(str(each))
+        cores = workers if workers is not None else len(os.sched_getaffinity(0))
+        rows, machine = measurement.measure(images, workers=cores, seconds=seconds, rounds=rounds)
+    click.echo(f"{machine}\n\n{measurement.table(rows)}\n\n{measurement.LEGEND}")
+    if outcomes := measurement.outcomes(rows):
+        click.echo(f"\n{measurement.targets_table(outcomes)}")
+    if output:
+        measurement.write_csv(rows, machine, output)
+        click.echo(f"\nwritten: {output}")
 
 
 def _report(folders: list[Path], out: Path, *, cost: Path | None = None, whole_paper: bool = False) -> None:
