@@ -189,14 +189,14 @@ def test_the_command(tiny_data_dir: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["loader-bench", *options, *overrides], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "tiny: 120 images, 28 x 28 px, JPEG" in done.output
-    lines = list(csv.DictReader(out.open()))
+    lines = list(csv.DictReader(io.StringIO(out.read_text())))
     found = {(line["part"], line["contestant"], line["interpolation"]) for line in lines if line["device"] == "cpu"}
     assert found == {(part, each.name, each.interpolation) for each in CONTESTANTS for part in each.parts}
     if FFCV:
         assert not any(line["note"] for line in lines)
-        crops = {"uint8 64x3x24x24", "uint8 64x24x24x3"}
+        crops = {"uint8 120x3x24x24", "uint8 120x24x24x3"}
         assert {line["delivered"] for line in lines if line["part"] == "crops"} == crops
-        assert {line["delivered"] for line in lines if line["part"] == "views"} == {"float32 64x3x24x24"}
+        assert {line["delivered"] for line in lines if line["part"] == "views"} == {"float32 120x3x24x24"}
         assert {line["round"] for line in lines} == {"1", "2"}
 
 
