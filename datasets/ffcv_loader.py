@@ -16,11 +16,13 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
-from queue import Empty, Full
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from queue import Empty, Full, Queue
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
@@ -89,7 +91,8 @@ def _not_compiled() -> Iterator[None]:
 
 
 _BATCHES_AHEAD = 2
-_SLOTS = _BATCHES_AHEAD + 2
+# These, the two that are at work, and the one that was handed over.
+_SLOTS = _BATCHES_AHEAD + 3
 
 # `kernels` names FFCV's JPEG decoder, which this makes known.
 llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
@@ -142,19 +145,40 @@ class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
                 where = storage_state[0], beton.start, beton.size, image_shape
                 decode(*rows, *where, boxes, *self._before, chains, *self._after, status, *out)
 
+            def mend() -> Array:
+                for n in np.flatnonzero(status[:, 0]).tolist():
+                    # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files
+                    # have; what Pillow cannot read is refused.
+                    image = beton.image(int(batch_indices[n]))
+                    show(image, n, count, boxes[n], *self._before, chains[n], *self._after, *out)
+                return out[1 if self._finishes else 0]
+
             # Numba's own threads serve one parallel loop at a time, and two loaders may run at once. Some parts more
             # than threads, because images differ.
-            parts = 1 if self._workers == 1 else min(count, 4 * self._workers)
-            edges = np.linspace(0, count, parts + 1).astype(int).tolist()
-            list(self._pool.map(part, edges[:-1], edges[1:]))
-            for n in np.flatnonzero(status[:, 0]).tolist():
-                # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files have;
-                # what Pillow cannot read is refused.
-                image = beton.image(int(batch_indices[n]))
-                show(image, n, count, boxes[n], *self._before, chains[n], *self._after, *out)
-            return out[1 if self._finishes else 0]
+            edges = np.linspace(0, count, min(count, 4 * self._workers) + 1).astype(int).tolist()
+            parts = [self._pool.submit(part, *ends) for ends in pairwise(edges)]
+            return _Pending(batch_indices.astype(np.int64), parts, mend)
 
         return make_views
+
+
+@dataclass
+class _Pending:
+    """A batch that is at work in other threads."""
+
+    indices: Ints
+    parts: list[Future[None]]
+    mend: Callable[[], Array]
+
+    def result(self) -> tuple[Ints, torch.Tensor]:
+        for part in self.parts:
+            part.result()
+        return self.indices, torch.from_numpy(self.mend())
+
+    def stop(self) -> None:
+        for part in self.parts:
+            part.cancel()
+        wait(self.parts)
 
 
 class _Stream(EpochIterator):  # type: ignore[misc]
@@ -164,9 +188,12 @@ class _Stream(EpochIterator):  # type: ignore[misc]
         self._boxes = boxes
         self._chains = chains
         self._done = False
+        self._ready: Queue[Any] = Queue(_BATCHES_AHEAD)
         super().__init__(loader, order.astype(np.uint64))
 
     def run(self) -> None:
+        # A batch is begun before the one before it is waited for, so that the workers always have something to do.
+        at_work: deque[_Pending] = deque()
         try:
             (node,) = self.memory_allocations["operation"]
             box_slots, chain_slots = self.memory_allocations["operation"][node][:2]
@@ -176,18 +203,23 @@ class _Stream(EpochIterator):  # type: ignore[misc]
                 box_slots[slot][: len(indices)] = self._boxes(plain)
                 if self._chains is not None:
                     chain_slots[slot][: len(indices)] = self._chains(plain)
-                (views,) = self.run_pipeline(number, indices, slot, None)
-                if not self._put((plain, torch.from_numpy(views))):
+                at_work.extend(self.run_pipeline(number, indices, slot, None))
+                if len(at_work) > 1 and not self._put(at_work.popleft().result()):
                     return
+            while at_work:
+                self._put(at_work.popleft().result())
             self._put(None)
         except BaseException as error:
             self._put(error)
+        finally:
+            for batch in at_work:
+                batch.stop()
 
     def _put(self, item: Any) -> bool:
         """Hand over to the consumer; False if it has gone."""
         while not self.terminate_event.is_set():
             try:
-                self.output_queue.put(item, timeout=0.1)
+                self._ready.put(item, timeout=0.1)
                 return True
             except Full:
                 pass
@@ -196,7 +228,7 @@ class _Stream(EpochIterator):  # type: ignore[misc]
     def __next__(self) -> tuple[Ints, torch.Tensor]:
         if self._done:
             raise StopIteration
-        item = self.output_queue.get()
+        item = self._ready.get()
         if isinstance(item, tuple):
             return item
         self.close()
@@ -211,7 +243,7 @@ class _Stream(EpochIterator):  # type: ignore[misc]
         self.terminate_event.set()
         while self.is_alive():
             try:
-                self.output_queue.get_nowait()
+                self._ready.get_nowait()
             except Empty:
                 self.join(0.005)
         self.memory_allocations: dict[str, Any] = {}
@@ -244,7 +276,7 @@ class FfcvCrops:
                 os_cache=True,
                 seed=0,  # not used, but without one FFCV takes a number from NumPy's global generator
                 pipelines={"image": [_ViewDecoder(beton, shape, normalize, self._pool, workers)], "label": None},
-                batches_ahead=_BATCHES_AHEAD,
+                batches_ahead=_SLOTS - 2,
             )
 
     def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:

@@ -127,6 +127,12 @@ def _filter_rows(source: Array, start: Array, fours: Array, weights: Array, out:
     total = np.empty(n, np.float32)
     for y in range(len(out)):
         target = out[y]
+        if fours[y] == 1 and weights[y, 2] == 0.0 and weights[y, 3] == 0.0:
+            a, b = source[start[y]], source[min(start[y] + 1, last)]
+            u, v = weights[y, 0], weights[y, 1]
+            for i in range(n):
+                target[i] = _whole_level(half + u * _f32(a[i]) + v * _f32(b[i]))
+            continue
         for k in range(0, 4 * fours[y], 4):
             row = start[y] + k
             a, b = source[min(row, last)], source[min(row + 1, last)]
