@@ -66,8 +66,8 @@ def test_contributing_sweep_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_exist(document: str) -> None:
     text = (ROOT / document).read_text()
-    named = set(re.findall(r"^regbench (\w+)", "\n".join(blocks(document, "")), re.MULTILINE))
-    named |= set(re.findall(r"`regbench (\w+)[^`]*`", text))
+    named = set(re.findall(r"^regbench ([\w-]+)", "\n".join(blocks(document, "")), re.MULTILINE))
+    named |= set(re.findall(r"`regbench ([\w-]+)[^`]*`", text))
     assert named <= set(main.commands)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(document, "")), re.MULTILINE)) <= targets
