@@ -326,8 +326,7 @@ class Cell:
         where they ask for none (cells from before there were any keep their ids), and `published`, which only says what
         `prepare` accepts.
         """
-        method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
-        data = {**asdict(self), "method": method}
+        data = self.complete()
         for name in _unused(self.evaluation.protocols):
             del data["evaluation"][name]
         for group in (data, *data["evaluation"].values()):
@@ -335,6 +334,11 @@ class Cell:
                 del dataset["published"]
                 group["dataset"] = {k: v for k, v in dataset.items() if k not in RESIZING or v != RESIZING[k]}
         return data
+
+    def complete(self) -> dict[str, Any]:
+        """Every setting as plain data, also those that `to_dict` leaves out."""
+        method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
+        return {**asdict(self), "method": method}
 
     def plain(self) -> dict[str, Any]:
         """`to_dict` in the types that YAML has."""
@@ -637,7 +641,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         RegbenchError: If an override names an unknown setting, or the cell is refused.
     """
     own = [override for override in overrides if override.startswith("runtime.")]
-    config = OmegaConf.create(_with_all_evaluations(yaml.safe_load(path.read_text())))
+    cell = Cell.from_dict(yaml.safe_load(path.read_text()))
+    config = OmegaConf.create(json.loads(json.dumps(cell.complete())))
     OmegaConf.set_struct(config, True)
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist([o for o in overrides if o not in own]))

@@ -286,6 +286,18 @@ def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> No
         load_config(path, ["evaluation.knn.kk=3"])
 
 
+def test_a_setting_that_a_config_leaves_out_can_be_given(tmp_path: Path) -> None:
+    cell = cell_of("method=sfrik_l2", "dataset=in20")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(cell.plain()))
+    assert "resize_px" not in path.read_text()
+    smaller, _ = load_config(path, ["dataset.resize_px=256", "dataset.name=in20_256"])
+    assert smaller.dataset.resize_px == 256
+    assert (
+        smaller.id == cell_of("method=sfrik_l2", "dataset=in20", *("dataset.resize_px=256", "dataset.name=in20_256")).id
+    )
+
+
 # ------------------------------------------------------------------ refusals
 
 
