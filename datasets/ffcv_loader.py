@@ -15,6 +15,7 @@ FFCV 1.0.2 is used as published. What to know, and what is different here from i
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from regbench.datasets.crops import BOX, Boxes, Chains, CropShape, CropStream, I
 from regbench.datasets.kernels import FILTERS, decode, show
 from regbench.datasets.photometric import CHAIN, Normalize, blur_taps
 
+log = logging.getLogger("regbench")
 Array = npt.NDArray[Any]
 
 
@@ -228,7 +230,12 @@ class _Stream(EpochIterator):  # type: ignore[misc]
     def __next__(self) -> tuple[Ints, torch.Tensor]:
         if self._done:
             raise StopIteration
-        item = self._ready.get()
+        try:
+            item = self._ready.get(timeout=2.0)
+        except Empty:
+            if not decode.signatures:
+                log.info("compiling the loader, once on this machine; it takes some 15 s")
+            item = self._ready.get()
         if isinstance(item, tuple):
             return item
         self.close()
