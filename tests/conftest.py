@@ -16,6 +16,10 @@ from PIL import Image
 from regbench.benchmark.config import load_run
 from regbench.datasets.prepare import prepare
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Begun in the background by a shell, which lets its children ignore Ctrl-C; theirs, in the tests, must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
     torch.set_num_threads(1)
 
