@@ -12,11 +12,11 @@ from scipy.io import savemat
 
 from regbench import RegbenchError
 from regbench.benchmark.config import load_run
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.published import PUBLISHED, Published
+from tests.datasets.preparing import refused, stored
 
 Config = Callable[..., DatasetConfig]
 WNIDS = ("n01440764", "n01443537", "n01484850")
@@ -79,20 +79,6 @@ def config_of(preset: str, **changes: object) -> DatasetConfig:
     settings = {"num_classes": 3, "published": None, "train_per_class": None, "tuning_per_class": None} | changes
     overrides = [f"dataset.{key}={'null' if value is None else value}" for key, value in settings.items()]
     return load_run([f"dataset={preset}", *overrides])[0].dataset
-
-
-def refused(config: DatasetConfig, data: Path, source: Path, *reasons: str) -> None:
-    with pytest.raises(RegbenchError) as refusal:
-        prepare(config, data, source_dir=source, progress=False)
-    for reason in reasons:
-        assert reason in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-    assert not (data / config.name / "manifest.json").exists()
-
-
-def stored(data: Path, name: str, split: str) -> list[tuple[int, bytes]]:
-    beton = Beton(data / name / f"{split}.beton")
-    return [(int(label), beton.stored_bytes(i).tobytes()) for i, label in enumerate(beton.labels)]
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle"])

@@ -15,12 +15,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from regbench import RegbenchError
 from regbench.cli import main
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import open_source
+from tests.datasets.preparing import refused, stored
 
 Config = Callable[..., DatasetConfig]
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -73,37 +72,23 @@ def config(folder_config: Config) -> Config:
     return of
 
 
-def stored(data: Path, split: str) -> list[tuple[int, bytes]]:
-    beton = Beton(data / "shards" / f"{split}.beton")
-    return [(int(label), beton.stored_bytes(i).tobytes()) for i, label in enumerate(beton.labels)]
-
-
-def refused(config: DatasetConfig, data: Path, source: Path | None, *reasons: str) -> None:
-    with pytest.raises(RegbenchError) as refusal:
-        prepare(config, data, source_dir=source, progress=False)
-    for reason in reasons:
-        assert reason in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-    assert not (data / config.name / "manifest.json").exists()
-
-
 def test_images_are_taken_byte_for_byte_in_the_files_order(tmp_path: Path, source: Path, config: Config) -> None:
     manifest = prepare(config(), tmp_path, source_dir=source, progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
     assert list(manifest.splits) == ["train", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
-    assert stored(tmp_path, "train") == [(label, jpeg(i)) for i, label in enumerate(labels)]
+    assert stored(tmp_path, "shards", "train") == [(label, jpeg(i)) for i, label in enumerate(labels)]
     # The test has no labels, so the validation images are the test.
-    assert stored(tmp_path, "test") == [(label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])]
+    assert stored(tmp_path, "shards", "test") == [(label, jpeg(100 + i)) for i, label in enumerate([2, 2, 1, 1, 0, 0])]
 
 
 def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path, config: Config) -> None:
     manifest = prepare(config(train_per_class=3, tuning_per_class=2), tmp_path, source_dir=source, progress=False)
     assert list(manifest.splits) == ["train", "tuning", "test"]
     labels = [2, 1, 0] * 3 + [0, 1, 2] * 3
-    assert stored(tmp_path, "train") == [(labels[i], jpeg(i)) for i in range(9)]
+    assert stored(tmp_path, "shards", "train") == [(labels[i], jpeg(i)) for i in range(9)]
     # The fourth of each class is skipped.
-    assert stored(tmp_path, "tuning") == [(labels[i], jpeg(i)) for i in range(12, 18)]
+    assert stored(tmp_path, "shards", "tuning") == [(labels[i], jpeg(i)) for i in range(12, 18)]
     refused(
         config(train_per_class=4, tuning_per_class=2),
         tmp_path / "more",
@@ -121,7 +106,7 @@ def test_validation_is_for_tuning_where_the_test_has_labels(tmp_path: Path, sour
         "tuning": 6,
         "test": 3,
     }
-    assert stored(tmp_path, "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
+    assert stored(tmp_path, "shards", "test") == [(1, jpeg(200)), (0, jpeg(201)), (2, jpeg(202))]
 
 
 @pytest.mark.parametrize(("image", "label"), [("img", "fine_label"), ("image", "labels"), ("picture", "kind")])
@@ -130,7 +115,7 @@ def test_other_names_of_columns_and_of_folders(image: str, label: str, tmp_path:
         path = tmp_path / "source" / "default" / split / "0000.parquet"
         write(path, [0, 1, 2], first=first, columns=(image, label))
     prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
-    assert stored(tmp_path, "test") == [(i, jpeg(50 + i)) for i in range(3)]
+    assert stored(tmp_path, "shards", "test") == [(i, jpeg(50 + i)) for i in range(3)]
 
 
 @pytest.mark.parametrize("values", [(3, 10, 20), ("ant", "bee", "cat")])
@@ -139,7 +124,7 @@ def test_classes_by_the_labels_themselves(values: tuple[Any, ...], tmp_path: Pat
         write(tmp_path / "source" / f"{split}-00000-of-00001.parquet", values[::-1], first=first, names=None)
     manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
     assert manifest.class_names == [str(value) for value in values]
-    assert stored(tmp_path, "test") == [(2 - i, jpeg(50 + i)) for i in range(3)]
+    assert stored(tmp_path, "shards", "test") == [(2 - i, jpeg(50 + i)) for i in range(3)]
 
 
 # Its reader leaves the files to the garbage collector.
@@ -154,7 +139,7 @@ def test_what_hugging_faces_library_writes(tmp_path: Path, config: Config) -> No
         hub.Dataset.from_dict(rows, features=features).to_parquet(str(path))
     manifest = prepare(config(), tmp_path, source_dir=tmp_path / "source", progress=False)
     assert manifest.class_names == ["ant", "bee", "cat"]
-    assert stored(tmp_path, "train") == [(i, jpeg(i)) for i in range(3)]
+    assert stored(tmp_path, "shards", "train") == [(i, jpeg(i)) for i in range(3)]
 
 
 def test_only_a_row_group_is_in_memory(tmp_path: Path, config: Config) -> None:
