@@ -104,13 +104,18 @@ def owner(status: CellStatus) -> dict[str, Any]:
     return found
 
 
+def is_training(status: CellStatus) -> bool:
+    """Whether the process of the last attempt lives; that of a job which is starting again has not claimed its run."""
+    return status.state == "running" and Path(f"/proc/{owner(status)['pid']}").exists()
+
+
 class Storm:
     """One fault for each cell, by its number. Each is applied once, in the middle of the cell's training."""
 
     def __init__(self, cluster: Cluster, small: Path, numbers: dict[str, int]) -> None:
         self.cluster, self.slurm, self.small, self.numbers = cluster, cluster.slurm, small, numbers
         self.retried: list[int] = []
-        # A node that is down, and when it may come back.
+        # A node that is down or taken, and when it may come back.
         self.lost: tuple[str, Callable[[], bool]] | None = None
         # How often the cells had begun when their faults came: until they begin again, they go slowly.
         self.lives: dict[int, int] = {}
@@ -134,14 +139,19 @@ class Storm:
 
     def kill_worker(self, status: CellStatus) -> None:
         time.sleep(random.random())  # in a step, between steps, while a checkpoint is written
-        os.kill(owner(status)["pid"], signal.SIGKILL)
+        self._signal(status, signal.SIGKILL)
 
     def notify(self, status: CellStatus) -> None:
         """What slurmd sends when a job's time is nearly up. (scancel --signal refuses some tasks of arrays.)"""
-        os.kill(owner(status)["pid"], signal.SIGUSR2)
+        self._signal(status, signal.SIGUSR2)
+
+    def _signal(self, status: CellStatus, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # a fault of another cell has ended it this very moment
+            os.kill(owner(status)["pid"], number)
 
     def requeue(self, status: CellStatus) -> None:
-        self.slurm.command("scontrol", "requeue", status.job)
+        with contextlib.suppress(RuntimeError):  # a fault of another cell has done it this very moment
+            self.slurm.command("scontrol", "requeue", status.job)
 
     def preempt(self, status: CellStatus) -> None:
         node = owner(status)["hostname"]
@@ -154,6 +164,7 @@ class Storm:
             capture_output=True,
             env={**os.environ, **self.slurm.env()},
         )
+        self._away(status, node)
 
     def lose_sight_of_node(self, status: CellStatus) -> None:
         """Its slurmd is gone, its jobs live on: Slurm starts them elsewhere all the same."""
@@ -181,6 +192,10 @@ class Storm:
         for pid in watchers + watched:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._away(status, node)
+
+    def _away(self, status: CellStatus, node: str) -> None:
+        """The node comes back once the cell has begun again."""
         lives = len(read_attempts(status.directory))
         self.lost = node, lambda: len(read_attempts(status.directory)) > lives
 
@@ -229,7 +244,7 @@ class Storm:
             number = self.numbers[status.cell_id]
             if self.lost is not None and number in (4, 5, 6):
                 continue  # one node has to be left
-            if number in self.pending and status.state == "running" and 3 <= status.epochs_done < EPOCHS - 10:
+            if number in self.pending and 3 <= status.epochs_done < EPOCHS - 10 and is_training(status):
                 self.lives[number] = len(read_attempts(status.directory))
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
