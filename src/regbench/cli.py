@@ -828,7 +828,7 @@ def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 
     for status in (cancelled := cancel_cells(_sweep_folder(runs_dir, name), cells)):
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
-    click.echo(f"cancelled {len(cancelled)} cells")
+    click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
 
 
 @main.command()

@@ -206,12 +206,16 @@ class Storm:
         self.slurm.up("slurmctld")
         self.lives.pop(7)  # the job may have noticed nothing
 
+    def _cancel(self, status: CellStatus) -> None:
+        assert "cancelled 1 cell" in self.cluster.run("cancel", "own", status.cell_id)
+        wait_for(lambda: not is_training(status), f"the end of {status}\n{self.slurm.logs(100)}")
+
     def cancel(self, status: CellStatus) -> None:
-        self.cluster.run("cancel", "own", status.cell_id)
+        self._cancel(status)
         self.heal[8] = lambda status: None
 
     def damage_checkpoint(self, status: CellStatus) -> None:
-        self.cluster.run("cancel", "own", status.cell_id)
+        self._cancel(status)
 
         def damage(status: CellStatus) -> None:
             newest = checkpoint_files(status.directory)[0]
