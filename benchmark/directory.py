@@ -5,14 +5,18 @@ Apart from the code that trains, and without torch, whose import takes longer th
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from regbench.files import write_bytes
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Runtime
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of records and of a tuning's choice."""
 
 
@@ -37,6 +41,15 @@ def read_tuned(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return read_record(directory)
     return record
+
+
+def write_metrics(directory: Path, history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Writes `metrics.jsonl`, a line for each finished epoch; returns its SHA-256, None without an epoch."""
+    if not history:
+        return None
+    rows = "".join(json.dumps(row) + "\n" for row in history).encode()
+    write_bytes(directory / "metrics.jsonl", rows)
+    return hashlib.sha256(rows).hexdigest()
 
 
 def checkpoint_files(directory: Path) -> list[Path]:

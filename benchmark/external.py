@@ -104,7 +104,7 @@ def evaluate_backbone(
             "data": data_record(manifest),
             "attempts": attempts_record(directory),
             "command": _command(source, overrides, label, name, only),
-            "history": [],
+            "metrics_sha256": None,
         }
         attempt.check()
         write_new(directory / "record.json", signed(record))

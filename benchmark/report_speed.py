@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from regbench import methods
 from regbench.benchmark.config import Cell, load_sweep
+from regbench.benchmark.directory import write_metrics
 
 EPOCHS = 100
 CHOICES = 10
@@ -53,14 +54,9 @@ def record(cell: Cell, sweep: str, draw: np.random.Generator) -> dict[str, Any]:
     scores = [("tuning", name, percent[name], "%") for name in SCORES]
     scores += [("test", name, percent[name], "%") for name in SCORES if final]
     scores += [("test", name, float(draw.normal()), "") for name in MEASURES if final]
-    numbers = ("loss", *MEASURES, "learning_rate", "epoch_s", "images", "step_ms", "data_ms", "forward_ms", "loss_ms")
-    history = [
-        {"epoch": epoch, **dict(zip(numbers, row, strict=True)), "terms": {"alignment": row[0], "uniformity": row[1]}}
-        for epoch, row in enumerate(draw.random((EPOCHS, len(numbers))).tolist(), 1)
-    ]
     given = {"selected_on": "tuning", "score": "knn_top1", "budget": CHOICES, "record": None, "sha256": None}
     return {
-        "schema_version": 3,
+        "schema_version": 4,
         "cell_id": cell.id,
         "sweep": sweep,
         "label": cell.label,
@@ -83,8 +79,16 @@ def record(cell: Cell, sweep: str, draw: np.random.Generator) -> dict[str, Any]:
         "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
         "attempts": [{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T01:00:00+00:00"}],
         "command": f"regbench train --config runs/{sweep}/{cell.id}/config.yaml",
-        "history": history,
     }
+
+
+def history(draw: np.random.Generator) -> list[dict[str, Any]]:
+    """What it would leave of its training."""
+    numbers = ("loss", *MEASURES, "learning_rate", "epoch_s", "images", "step_ms", "data_ms", "forward_ms", "loss_ms")
+    return [
+        {"epoch": epoch, **dict(zip(numbers, row, strict=True)), "terms": {"alignment": row[0], "uniformity": row[1]}}
+        for epoch, row in enumerate(draw.random((EPOCHS, len(numbers))).tolist(), 1)
+    ]
 
 
 def make(folder: Path, count: int) -> None:
@@ -92,10 +96,10 @@ def make(folder: Path, count: int) -> None:
     draw = np.random.default_rng(0)
     plan = []
     for cell in tqdm(cells(count), desc="made", unit="", disable=not sys.stderr.isatty()):
-        data = record(cell, folder.name, draw)
-        content = json.dumps(data, sort_keys=True, separators=(",", ":"))
         run = folder / cell.id
         run.mkdir(parents=True)
+        data = {**record(cell, folder.name, draw), "metrics_sha256": write_metrics(run, history(draw))}
+        content = json.dumps(data, sort_keys=True, separators=(",", ":"))
         (run / "config.yaml").write_text(yaml.dump(data["cell"], Dumper=yaml.CSafeDumper, sort_keys=False))
         signed = {**data, "sha256": hashlib.sha256(content.encode()).hexdigest()}
         (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(json.dumps(signed, indent=1))

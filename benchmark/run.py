@@ -22,7 +22,7 @@ from regbench import RegbenchError, methods
 from regbench.benchmark.checkpoint import load_checkpoint
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
-from regbench.benchmark.directory import SCHEMA_VERSION, read_record, run_directory
+from regbench.benchmark.directory import SCHEMA_VERSION, read_record, run_directory, write_metrics
 from regbench.benchmark.distributed import World, connect, environment_ranks
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.interruption import Interruption
@@ -215,6 +215,7 @@ class _Run:
         evaluate_s = more.pop("evaluate_s", 0.0)
         method = self.cell.method
         attempt.beat()
+        attempt.check()
         record = {
             "schema_version": SCHEMA_VERSION,
             "cell_id": self.cell.id,
@@ -233,7 +234,7 @@ class _Run:
             "data": data_record(self.manifest),
             "attempts": attempts_record(self.directory),
             "command": f"regbench train --config {self.directory / 'config.yaml'}",
-            "history": progress.history,
+            "metrics_sha256": write_metrics(self.directory, progress.history),
         }
         attempt.check()
         # There is at most one record, whoever comes first.

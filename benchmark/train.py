@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import json
 import logging
 import math
 import random
@@ -24,6 +23,7 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.config import Cell
+from regbench.benchmark.directory import write_metrics
 from regbench.benchmark.distributed import World, synchronize_batch_norm
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import Attempt, LeaseLost
@@ -33,7 +33,6 @@ from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.optimizer import LARS, learning_rate
 from regbench.benchmark.step import PARTS, Step, Stepped
 from regbench.datasets.loader import PretrainingLoader
-from regbench.files import write_text
 from regbench.methods import Engine
 from regbench.methods.engine import Shard
 
@@ -404,17 +403,12 @@ class _Training:
             self.attempt.check()
             state = {"network": self.network.state_dict(), "optimizer": optimizer, "progress": vars(self.progress)}
             save_checkpoint(self.directory, self.attempt.number, self.progress.step, state)
-            self._write_metrics()
+            write_metrics(self.directory, self.progress.history)
             self.attempt.beat()
         self._written_s = time.monotonic()
         took_s = time.perf_counter() - began_s
         self.progress.checkpoint_s += took_s  # known to the next checkpoint and to the record
         return took_s
-
-    def _write_metrics(self) -> None:
-        if self.attempt is not None:
-            rows = "".join(json.dumps(row) + "\n" for row in self.progress.history)
-            write_text(self.directory / "metrics.jsonl", rows)
 
 
 def _seed(seed: int, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,9 +43,10 @@ def check_records(folders: Sequence[Path], cell_id: Callable[[dict[str, Any]], s
     """Checks every record under some folders.
 
     Looked at are: the schema; the SHA-256 that a record, a later evaluation and a tuning's choice state of their own
-    content; `config.yaml` against the record's cell; the directory's name, the record's cell id and the id of the
-    cell; that scores are finite and percentages within 0 and 100; that the configurations which a tuning chose are
-    there, and that a record's choice is the one on disk; that all records of a data set saw the same images.
+    content, and a record of `metrics.jsonl`; `config.yaml` against the record's cell; the directory's name, the
+    record's cell id and the id of the cell; that scores are finite and percentages within 0 and 100; that the
+    configurations which a tuning chose are there, and that a record's choice is the one on disk; that all records of a
+    data set saw the same images.
 
     Args:
         folders: Folders of sweeps, sweeps or run directories.
@@ -80,6 +82,7 @@ def _check_run(
         yield f"{path}: {error}"
         return
     yield from _check_digest(path, raw)
+    yield from _check_metrics(run.path / "metrics.jsonl", raw.get("metrics_sha256"))
     yield from _check_scores(path, record.scores)
     if run.path.absolute().name != record.cell_id:
         yield f"{path}: its cell id is {record.cell_id}, the folder's name is another"
@@ -113,6 +116,19 @@ def _check_digest(path: Path, raw: dict[str, Any]) -> Iterator[str]:
     """The rule of the record's writer: canonical JSON of everything but the digest."""
     if raw.get("sha256") != digest({k: v for k, v in raw.items() if k != "sha256"}):
         yield f"{path}: its content is not what its sha256 was taken of; it was changed or damaged"
+
+
+def _check_metrics(path: Path, stated: object) -> Iterator[str]:
+    """The training's history; none is stated where nothing was trained."""
+    if stated is None:
+        return
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        yield f"{path}: cannot be read ({error.strerror}), so a report shows no curves of this run"
+        return
+    if found != stated:
+        yield f"{path}: its content is not what the record's metrics_sha256 was taken of; it was changed or damaged"
 
 
 def _check_scores(path: Path, scores: Iterable[Score]) -> Iterator[str]:

@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +29,7 @@ from regbench import RegbenchError
 if TYPE_CHECKING:
     import pyarrow
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 STATUSES = ("done", "diverged", "tuned")
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")
@@ -58,7 +57,6 @@ class Record:
         status: "done", "diverged", or "tuned": a point of a tuning grid, which has not seen the test split.
         scores: Those of the record, then those of `evaluations/` whose name and split it has not.
         cost: Seconds, bytes and rates by name; a number that is missing or not finite is left out.
-        curves: Numbers of the training history by name, each of shape (epochs,), NaN where an epoch has none.
         choice: What was chosen on which split among how many, by what was chosen ("hyperparameters",
             "probe_learning_rate", ...).
         regularizer: What the method says of itself, by name: reference, url, formula and so on.
@@ -77,7 +75,6 @@ class Record:
     cell: dict[str, Any]
     scores: tuple[Score, ...]
     cost: dict[str, Any]
-    curves: dict[str, np.ndarray]
     environment: dict[str, Any]
     data: dict[str, Any]
     attempts: tuple[dict[str, Any], ...]
@@ -98,12 +95,17 @@ class Record:
         evaluation = self.cell.get("evaluation")
         return _chosen_on_test(self.choice) or (isinstance(evaluation, dict) and evaluation.get("select_on") == "test")
 
-    @property
-    def history(self) -> tuple[dict[str, Any], ...]:
-        """One mapping per epoch, with at least "epoch"; for many records use `curves`."""
-        epochs = range(len(self.curves.get("epoch", ())))
-        entries = [{k: float(v[i]) for k, v in self.curves.items() if not math.isnan(v[i])} for i in epochs]
-        return tuple({**entry, "epoch": int(entry["epoch"])} for entry in entries)
+    @functools.cached_property
+    def curves(self) -> dict[str, np.ndarray]:
+        """Numbers of the training history by name, each of shape (epochs,), NaN where an epoch has none.
+
+        Read when they are asked for: the histories of thousands of cells are many times as long as their records, and
+        a report draws those of a few. Empty where `metrics.jsonl` is missing or damaged; see `check_records`.
+        """
+        try:
+            return _curves(self.path.with_name("metrics.jsonl"))
+        except (ValueError, OSError):
+            return {}
 
     @property
     def started(self) -> str:
@@ -462,7 +464,6 @@ def parse(path: Path) -> Record:
         cell={"embedding_dim": None, "batch_size": None, "epochs": None, **cell},
         scores=tuple(_score(_mapping(entry, "scores")) for entry in _get(raw, "scores", list)),
         cost={k: v for k, v in _get(raw, "cost", dict).items() if isinstance(v, str) or _is_number(v)},
-        curves=_curves(_get(raw, "history", list)),
         environment=_get(raw, "environment", dict),
         data=_get(raw, "data", dict),
         attempts=tuple(_mapping(entry, "attempts") for entry in _get(raw, "attempts", list)),
@@ -515,37 +516,31 @@ def _chosen_on_test(choice: Mapping[str, Any]) -> bool:
 
 def load_object(path: Path) -> dict[str, Any]:
     """A JSON object; a ValueError says what is wrong with it."""
-    content = path.read_bytes()
+    return _object(path.read_bytes(), "the file")
+
+
+def _object(content: bytes, where: str) -> dict[str, Any]:
     raw: Any
     try:
-        raw = orjson.loads(content)  # a fifth of json's time for a history of 100 epochs
+        raw = orjson.loads(content)
     except orjson.JSONDecodeError:
         try:
-            raw = json.loads(content)  # reads NaN too, which the history of a diverged run may hold
+            raw = json.loads(content)  # reads NaN too, which those of a diverged run may hold
         except json.JSONDecodeError as error:
             raise ValueError(f"not valid JSON, truncated? ({error})") from error
-    return _mapping(raw, "the file")
+    return _mapping(raw, where)
 
 
-def _curves(history: list[Any]) -> dict[str, np.ndarray]:
-    """Columns of those entries of the history that are numbers. Most of what a report reads comes through here."""
-    try:
-        good = set(map(type, map(itemgetter("epoch"), history))) <= {int}
-    except (KeyError, TypeError, IndexError):
-        good = False
-    if not good:
-        for entry in history:
-            _get(_mapping(entry, "history"), "epoch", int, "history.")
+def _curves(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a `metrics.jsonl` that hold numbers."""
+    history = [_object(line, "a line") for line in path.read_bytes().splitlines()]
+    for row in history:
+        _get(row, "epoch", int)
     columns = {}
     for name in sorted(set().union(*history)):
-        if isinstance(history[-1].get(name), dict):
-            continue
-        try:
-            columns[name] = np.fromiter(map(itemgetter(name), history), float, len(history))
-        except (KeyError, TypeError, ValueError):
-            values = [float(entry[name]) if _is_number(entry.get(name)) else math.nan for entry in history]
-            if not all(math.isnan(value) for value in values):
-                columns[name] = np.array(values)
+        values = [float(row[name]) if _is_number(row.get(name)) else math.nan for row in history]
+        if not all(map(math.isnan, values)):
+            columns[name] = np.array(values)
     return columns
 
 

@@ -109,10 +109,10 @@ class _Hours:
     def _take(self, directory: Path) -> None:
         assert self._by_kind is not None
         record = read_record(directory)
-        if record is None or record["status"] != "done" or not record["history"]:
+        if record is None or record["status"] != "done" or not record["cell"]["epochs"]:
             return
         gpus = record["environment"].get("world_size", 1)
-        times = (gpus * record["cost"]["train_s"] / len(record["history"]), record["cost"]["evaluate_s"])
+        times = (gpus * record["cost"]["train_s"] / record["cell"]["epochs"], record["cost"]["evaluate_s"])
         for kind in _kinds(record["method"], record["cell"]):
             self._by_kind.setdefault(kind, []).append(times)
 

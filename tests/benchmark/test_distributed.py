@@ -15,10 +15,11 @@ import pytest
 from regbench import RegbenchError
 from regbench.benchmark.checkpoint import load_checkpoint
 from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import run_directory
+from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.distributed import environment_ranks
 from regbench.benchmark.run import run_cell
 from tests.conftest import TINY
+from tests.history import history
 
 # Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
 STEPS = (
@@ -68,11 +69,11 @@ def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedPr
             process.kill()
 
 
-def history(tiny: list[str], name: str) -> list[dict[str, Any]]:
+def rows_of(tiny: list[str], name: str) -> list[dict[str, Any]]:
     cell, runtime = load_run([*tiny, *STEPS, *CASES[name]])
-    record = json.loads((run_directory(runtime, name, cell) / "record.json").read_text())
-    rows: list[dict[str, Any]] = record["history"]
-    return rows
+    record = read_record(run_directory(runtime, name, cell))
+    assert record is not None
+    return history(record)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
     for name in names:
         cell, runtime = load_run([*one, *STEPS, *CASES[name]])
         run_cell(cell, runtime, name)  # unless an earlier test did
-        rows, expected = history(tiny, name), history(one, name)
+        rows, expected = rows_of(tiny, name), rows_of(one, name)
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
         for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate"):
@@ -137,7 +138,7 @@ def test_a_checkpoint_serves_any_number_of_processes(tiny: list[str]) -> None:
     assert resumed is not None
     assert undisturbed is not None
     assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 3]
-    losses = [[row["loss"] for row in record["history"]] for record in (resumed, undisturbed)]
+    losses = [[row["loss"] for row in history(record)] for record in (resumed, undisturbed)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

@@ -105,7 +105,7 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert f"voc07: written to {folder / 'voc07.json'}" in caplog.text
     for protocol in ("voc07", "measures"):
         found = signed(folder / f"{protocol}.json")
-        assert (found["schema_version"], found["protocol"]) == (3, protocol)
+        assert (found["schema_version"], found["protocol"]) == (4, protocol)
         assert found["cell_id"] == record["cell_id"] == finished.name
         assert found["seconds"] > 0
         assert found["finished"] >= record["attempts"][0]["finished"]
@@ -293,7 +293,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
     assert f"run directory: {directory}" in result.output
     record = signed(directory / "record.json")
     expected = {
-        "schema_version": 3,
+        "schema_version": 4,
         "cell_id": directory.name,
         "sweep": "published",
         "label": "VICReg (published)",
@@ -301,7 +301,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "seed": 0,
         "status": "done",
         "spectrum": None,
-        "history": [],
+        "metrics_sha256": None,
     }
     assert {key: record[key] for key in expected} == expected
     assert "regularizer" not in record

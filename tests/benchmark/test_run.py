@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.train import Trained, train
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from tests.history import history
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
 
@@ -45,7 +47,7 @@ def finish(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
 
 def numbers(record: dict[str, Any]) -> Any:
     """What two runs of a cell must agree on to the last bit."""
-    return record["scores"], [{key: row[key] for key in TRAINED} for row in record["history"]]
+    return record["scores"], [{key: row[key] for key in TRAINED} for row in history(record)]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -105,8 +107,8 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
                             p.sub_(lr * m)
                     step += 1
             losses.append(total)
-    assert [row["loss"] for row in record["history"]] == pytest.approx(losses, rel=1e-4)
-    assert record["history"][0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
+    assert [row["loss"] for row in history(record)] == pytest.approx(losses, rel=1e-4)
+    assert history(record)[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
     found, expected = weights(run_directory(runtime, "here", cell)), network.state_dict()
     start = SiameseNetwork(cell.network, 16, 3, seed=3).state_dict()
     assert found.keys() == expected.keys()
@@ -125,7 +127,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
     assert read_record(directory) == json.loads(json.dumps(record))
     expected = {
-        "schema_version": 3,
+        "schema_version": 4,
         "cell_id": cell.id,
         "sweep": "mine",
         "label": "SFRIK (L=2)",
@@ -149,15 +151,15 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     protocols = {score["protocol"] for score in record["scores"]}
     assert any("k=5" in protocol for protocol in protocols)
     assert any("chosen on tuning from 0.1, 1" in protocol for protocol in protocols)
-    assert [row["epoch"] for row in record["history"]] == [1, 2]
-    for row in record["history"]:
+    assert [row["epoch"] for row in history(record)] == [1, 2]
+    for row in history(record):
         assert row["loss"] == pytest.approx(sum(row["terms"].values()))
         assert row["terms"].keys() == {"alignment", "uniformity", "diagonal"}
         assert row["terms"]["diagonal"] == pytest.approx(21 / 32)
         assert row["images"] == 96
         assert 0 < row["loss_ms"] < row["step_ms"]
     cost = record["cost"]
-    assert cost["train_s"] == pytest.approx(sum(row["epoch_s"] for row in record["history"]))
+    assert cost["train_s"] == pytest.approx(sum(row["epoch_s"] for row in history(record)))
     assert cost["img_per_s"] == pytest.approx(192 / cost["train_s"])
     assert cost["evaluate_s"] > 0
     assert cost["peak_memory_bytes"] > 1e7
@@ -278,7 +280,7 @@ def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
     expected = weights(run_directory(runtime, "undisturbed", cell))
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
     assert [(a["ended"], a["from_step"]) for a in resumed["attempts"]] == [("interrupted", None), (None, 5)]
-    assert resumed["history"][1]["epoch_s"] > 0
+    assert history(resumed)[1]["epoch_s"] > 0
     assert resumed["cost"]["checkpoint_s"] > 0
 
 
@@ -322,7 +324,7 @@ def test_micro_batches_train(tiny: list[str]) -> None:
     whole, runtime = load(tiny, "method=vicreg", "precision=fp32")
     parts, _ = load(tiny, "method=vicreg", "precision=fp32", "micro_batch_size=16")
     assert whole.id != parts.id
-    losses = [finish(cell, runtime, "here")["history"][-1]["loss"] for cell in (whole, parts)]
+    losses = [history(finish(cell, runtime, "here"))[-1]["loss"] for cell in (whole, parts)]
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
     with pytest.raises(RegbenchError, match="micro_batch_size=12 must be at least 2 and divide batch_size=32"):
@@ -336,7 +338,7 @@ def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
         cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.compile={compiled}")
         records.append(finish(cell, runtime, compiled))
     assert records[0]["cell_id"] == records[1]["cell_id"]
-    plain, compiled_ = ([row["loss"] for row in record["history"]] for record in records)
+    plain, compiled_ = ([row["loss"] for row in history(record)] for record in records)
     assert compiled_ == pytest.approx(plain, rel=1e-3)
 
 
@@ -370,17 +372,18 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
 ) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     with monkeypatch.context() as patch:
-        patch.setattr("regbench.benchmark.train._Training._write_metrics", interrupted)
+        patch.setattr("regbench.benchmark.train.write_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finish(cell, runtime, "here")
     curve = run_directory(runtime, "here", cell) / "metrics.jsonl"
     assert not curve.exists()
-    record = finish(cell, runtime, "here")
-    assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
+    first = history(finish(cell, runtime, "here"))
+    assert [row["epoch"] for row in first] == [1, 2]
     curve.unlink()
     (curve.parent / "record.json").unlink()
     record = finish(cell, runtime, "here")
-    assert [json.loads(line) for line in curve.read_text().splitlines()] == record["history"]
+    assert history(record) == first
+    assert record["metrics_sha256"] == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
 def interrupted(*_: object) -> None:
@@ -392,13 +395,13 @@ def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str]) -> No
     runtime = load(tiny)[1]
     first, other, again = (finish(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
     assert numbers(first) == numbers(again)
-    assert first["history"][0]["loss"] != other["history"][0]["loss"]
+    assert history(first)[0]["loss"] != history(other)[0]["loss"]
 
 
 def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
     record = finish(cell, runtime, "here")
-    assert (record["label"], record["history"], record["status"]) == ("untrained", [], "done")
+    assert (record["label"], record["metrics_sha256"], record["status"]) == ("untrained", None, "done")
     assert len(record["scores"]) == 8
     cost = record["cost"]
     assert [cost[key] for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
@@ -414,13 +417,13 @@ def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.M
     assert (what["epoch"], what["step"]) == (2, 6)  # not in the first, in which the rate still rises
     assert "collapsed" in what["reason"]
     assert what["last_good"]["step"] == 3
-    assert len(record["history"]) == 1
+    assert len(history(record)) == 1
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "epochs=4")
     record = finish(cell, runtime, "here")
-    assert (record["status"], record["scores"], record["history"]) == ("diverged", [], [])
+    assert (record["status"], record["scores"], record["metrics_sha256"]) == ("diverged", [], None)
     what = record["diverged"]
     assert "not finite" in what["reason"]
     assert (what["epoch"], what["step"]) == (1, 3)  # the first step's rate is 0, so the second still sees good weights
@@ -543,7 +546,7 @@ def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
         records[form] = finish(cell, runtime, form)
         assert records[form]["environment"]["loss_form"] == form
     assert len({record["cell_id"] for record in records.values()}) == 1
-    first, *others = ([row["loss"] for row in record["history"]] for record in records.values())
+    first, *others = ([row["loss"] for row in history(record)] for record in records.values())
     for losses in others:
         assert losses == pytest.approx(first, rel=1e-3)
 
@@ -565,5 +568,5 @@ def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
             finish(cell, runtime, "interrupted")
     torch.randn(3)  # what else the process drew does not matter
     resumed = finish(cell, runtime, "interrupted")
-    losses = [[row["loss"] for row in record["history"]] for record in (resumed, undisturbed)]
+    losses = [[row["loss"] for row in history(record)] for record in (resumed, undisturbed)]
     assert losses[0] == losses[1]

@@ -69,6 +69,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         cell: dict[str, Any] | None = None,
         cost: dict[str, Any] | None = None,
         environment: dict[str, Any] | None = None,
+        history: list[dict[str, Any]] | None = None,
         **fields: Any,
     ) -> Path:
         epochs = 0 if label == "untrained" else 3
@@ -84,7 +85,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         } | copy.deepcopy(cell or {})
         cell_id = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"), ("knn_top1", tuning, "tuning"))
-        history = [
+        logged = [
             {
                 "epoch": e,
                 "loss": 5.0 / e + seed,
@@ -98,6 +99,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
             }
             for e in range(1, (settings["epochs"] or 0) + 1)
         ]
+        metrics = "".join(json.dumps(row) + "\n" for row in (logged if history is None else history))
         costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0}
         costs |= {"loss_ms": 4.0, "peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
         if label == "untrained":
@@ -111,7 +113,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         }
         started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
         data = {
-            "schema_version": 3,
+            "schema_version": 4,
             "cell_id": cell_id,
             "sweep": sweep,
             "label": label,
@@ -121,7 +123,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
             "cell": settings,
             "scores": [_score(name, value, split) for name, value, split in values if value is not None],
             "cost": costs | (cost or {}),
-            "history": history,
+            "metrics_sha256": hashlib.sha256(metrics.encode()).hexdigest() if metrics else None,
             "environment": versions
             | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
             | (environment or {}),
@@ -136,6 +138,8 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         path = runs / sweep / cell_id / ("tuning.json" if data["status"] == "tuned" else "record.json")
         path.parent.mkdir(parents=True)
         path.write_text(signed(data))
+        if metrics:
+            path.with_name("metrics.jsonl").write_text(metrics)
         (path.parent / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return path
 

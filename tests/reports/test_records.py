@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,6 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (_spoil(lambda d: d["cell"].pop("dataset")), "cell.dataset is missing"),
         (_spoil(lambda d: d["scores"][0].update(value=float("nan"))), "not a finite number"),
         (_spoil(lambda d: d["scores"].append(3)), "scores holds 3"),
-        (_spoil(lambda d: d["history"][0].pop("epoch")), "history.epoch is missing"),
     ],
 )
 def test_a_damaged_record_is_set_aside_and_named(
@@ -144,7 +144,7 @@ def _evaluate(record: Path, **changes: Any) -> Path:
     score = {"name": "voc07_map", "value": 80.0, "unit": "%", "split": "test", "protocol": "SVM"}
     again = {"name": "knn_top1", "value": 1.0, "unit": "%", "split": "test", "protocol": "k = 20"}
     cell_id = json.loads(record.read_text())["cell_id"]
-    data = {"schema_version": 3, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
+    data = {"schema_version": 4, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
     path = record.parent / "evaluations" / "voc07.json"
     path.parent.mkdir()
     path.write_text(signed(data | changes))
@@ -178,8 +178,21 @@ def test_an_evaluation_that_does_not_fit_is_set_aside(
 
 
 def test_the_history_as_columns(runs: Path, record: Make) -> None:
-    rows = [{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7}]
-    record(history=rows)
+    record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7}])
     (one,) = read_records(runs).records
-    assert set(one.curves) == {"epoch", "loss", "rank"}
-    assert one.history == ({"epoch": 1, "loss": 2.0}, {"epoch": 2, "rank": 7.0})
+    assert {name: column.tolist() for name, column in one.curves.items()} == {
+        "epoch": [1.0, 2.0],
+        "loss": [2.0, pytest.approx(math.nan, nan_ok=True)],
+        "rank": [pytest.approx(math.nan, nan_ok=True), 7.0],
+    }
+
+
+@pytest.mark.parametrize("metrics", [None, "", '{"epoch": 1, "lo', '{"loss": 1.0}\n', "[1]\n", "\udcff"])
+def test_a_record_whose_history_is_gone_or_damaged_has_no_curves(runs: Path, record: Make, metrics: str | None) -> None:
+    path = record().with_name("metrics.jsonl")
+    if metrics is None:
+        path.unlink()
+    else:
+        path.write_text(metrics, errors="surrogateescape")
+    (one,) = read_records(runs).records
+    assert one.curves == {}

@@ -22,6 +22,7 @@ from regbench.benchmark.lease import read_attempts
 from regbench.benchmark.run import run_cell
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
+from tests.history import history
 from tests.slurm.testbed import Testbed, wait_for
 from tests.slurm.user import User
 
@@ -95,8 +96,8 @@ def setting(number: int) -> str:
 
 def curve(record: dict[str, Any]) -> Any:
     """What a disturbed run and an undisturbed one must agree on to the last bit."""
-    history = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in record["history"]]
-    return history, [score for score in record["scores"] if score["name"].startswith("linear")]
+    rows = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in history(record)]
+    return rows, [score for score in record["scores"] if score["name"].startswith("linear")]
 
 
 def owner(status: CellStatus) -> dict[str, Any]:
@@ -331,7 +332,7 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         if number < 13:
             assert curve(record) == curve(json.loads(json.dumps(undisturbed))), number
         else:  # two processes add up in another order
-            losses, others = ([row["loss"] for row in r["history"][:5]] for r in (record, undisturbed))
+            losses, others = ([row["loss"] for row in history(r)[:5]] for r in (record, undisturbed))
             assert losses == pytest.approx(others, rel=0.02)
     ends = {attempt["ended"] for directory in directories for attempt in read_attempts(directory)}
     assert ends >= {"done", "interrupted", "failed", None}  # None: killed

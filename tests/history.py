@@ -1,0 +1,13 @@
+"""The epochs of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def history(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of its `metrics.jsonl`; the record's command names the directory."""
+    path = Path(record["command"].split()[-1]).with_name("metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
