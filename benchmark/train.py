@@ -213,10 +213,10 @@ class _Training:
             )
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
         if self.attempt is not None:
             self.attempt.update(from_step=step)
-        self.progress = Progress(**state["progress"])
-        self._write_metrics()  # a kill may have come between the two files
+            write_metrics(self.directory, self.progress.history)  # a kill may have come between the two files
 
     def run(self) -> Trained:
         cell, world, progress = self.cell, self.world, self.progress
