@@ -9,5 +9,7 @@ from typing import Any
 
 def history(record: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of its `metrics.jsonl`; the record's command names the directory."""
+    if record["metrics_sha256"] is None:
+        return []
     path = Path(record["command"].split()[-1]).with_name("metrics.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
