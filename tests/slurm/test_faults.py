@@ -177,18 +177,15 @@ class Storm:
     def lose_node(self, status: CellStatus) -> None:
         """All its processes are gone at once."""
         node = owner(status)["hostname"]
+        place = Path(f"/proc/{owner(status)['pid']}/ns/uts").readlink()  # where the machine has the node's name
+        assert place != Path("/proc/self/ns/uts").readlink()
         self.slurm.kill(f"slurmd-{node}")
         watchers: list[int] = []
         watched: list[int] = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                environment = path.read_bytes().split(b"\0")
-                stepd = "slurmstepd" in (path.parent / "cmdline").read_text()
-            except OSError:
-                continue
-            ours = f"SLURM_CONF={self.slurm.env()['SLURM_CONF']}".encode() in environment
-            if ours and (f"SLURMD_NODENAME={node}".encode() in environment or stepd):
-                (watchers if stepd else watched).append(int(path.parent.name))
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if (path / "ns" / "uts").readlink() == place:
+                    (watchers if "slurmstepd" in (path / "cmdline").read_text() else watched).append(int(path.name))
         # A node that is lost reports nothing: those that would say how a job ended go first.
         for pid in watchers + watched:
             with contextlib.suppress(ProcessLookupError):
