@@ -229,10 +229,10 @@ class Storm:
         status.directory.unlink()
         status.directory.with_suffix(".aside").rename(status.directory)
 
-    def _was_refused(self, job: str) -> bool:
-        """Slurm gives up a job that it sends to a node which comes back with the job's former life."""
+    def _was_given_up(self, job: str) -> bool:
+        """Slurm refuses or kills a job that it sends to a node which comes back with the job's former life."""
         log = (self.slurm.directory / "slurmctld.log").read_text()
-        return re.search(rf"Killing non-startable batch JobId={job}\b", log) is not None
+        return re.search(rf"non-startable batch JobId={job}\b|JobId={job}(\(\d+\))? WTERMSIG 9", log) is not None
 
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
@@ -259,11 +259,13 @@ class Storm:
                     with contextlib.suppress(RuntimeError):  # it is not drained
                         self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
                 self.cluster.run("retry", "own", status.cell_id)
-            if status.state == "lost" and self._was_refused(status.job):
-                self.cluster.run("retry", "own", status.cell_id)
-            if manage.is_free(status, STAGES) and number in self.heal:
+            if not manage.is_free(status, STAGES):
+                continue
+            if number in self.heal:
                 self.heal.pop(number)(status)
                 self.retried.append(number)
+                self.cluster.run("retry", "own", status.cell_id)
+            elif self._was_given_up(status.job):
                 self.cluster.run("retry", "own", status.cell_id)
         return all(status.state in FINISHED for status in found) and self.lost is None
 
