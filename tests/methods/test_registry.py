@@ -16,6 +16,7 @@ import pytest
 
 from regbench import RegbenchError, methods
 from regbench.methods import Regularizer
+from tests.plugin import install
 
 every_name = pytest.mark.parametrize("name", methods.names())
 
@@ -153,32 +154,26 @@ def test_a_taken_name_is_refused_and_nothing_is_registered() -> None:
 
 
 def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere_kernel.py").write_text(
-        textwrap.dedent(
-            '''
-            from dataclasses import dataclass
-            from typing import ClassVar
-            from regbench.methods.base import Metadata, register
-            from regbench.methods.kernel import KernelRegularizer
+    source = textwrap.dedent(
+        '''
+        from dataclasses import dataclass
+        from typing import ClassVar
+        from regbench.methods.base import Metadata, register
+        from regbench.methods.kernel import KernelRegularizer
 
-            @register("elsewhere_kernel", elsewhere_kernel_strong={"alignment_weight": 99.0})
-            @dataclass(frozen=True, kw_only=True)
-            class Quadratic(KernelRegularizer):
-                """phi(t) = t^2 (2023)."""
-                alignment_weight: float = 4.0
-                metadata: ClassVar[Metadata] = Metadata(
-                    title="elsewhere_kernel", reference="X 2023", url="https://x", formula="t^2", time="n",
-                    memory="n", published="x")
+        @register("elsewhere_kernel", elsewhere_kernel_strong={"alignment_weight": 99.0})
+        @dataclass(frozen=True, kw_only=True)
+        class Quadratic(KernelRegularizer):
+            """phi(t) = t^2 (2023)."""
+            alignment_weight: float = 4.0
+            metadata: ClassVar[Metadata] = Metadata(
+                title="elsewhere_kernel", reference="X 2023", url="https://x", formula="t^2", time="n",
+                memory="n", published="x")
 
-                def kernel(self, t, q):
-                    return t.square()
-            '''
-        )
+            def kernel(self, t, q):
+                return t.square()
+        '''
     )
-    info = tmp_path / "elsewhere-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[regbench.methods]\nelsewhere_kernel = elsewhere_kernel\n")
     program = textwrap.dedent(
         """
         import torch
@@ -191,7 +186,7 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         print(methods.build("elsewhere_kernel", alignment_weight=0.0).loss(torch.eye(4), torch.eye(4)).item())
         """
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": install(tmp_path, "elsewhere_kernel", source)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )

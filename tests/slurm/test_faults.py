@@ -23,6 +23,7 @@ from regbench.benchmark.run import run_cell
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
 from tests.history import history
+from tests.plugin import install
 from tests.slurm.testbed import Testbed, wait_for
 from tests.slurm.user import User
 
@@ -57,11 +58,7 @@ class Cluster(User):
         super().__init__(slurm, program, tiny, folder)
         self.slurm = slurm
         self.pace = folder / "pace"
-        (self.pace / "pace-1.0.dist-info").mkdir(parents=True)
-        (self.pace / "pace.py").write_text(PACE)
-        (self.pace / "pace-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: pace\nVersion: 1.0\n")
-        (self.pace / "pace-1.0.dist-info" / "entry_points.txt").write_text("[regbench.methods]\npace = pace\n")
-        self.environment["PYTHONPATH"] = os.pathsep.join([str(self.pace), os.environ.get("PYTHONPATH", "")])
+        self.environment["PYTHONPATH"] = install(self.pace, "pace", PACE)
 
     def hurry(self, job: str) -> None:
         """Lets a job train at full speed; until then a step takes a second."""
@@ -246,11 +243,11 @@ class Storm:
             number = self.numbers[status.cell_id]
             if self.lost is not None and number in (3, 4, 5, 6, 8, 9):
                 continue  # one node has to be left, and nothing that Slurm is told reaches one that is away
+            begun = len(read_attempts(status.directory))
             if number in self.pending and 3 <= status.epochs_done < EPOCHS - 10 and is_training(status):
-                self.lives[number] = len(read_attempts(status.directory))
+                self.lives[number] = begun
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
-            begun = len(read_attempts(status.directory))
             if number not in self.pending and status.state == "running" and begun > self.lives.get(number, 0):
                 self.cluster.hurry(status.job)
             if "held" in status.detail:
