@@ -13,3 +13,8 @@ def history(record: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     path = Path(record["command"].split()[-1]).with_name("metrics.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def untimed(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows without seconds and milliseconds, in which no two runs agree."""
+    return [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in history(record)]

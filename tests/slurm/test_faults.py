@@ -22,7 +22,7 @@ from regbench.benchmark.lease import read_attempts
 from regbench.benchmark.run import run_cell
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
-from tests.history import history
+from tests.history import history, untimed
 from tests.plugin import install
 from tests.slurm.testbed import Testbed, wait_for
 from tests.slurm.user import User
@@ -93,8 +93,7 @@ def setting(number: int) -> str:
 
 def curve(record: dict[str, Any]) -> Any:
     """What a disturbed run and an undisturbed one must agree on to the last bit."""
-    rows = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in history(record)]
-    return rows, [score for score in record["scores"] if score["name"].startswith("linear")]
+    return untimed(record), [score for score in record["scores"] if score["name"].startswith("linear")]
 
 
 def owner(status: CellStatus) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from regbench.benchmark.lease import _identity, is_running, last_attempt
 from regbench.benchmark.run import run_cell
 from regbench.cli import main
 from regbench.slurm.status import Job, sweep_status
-from tests.history import history
+from tests.history import untimed
 
 # ------------------------------------------------------------------ status, from files alone
 
@@ -250,8 +250,7 @@ def written_ns(directory: Path) -> int:
 def numbers(record: dict[str, Any] | None) -> Any:
     """What an undisturbed run and a resumed one must agree on to the last bit."""
     assert record is not None
-    rows = [{k: v for k, v in row.items() if not k.endswith(("_s", "_ms"))} for row in history(record)]
-    return record["scores"], rows
+    return record["scores"], untimed(record)
 
 
 def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
