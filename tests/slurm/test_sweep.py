@@ -337,8 +337,8 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
 
 
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
-    own.write("method=vicreg epochs=40")
-    directory = own.directory("method=vicreg", "epochs=40")
+    own.write("method=vicreg epochs=4000")
+    directory = own.directory("method=vicreg", "epochs=4000")
     process = own.start()
     try:
         wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
