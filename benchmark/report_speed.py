@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import subprocess
@@ -19,7 +18,8 @@ from tqdm import tqdm
 
 from regbench import methods
 from regbench.benchmark.config import Cell, load_sweep
-from regbench.benchmark.directory import write_metrics
+from regbench.benchmark.directory import SCHEMA_VERSION, write_metrics
+from regbench.files import signed
 
 EPOCHS = 100
 CHOICES = 10
@@ -56,7 +56,7 @@ def record(cell: Cell, sweep: str, draw: np.random.Generator) -> dict[str, Any]:
     scores += [("test", name, float(draw.normal()), "") for name in MEASURES if final]
     given = {"selected_on": "tuning", "score": "knn_top1", "budget": CHOICES, "record": None, "sha256": None}
     return {
-        "schema_version": 4,
+        "schema_version": SCHEMA_VERSION,
         "cell_id": cell.id,
         "sweep": sweep,
         "label": cell.label,
@@ -99,10 +99,8 @@ def make(folder: Path, count: int) -> None:
         run = folder / cell.id
         run.mkdir(parents=True)
         data = {**record(cell, folder.name, draw), "metrics_sha256": write_metrics(run, history(draw))}
-        content = json.dumps(data, sort_keys=True, separators=(",", ":"))
         (run / "config.yaml").write_text(yaml.dump(data["cell"], Dumper=yaml.CSafeDumper, sort_keys=False))
-        signed = {**data, "sha256": hashlib.sha256(content.encode()).hexdigest()}
-        (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(json.dumps(signed, indent=1))
+        (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(signed(data))
         plan.append({"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs})
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))
 

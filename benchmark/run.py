@@ -215,8 +215,7 @@ class _Run:
         evaluate_s = more.pop("evaluate_s", 0.0)
         method = self.cell.method
         attempt.beat()
-        attempt.check()
-        record = {
+        record: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "cell_id": self.cell.id,
             "sweep": self.sweep,
@@ -234,9 +233,9 @@ class _Run:
             "data": data_record(self.manifest),
             "attempts": attempts_record(self.directory),
             "command": f"regbench train --config {self.directory / 'config.yaml'}",
-            "metrics_sha256": write_metrics(self.directory, progress.history),
         }
         attempt.check()
+        record["metrics_sha256"] = write_metrics(self.directory, progress.history)
         # There is at most one record, whoever comes first.
         write_new(self.directory / ("tuning.json" if status == "tuned" else "record.json"), signed(record))
 
