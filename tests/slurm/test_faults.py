@@ -226,9 +226,10 @@ class Storm:
         status.directory.with_suffix(".aside").rename(status.directory)
 
     def _was_given_up(self, job: str) -> bool:
-        """Slurm refuses or kills a job that it sends to a node which comes back with the job's former life."""
+        """Slurm refuses or kills a job that it sends to a node where a former life of it is, or loses its script."""
         log = (self.slurm.directory / "slurmctld.log").read_text()
-        return re.search(rf"non-startable batch JobId={job}\b|JobId={job}(\(\d+\))? WTERMSIG 9", log) is not None
+        ends = r"WTERMSIG 9|WEXITSTATUS 2"  # 2: there is no such file
+        return re.search(rf"non-startable batch JobId={job}\b|JobId={job}(\(\d+\))? ({ends})\b", log) is not None
 
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
@@ -240,6 +241,20 @@ class Storm:
                 self.lost = None
         for status in found:
             number = self.numbers[status.cell_id]
+            if "held" in status.detail:
+                # Slurm does so to a job, and drains the node, if its launch fails while daemons go and come.
+                for node in self.slurm.nodes:
+                    with contextlib.suppress(RuntimeError):  # it is not drained
+                        self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+                self.cluster.run("retry", "own", status.cell_id)
+            if manage.is_free(status, STAGES):
+                if number in self.heal:
+                    self.heal.pop(number)(status)
+                    self.retried.append(number)
+                    self.cluster.run("retry", "own", status.cell_id)
+                elif self._was_given_up(status.job):
+                    self.cluster.run("retry", "own", status.cell_id)
+                continue
             if self.lost is not None and number in (3, 4, 5, 6, 8, 9):
                 continue  # one node has to be left, and nothing that Slurm is told reaches one that is away
             begun = len(read_attempts(status.directory))
@@ -249,20 +264,6 @@ class Storm:
                 return False  # the states may be others now
             if number not in self.pending and status.state == "running" and begun > self.lives.get(number, 0):
                 self.cluster.hurry(status.job)
-            if "held" in status.detail:
-                # Slurm does so to a job, and drains the node, if its launch fails while daemons go and come.
-                for node in self.slurm.nodes:
-                    with contextlib.suppress(RuntimeError):  # it is not drained
-                        self.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
-                self.cluster.run("retry", "own", status.cell_id)
-            if not manage.is_free(status, STAGES):
-                continue
-            if number in self.heal:
-                self.heal.pop(number)(status)
-                self.retried.append(number)
-                self.cluster.run("retry", "own", status.cell_id)
-            elif self._was_given_up(status.job):
-                self.cluster.run("retry", "own", status.cell_id)
         return all(status.state in FINISHED for status in found) and self.lost is None
 
 
