@@ -233,7 +233,8 @@ class _Stream(EpochIterator):  # type: ignore[misc]
         try:
             item = self._ready.get(timeout=2.0)
         except Empty:
-            if not decode.signatures:
+            # Counted, not listed: numba's dictionary cannot be walked while a thread that compiles adds to it.
+            if not decode.overloads:
                 log.info("compiling the loader, once on this machine; it takes some 15 s")
             item = self._ready.get()
         if isinstance(item, tuple):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -604,6 +605,54 @@ def test_leaving_early_stops_the_work(two_views: Open, fashion_config: Config, m
         next(epoch)
     # Of 100 batches with two views: the one taken and the few made ahead.
     assert len(calls) <= 2 * 10
+
+
+class _Entry:
+    """A key of an `OrderedDict` into which another key comes while it is listed, as from a thread that compiles."""
+
+    def __init__(self, entries: OrderedDict[object, None]) -> None:
+        self._entries = entries
+        entries[self] = None
+        self._compiling = True
+
+    def __hash__(self) -> int:
+        if self.__dict__.get("_compiling"):
+            self._compiling = False
+            self._entries[object()] = None
+        return 1
+
+
+class _Compiling:
+    """Numba's dispatcher of `decode` while a thread compiles it: the first image waits until somebody has looked."""
+
+    def __init__(self, decode: Callable[..., None]) -> None:
+        self._decode = decode
+        self._entries: OrderedDict[object, None] = OrderedDict()
+        _Entry(self._entries)
+        self._looked = threading.Event()
+
+    @property
+    def overloads(self) -> OrderedDict[object, None]:
+        self._looked.set()
+        return self._entries
+
+    @property
+    def signatures(self) -> list[object]:
+        return list(self.overloads)
+
+    def __call__(self, *arguments: object) -> None:
+        assert self._looked.wait(60)
+        self._decode(*arguments)
+
+
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regbench.datasets import ffcv_loader, kernels
+
+    expected = batches(two_views(backend="ffcv"))
+    monkeypatch.setattr(ffcv_loader, "decode", _Compiling(kernels.decode))
+    for views, others in zip(batches(two_views(backend="ffcv")), expected, strict=True):
+        assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
