@@ -45,9 +45,9 @@ def write_report(
     Cells of the same task (data set, backbone, evaluation) share a leaderboard, whatever their sweeps; those that
     the test split chose have one of their own. The files are index.html, tidy.{csv,parquet} (one row per record and
     score), leaderboard.{md,tex,csv}, significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy,
-    time, memory, energy (where it was measured) and hyperparameters as .md and .tex, accuracy_vs_time.png, and
-    paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the names of what belongs to one end
-    in -<task>.
+    time, memory, energy (where it was measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and
+    accuracy_vs_effective_rank.png, and paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the
+    names of what belongs to one end in -<task>.
 
     Args:
         runs: Folders of sweeps, sweeps or run directories.
@@ -106,8 +106,9 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
         named |= {f"{table.slug}{suffix}": table for table in shown}
         contents[f"leaderboard{suffix}.csv"] = tables.leaderboard_frame(summary).to_csv(index=False)
         contents[f"significance{suffix}.csv"] = tables.significance_frame(summary).to_csv(index=False)
-        if (png := figures.main_png(summary, style)) is not None:
-            contents[f"accuracy_vs_time{suffix}.png"] = png
+        for stem, against in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
+            if (png := figures.scatter_png(summary, style, against)) is not None:
+                contents[f"accuracy_vs_{stem}{suffix}.png"] = png
         lines = [f"{summary.name}: {len(summary.records)} cells", tables.to_terminal(leaderboard)]
         notes = ["* stands for bold.", *leaderboard.notes]
         lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]

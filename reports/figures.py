@@ -27,7 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from regbench.reports.summary import Row, Stat, Summary, stat
-from regbench.reports.tables import Unit, energy_unit, largest, memory_unit, time_unit
+from regbench.reports.tables import Unit, energy_unit, memory_unit, time_unit
 
 # Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
 # where one of them had too little contrast on white or on a dark page.
@@ -128,37 +128,50 @@ def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
 
 
 @dataclass(frozen=True)
-class _Cost:
-    """What accuracy is drawn against."""
+class Against:
+    """What accuracy is drawn against: a cost, of which less is better, or a measure of the embeddings.
+
+    Attributes:
+        key: Its name in a record's cost, or in the last line of the training history.
+        unit: The unit for the largest value that is drawn.
+        is_cost: Whether it is a cost: those have a Pareto front.
+    """
 
     key: str
     name: str
     unit: Callable[[float], Unit]
+    is_cost: bool = True
+
+    def of(self, row: Row) -> Stat | None:
+        """Its statistics of a row."""
+        return row.cost(self.key) if self.is_cost else row.at_end(self.key)
 
 
-_COSTS = (
-    _Cost("train_s", "training time", time_unit),
-    _Cost("peak_memory_bytes", "peak memory", memory_unit),
-    _Cost("energy_gpu_joules", "energy of the GPUs", energy_unit),
-    _Cost("energy_cpu_joules", "energy of the CPUs", energy_unit),
+TRAINING_TIME = Against("train_s", "training time", time_unit)
+COSTS = (
+    TRAINING_TIME,
+    Against("peak_memory_bytes", "peak memory", memory_unit),
+    Against("energy_gpu_joules", "energy of the GPUs", energy_unit),
+    Against("energy_cpu_joules", "energy of the CPUs", energy_unit),
 )
+EFFECTIVE_RANK = Against("effective_rank", "effective rank", lambda largest: Unit("", 1, 1), is_cost=False)
 
 
-def scatter_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """Accuracy against training time, peak memory and energy, for those scores and costs that were measured."""
+def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequence[Against]) -> list[Drawing]:
+    """Accuracy against each of some quantities, for those scores and quantities that were measured."""
     drawings = []
-    for cost in _COSTS:
+    for against in axes_of:
         for score, title in ACCURACY.items():
-            points = _points(summary, score, cost.key)
+            points = _points(summary, score, against)
             if not points:
                 continue
             with settings(INK):
                 marks = Marks()
-                named = _front(points, score, cost.key) if len(points) > LABELLED else {i for i, _ in points}
-                figure, (axes,) = figure_with_labels(1, [row.name for i, row in points if i in named])
-                _scatter(axes, summary, points, score, cost, style, named, marks)
-                text = f"{title} of each method against {cost.name}; the numbers are in the tables."
-                name = f"{_capital(title.split(',')[0])} against {cost.name}"
+                named = _named(points, LABELLED, against)
+                figure, (axes,) = figure_with_labels(1, [p.row.name for p in points if p.place in named])
+                _scatter(axes, summary, points, score, against, style, named, marks)
+                text = f"{title} of each method against {against.name}; the numbers are in the tables."
+                name = f"{_capital(title.split(',')[0])} against {against.name}"
                 drawings.append(Drawing(name, text, to_svg(figure, marks), len(points) > LABELLED))
     return drawings
 
@@ -278,21 +291,17 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
         return [Drawing("Spectra of the kernels", text, to_svg(figure, marks), len(lines) > LABELLED)]
 
 
-def main_png(summary: Summary, style: Mapping[str, Style]) -> bytes | None:
-    """Accuracy against training time on white, one panel a score; None if nothing was trained and scored."""
-    cost = _COSTS[0]
-    panels = {score: points for score in ACCURACY if (points := _points(summary, score, cost.key))}
+def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
+    """Accuracy against a quantity on white, one panel a score; None if no row has both."""
+    panels = {score: points for score in ACCURACY if (points := _points(summary, score, against))}
     if not panels:
         return None
     with settings(PAPER_INK):
-        named = {
-            score: _front(points, score, cost.key) if len(points) > LABELLED_IN_PNG else {i for i, _ in points}
-            for score, points in panels.items()
-        }
-        names = [row.name for score, points in panels.items() for i, row in points if i in named[score]]
+        named = {score: _named(points, LABELLED_IN_PNG, against) for score, points in panels.items()}
+        names = [p.row.name for score, points in panels.items() for p in points if p.place in named[score]]
         figure, axes = figure_with_labels(len(panels), names, max(map(len, named.values())))
         for ax, (score, points) in zip(axes, panels.items(), strict=True):
-            _scatter(ax, summary, points, score, cost, style, named[score], Marks())
+            _scatter(ax, summary, points, score, against, style, named[score], Marks())
         figure.set_facecolor("white")
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
@@ -370,9 +379,20 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) ->
     axes.add_line(Line2D(xs, ys, **style))
 
 
-def _points(summary: Summary, score: str, cost: str) -> list[tuple[int, Row]]:
-    """The rows that have both, with their places in the leaderboard."""
-    return [(i, row) for i, row in enumerate(summary.rows) if row.score(score) and row.cost(cost)]
+@dataclass(frozen=True)
+class _Point:
+    """A row at its place in the leaderboard, with what it is drawn at."""
+
+    place: int
+    row: Row
+    x: Stat
+    y: Stat
+
+
+def _points(summary: Summary, score: str, against: Against) -> list[_Point]:
+    """The rows that have both."""
+    rows = enumerate(summary.rows)
+    return [_Point(i, row, x, y) for i, row in rows if (x := against.of(row)) and (y := row.score(score))]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -384,67 +404,66 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _both(row: Row, score: str, cost: str) -> tuple[Stat, Stat]:
-    price, accuracy = row.cost(cost), row.score(score)
-    assert price is not None and accuracy is not None
-    return price, accuracy
-
-
-def _front(points: Sequence[tuple[int, Row]], score: str, cost: str) -> set[int]:
-    """Places in the leaderboard of the rows on the Pareto front."""
-    both = [_both(row, score, cost) for _, row in points]
-    return {points[j][0] for j in pareto([(price.mean, accuracy.mean) for price, accuracy in both])}
+def _named(points: Sequence[_Point], limit: int, against: Against) -> set[int]:
+    """Places of the rows that are labelled: all up to a limit, of more the Pareto front or the most accurate."""
+    if len(points) <= limit:
+        named = points
+    elif against.is_cost:
+        named = [points[j] for j in pareto([(p.x.mean, p.y.mean) for p in points])]
+    else:
+        named = sorted(points, key=lambda p: -p.y.mean)[:LABELLED_OF_MANY]
+    return {p.place for p in named}
 
 
 def _scatter(
     axes: Axes,
     summary: Summary,
-    points: Sequence[tuple[int, Row]],
+    points: Sequence[_Point],
     score: str,
-    cost: _Cost,
+    against: Against,
     style: Mapping[str, Style],
     named: set[int],
     marks: Marks,
 ) -> None:
-    """Accuracy against a cost with the Pareto front; labels for the rows whose places are in `named`."""
-    unit = cost.unit(largest([row for _, row in points], cost.key))
+    """Accuracy against a quantity, a cost with the Pareto front; labels for the rows whose places are in `named`."""
+    unit = against.unit(max(p.x.mean for p in points))
     labels = []
     places = []
-    for i, row in points:
-        price, accuracy = _both(row, score, cost.key)
-        s = style[row.label]
-        x, y = price.mean / unit.divisor, accuracy.mean
+    for p in points:
+        row, s = p.row, style[p.row.label]
+        x, y = p.x.mean / unit.divisor, p.y.mean
         places.append((x, y))
-        expense = _text(price, unit.decimals, unit.divisor)
-        gid = marks.add(s, [i], f"{row.name}: {_text(accuracy, 2)} %, {expense} {unit.name}, n = {accuracy.n}")
-        dx, dy = (price.spread or 0.0) / unit.divisor, accuracy.spread or 0.0
+        value = f"{_text(p.x, unit.decimals, unit.divisor)} {unit.name or against.name}"
+        gid = marks.add(s, [p.place], f"{row.name}: {_text(p.y, 2)} %, {value}, n = {p.y.n}")
+        dx, dy = (p.x.spread or 0.0) / unit.divisor, p.y.spread or 0.0
         if dx or dy:  # horizontal bar, gap, vertical bar
             gap = math.nan
             bars = [x - dx, x + dx, gap, x, x], [y, y, gap, y - dy, y + dy]
             _line(axes, *bars, color=s.colour, lw=1.1, gid=gid)
         fill = "none" if row.diverged else s.colour
         _line(axes, [x], [y], color=s.colour, marker=s.marker, ms=6.5, mfc=fill, ls="", gid=gid)
-        if i in named:
+        if p.place in named:
             labels.append(Label(row.name, x, y, s, gid))
     base = next((b for row in summary.rows if row.untrained and (b := row.score(score))), None)
     if base is not None:
         axes.axhline(base.mean, color=UNTRAINED, ls="--", lw=1)
         labels.append(Label("untrained", float("nan"), base.mean, Style(UNTRAINED, "_", "--")))
     xs = [x for x, _ in places]
-    if max(xs) > 8 * min(xs) > 0:
+    if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
-    elif len(set(xs)) == 1:
+    if len(set(xs)) == 1:
         axes.set_xlim(0.8 * xs[0], 1.2 * xs[0])
-    axes.set_xlabel(f"{cost.name} ({unit.name})")
+    axes.set_xlabel(f"{against.name} ({unit.name})" if unit.name else against.name)
     axes.set_ylabel(ACCURACY[score])
     axes.margins(0.08)
     axes.autoscale_view()
-    low, high = axes.get_xlim()
-    front = [places[j] for j in pareto(places)]
-    steps = [*front, (high, front[-1][1])]
-    axes.step(*zip(*steps, strict=True), where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
-    axes.set_xlim(low, high)
+    if against.is_cost:
+        low, high = axes.get_xlim()
+        front = [places[j] for j in pareto(places)]
+        steps = [*front, (high, front[-1][1])]
+        axes.step(*zip(*steps, strict=True), where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
+        axes.set_xlim(low, high)
     place_labels(axes, labels, marker=True)
 
 

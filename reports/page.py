@@ -18,7 +18,9 @@ from jinja2 import Environment, StrictUndefined
 from regbench.reports import tables
 from regbench.reports.cost import Line, cost_drawings, cost_machine
 from regbench.reports.figures import (
+    COSTS,
     DRAWN_CURVES,
+    EFFECTIVE_RANK,
     Drawing,
     Style,
     curve_drawings,
@@ -186,7 +188,8 @@ def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[
         "filters": {name: values for name, values in filters.items() if len(values) > 1},
         "leaderboard": placed(tables.leaderboard(summary)),
         "on_test": summary.on_test,
-        "scatter": drawn(scatter_drawings(summary, style), "scatter"),
+        "scatter": drawn(scatter_drawings(summary, style, COSTS), "scatter"),
+        "rank": drawn(scatter_drawings(summary, style, [EFFECTIVE_RANK]), "rank"),
         "dimension": drawn(dimension_drawings(summary, style), "dimension"),
         "parts": [placed(table) for table in (*parts, tables.significance_table(summary))],
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,

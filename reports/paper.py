@@ -51,10 +51,19 @@ def paper_value(label: str, metric: str, table: int, **where: int) -> float | No
 
 
 @cache
-def in20_linear_top1(label: str) -> float | None:
-    """Linear probing on IN20 % at q = 8192, in percent: Table 2, or 3 for the kernels that only it has."""
-    for table in (2, 3):
-        value = paper_value(label, "linear_top1", table, embedding_dim=8192)
-        if value is not None:
-            return value
-    return None
+def linear_top1(label: str, dataset: str, backbone: str, *, on_test: bool, **where: int) -> float | None:
+    """Linear probing of one of the paper's experiments, in percent; None if it made no such one.
+
+    Args:
+        label: Display name of the method.
+        dataset: Name of the data set.
+        backbone: Name of the network.
+        on_test: Whether the test set chose the hyperparameters.
+        **where: `embedding_dim`, `batch_size` and `epochs`.
+    """
+    tables = {
+        ("in20", "resnet18"): (13,) if on_test else (2, 3),  # 3 for the kernels that only it has
+        ("in100", "resnet50"): (4,),
+    }
+    values = (paper_value(label, "linear_top1", table, **where) for table in tables.get((dataset, backbone), ()))
+    return next((value for value in values if value is not None), None)

@@ -107,6 +107,15 @@ class Record:
         except (ValueError, OSError):
             return {}
 
+    @functools.cached_property
+    def at_end(self) -> dict[str, float]:
+        """Numbers of the last line of the training history by name; empty without one, as in `curves`."""
+        try:
+            last = self.path.with_name("metrics.jsonl").read_bytes().rstrip().rpartition(b"\n")[2]
+            return {name: float(value) for name, value in _object(last, "a line").items() if _is_number(value)}
+        except (ValueError, OSError):
+            return {}
+
     @property
     def started(self) -> str:
         """When the first attempt began, ISO 8601; empty where unknown."""

@@ -97,6 +97,10 @@ class Configuration:
         """Statistics of a cost over the seeds. An untrained network has none of training's."""
         return None if self.untrained else stat(r.cost.get(name) for r in self.records)
 
+    def at_end(self, name: str) -> Stat | None:
+        """Statistics over the seeds of a measure of the training history's last epoch; diverged cells do not count."""
+        return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status == "done")
+
 
 @dataclass(frozen=True)
 class Row(Configuration):

@@ -19,9 +19,6 @@ from regbench.reports.significance import MIN_PAIRS, compare, holm
 from regbench.reports.summary import DASH as DASH
 from regbench.reports.summary import Configuration, Row, Stat, Summary, best_notes, is_setting
 
-# The paper's own data sets: its tables have a place for what ran on them, see `paper_tables`.
-PAPER_DATASETS = ("in20", "in100")
-
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
 
@@ -49,6 +46,10 @@ MEASURE_NAMES = {
     "lidar": "LiDAR",
     "feature_spread": "feature spread",
 }
+
+
+# Of the embeddings at the end of training: how many decimals are shown.
+DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
 
 
 def score_name(name: str) -> str:
@@ -130,29 +131,30 @@ def largest(rows: Sequence[Configuration], name: str) -> float:
 def leaderboard(summary: Summary) -> Table:
     """One row per method and setting: accuracy on the test split, gain on the untrained network, and cost.
 
-    What is planned and has no result yet stands below, with dashes. The column of the paper's numbers is left out on
-    the paper's own data sets: see `paper_tables`.
+    What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
+    one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
     """
     rows = summary.rows
     seconds, memory = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
     headline = summary.headline
     base = any(row.untrained for row in rows)
-    references = [paper.in20_linear_top1(row.label) for row in rows]
-    own = summary.records[0].cell["dataset"]["name"] in PAPER_DATASETS
-    beside = any(references) and not own
+    references = [_reference(row, summary.on_test) for row in rows]
+    beside = any(references)
+    measured = {name: n for name, n in DECIMALS_AT_END.items() if any(row.at_end(name) for row in rows)}
     energies = _energies(rows)
     scores = ("knn_top1", "linear_top1")
     columns = [
         *_head(summary),
         *(Column(SCORE_NAMES[name]) for name in scores),
         Column("n", spare=1),
-        *([Column(f"{headline.split('_')[0]} − untrained", spare=2)] if base else []),
+        *([Column(f"{headline.split('_')[0]} − untrained", spare=4)] if base else []),
+        *(Column(name.replace("_", " "), spare=1 + i) for i, name in enumerate(measured, 1)),
         Column(f"train time ({seconds.name})"),
-        Column("images/s", spare=5),
+        Column("images/s", spare=7),
         Column("loss (ms/step)"),
         Column(f"peak memory ({memory.name})"),
-        *(Column(f"{kind.upper()} energy ({unit.name})", spare=4) for kind, unit in energies.items()),
-        *([Column("paper: IN20 % linear top-1, q = 8192", spare=3)] if beside else []),
+        *(Column(f"{kind.upper()} energy ({unit.name})", spare=6) for kind, unit in energies.items()),
+        *([Column("paper: linear top-1 (%)", spare=5)] if beside else []),
     ]
     accuracies = _accuracies(summary, scores)
     body = [
@@ -161,6 +163,7 @@ def leaderboard(summary: Summary) -> Table:
             *accuracies[i],
             Cell(f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))),
             *([Cell(signed(summary.gain(row, headline)))] if base else []),
+            *(Cell(spread(row.at_end(name), decimals)) for name, decimals in measured.items()),
             Cell(seconds.text(row.cost("train_s"))),
             Cell(_mean(row.cost("img_per_s"), 0)),
             Cell(_mean(row.cost("loss_ms"), 2)),
@@ -174,15 +177,18 @@ def leaderboard(summary: Summary) -> Table:
     body += _missing_rows(summary, len(columns), place)
     notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
     notes += best_notes(summary, scores)
+    if measured:
+        notes.append(
+            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − v‖² of the unit "
+            "embeddings of an image's two views: 0 the same, 2 orthogonal) are of the embeddings of the last training "
+            "batch."
+        )
     if "gpu" in energies:
         notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
     if "cpu" in energies:
         notes.append("CPU energy is that of the whole machine's processors, other work on it included.")
     if beside:
-        notes.append(
-            "The paper's number is of another data set and network (ResNet-18 on 20 % of ImageNet, 100 "
-            "epochs; its Tables 2 and 3): compare the order of the methods, not the values."
-        )
+        notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     return Table("leaderboard", title, columns, body, notes + summary.notes)
 
@@ -191,6 +197,13 @@ def _energies(rows: Sequence[Row]) -> dict[str, Unit]:
     """The kinds of energy that were measured of any row, with a unit for each."""
     found = {kind: largest(rows, f"energy_{kind}_joules") for kind in ("gpu", "cpu")}
     return {kind: energy_unit(joules) for kind, joules in found.items() if joules}
+
+
+def _reference(row: Row, on_test: bool) -> float | None:
+    """The paper's linear probing of the same experiment, in percent."""
+    cell = row.first.cell
+    where = {key: cell[key] for key in ("embedding_dim", "batch_size", "epochs")}
+    return paper.linear_top1(row.label, cell["dataset"]["name"], cell["network"]["backbone"], on_test=on_test, **where)
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
@@ -233,7 +246,10 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
         ):
             s = row.cost(name)
             entry[name] = s and s.mean
-        entry["paper_in20_linear_top1_percent"] = paper.in20_linear_top1(row.label)
+        for name in DECIMALS_AT_END:
+            s = row.at_end(name)
+            entry |= {name: s and s.mean, f"{name}_std": s and s.spread}
+        entry["paper_linear_top1_percent"] = _reference(row, summary.on_test)
         out.append(entry)
     for absent in summary.missing:
         settings = {k: None if v == DASH else v for k, v in absent.settings.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,6 +288,7 @@ def test_figures_and_methods(site: Path) -> None:
         "Linear probing against energy of the GPUs",
         "Linear probing against the embedding dimension",
         "Time of a step against the embedding dimension",
+        "Linear probing against effective rank",
         "Training loss, scaled",
         "Spectra of the kernels",
         "Time against batch n, q = 256",
@@ -309,6 +311,20 @@ def test_figures_and_methods(site: Path) -> None:
 )
 def test_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
     assert figures.pareto(points) == front
+
+
+def test_effective_rank_beside_accuracy(runs: Path, record: Make, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        record("VICReg", seed, linear=82.0 + seed, history=[{"epoch": 1, "effective_rank": 54.0 + 2 * seed}])
+        record("AUH", seed, linear=80.0, history=[{"epoch": 1, "effective_rank": 154.0}])
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    drawn = text[text.index("<figcaption>Linear probing against effective rank") :]
+    drawn = drawn[: drawn.index("</svg>")]
+    assert "<title>VICReg: 82.50 ± 0.71 %, 55.0 ± 1.4 effective rank, n = 2</title>" in drawn
+    assert "<title>AUH: 80.00 ± 0.00 %, 154.0 ± 0.0 effective rank, n = 2</title>" in drawn
+    assert 'class="front"' not in drawn  # a higher rank is no cost
+    ticks = re.findall(r">(\d+)</text>", drawn)
+    assert {"50", "100"} <= set(ticks)  # of a logarithmic axis
 
 
 def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:

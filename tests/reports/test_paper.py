@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from regbench.reports.paper import in20_linear_top1, load_paper, paper_value
+from regbench.reports.paper import linear_top1, load_paper, paper_value
 
 
 @pytest.mark.parametrize(
@@ -59,10 +61,25 @@ def test_appendix() -> None:
 
 
 def test_the_leaderboards_column() -> None:
-    assert in20_linear_top1("SFRIK (L=2)") == 47.0
-    assert in20_linear_top1("RBF kernel") == 41.3
-    assert in20_linear_top1("generalized distance") == 27.8
-    assert in20_linear_top1("Barlow Twins") is None
+    place = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
+
+    def ours(label: str, dataset: str = "in20", backbone: str = "resnet18", **more: Any) -> float | None:
+        return linear_top1(label, dataset, backbone, **{"on_test": False, **place, **more})
+
+    assert ours("SFRIK (L=2)") == 47.0
+    assert ours("RBF kernel") == 41.3
+    assert ours("generalized distance") == 27.8
+    assert ours("Barlow Twins") is None
+    assert ours("SFRIK (L=2)", embedding_dim=4096) == 46.9
+    assert ours("SFRIK (L=3)", on_test=True) == 47.6
+    assert ours("SFRIK (L=2)", "in100", "resnet50", epochs=400) == 70.8
+    other: list[dict[str, Any]] = [
+        {"dataset": "imagefolder"},
+        {"backbone": "resnet50"},
+        {"epochs": 101},
+        {"batch_size": 256},
+    ]
+    assert [ours("SFRIK (L=2)", **one) for one in other] == [None] * 3
 
 
 def test_each_table_is_whole() -> None:

@@ -82,10 +82,12 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
         "leaderboard.csv",
         "significance.csv",
         "accuracy_vs_time.png",
+        "accuracy_vs_effective_rank.png",
     }
     assert names == expected == {path.name for path in report.files}
     assert report.page == out / "index.html"
-    assert (out / "accuracy_vs_time.png").read_bytes().startswith(b"\x89PNG")
+    for quantity in ("time", "effective_rank"):
+        assert (out / f"accuracy_vs_{quantity}.png").read_bytes().startswith(b"\x89PNG")
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in out.iterdir())
     with (out / "tidy.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -114,7 +116,7 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     assert len(page.ids) == len(set(page.ids))
     text = (tmp_path / "report" / "index.html").read_text()
     assert not re.search(r"@import|url\((?!#)|https?:(?!//example.org)", text)
-    assert text.count('role="img"') == 9  # two scores against two costs, five curves
+    assert text.count('role="img"') == 11  # two scores against two costs and the effective rank, five curves
     assert "currentColor" in text
     assert figures.INK not in text
     for word in (
@@ -179,6 +181,8 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, 
     Page(report.page.read_text())
     picture = tmp_path / "report" / "accuracy_vs_time.png"
     assert picture.exists() == (case not in ("no score", "untrained only", "no cost", "diverged"))
+    picture = tmp_path / "report" / "accuracy_vs_effective_rank.png"
+    assert picture.exists() == (case not in ("no score", "untrained only", "no history", "diverged"))
 
 
 def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
