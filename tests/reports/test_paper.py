@@ -79,7 +79,7 @@ def test_the_leaderboards_column() -> None:
         {"epochs": 101},
         {"batch_size": 256},
     ]
-    assert [ours("SFRIK (L=2)", **one) for one in other] == [None] * 3
+    assert [ours("SFRIK (L=2)", **one) for one in other] == [None] * 4
 
 
 def test_each_table_is_whole() -> None:
