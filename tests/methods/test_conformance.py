@@ -9,7 +9,7 @@ import torch
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.check import Finding, check_names, check_sharded, run_check
-from regbench.methods import Engine, Regularizer
+from regbench.methods import Engine, Regularizer, pairwise
 
 VARIANTS: dict[str, Regularizer] = {name: methods.build(name) for name in methods.names()} | {
     "generalized_distance, p=1": methods.build("generalized_distance", exponent=1.0),
@@ -82,3 +82,13 @@ def test_textbook_form_has_the_second_derivative() -> None:
     sfrik = methods.build("sfrik")
     z = tuple(z.requires_grad_() for z in draw(3, 2))
     assert torch.autograd.gradgradcheck(lambda a, b: sfrik.loss(a, b, Engine(form="textbook")), z)
+
+
+def test_float32_sums_of_rbf_over_many_panels_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many panels a sum has, as rbf's has here, it is off by no more than a float32's last digit."""
+    monkeypatch.setattr(pairwise, "PANEL_BYTES", 1)
+    z1, z2 = (z.float() for z in draw(5000, 3))
+    method, engine = methods.build("rbf"), Engine(form="gram")
+    exact, found = method(z1.double(), z2.double(), engine).terms, method(z1, z2, engine).terms
+    for name, value in exact.items():
+        assert found[name].item() == pytest.approx(value.item(), rel=torch.finfo(torch.float32).eps), name

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regbench import RegbenchError, methods
+from tests.methods.forms import evaluate
 
 Rows = list[list[float]]
 
@@ -33,7 +34,7 @@ def mean(values: list[float]) -> float:
 
 def loss_of(name: str, z1: Rows, z2: Rows, **hyperparameters: object) -> float:
     z1_NQ, z2_NQ = (torch.tensor(z, dtype=torch.float64) for z in (z1, z2))
-    return methods.build(name, **hyperparameters).loss(z1_NQ, z2_NQ).item()
+    return evaluate(name, z1_NQ, z2_NQ, **hyperparameters)[0]
 
 
 SIZES = [(2, 2), (5, 3), (4, 7)]

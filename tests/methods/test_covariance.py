@@ -12,6 +12,7 @@ import torch
 
 from regbench import RegbenchError, methods
 from regbench.methods.logdet import log_det_identity_plus
+from tests.methods.forms import evaluate
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -27,12 +28,11 @@ def draw(n: int, q: int, seed: int = 3) -> tuple[Array, Array]:
 
 
 def loss(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> float:
-    return methods.build(name, **hyperparameters).loss(torch.from_numpy(z1), torch.from_numpy(z2)).item()
+    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[0]
 
 
 def terms(name: str, z1: Array, z2: Array, **hyperparameters: Any) -> dict[str, float]:
-    values = methods.build(name, **hyperparameters)(torch.from_numpy(z1), torch.from_numpy(z2))
-    return {key: value.item() for key, value in values.terms.items()}
+    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[1]
 
 
 def unit(z: Array) -> Array:

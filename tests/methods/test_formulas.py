@@ -1,4 +1,4 @@
-"""Every method's value against its published formula, evaluated here with loops over Python floats."""
+"""The paper's losses, in every form, against their formulas, evaluated here with loops over Python floats."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench import methods
 from regbench.methods.kernel import legendre
+from tests.methods.forms import evaluate
 
 Rows = list[list[float]]
 
@@ -64,7 +64,8 @@ def kernel_loss(
 
 
 def loss_of(name: str, z1: Rows, z2: Rows, **hyperparameters: object) -> float:
-    return methods.build(name, **hyperparameters).loss(*tensors(z1, z2)).item()
+    z1_NQ, z2_NQ = tensors(z1, z2)
+    return evaluate(name, z1_NQ, z2_NQ, **hyperparameters)[0]
 
 
 def close(expected: float) -> object:
@@ -144,7 +145,7 @@ def test_auh_is_the_pdist_form_of_wang_and_isola() -> None:
     def uniformity(z: Tensor) -> Tensor:
         return torch.pdist(z).square().mul(-2.5).exp().mean().log()
 
-    found = methods.build("auh", scale=2.5)(z1, z2).terms["uniformity"].item()
+    found = evaluate("auh", z1, z2, scale=2.5)[1]["uniformity"]
     assert found == close(((uniformity(z1) + uniformity(z2)) / 2).item())
 
 
@@ -167,7 +168,7 @@ def test_simclr_is_the_cross_entropy_of_the_positives() -> None:
     logits = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
     positives = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
     expected = F.cross_entropy(logits, positives).item()
-    assert methods.build("simclr", temperature=temperature).loss(z1, z2).item() == close(expected)
+    assert evaluate("simclr", z1, z2, temperature=temperature)[0] == close(expected)
 
 
 def test_simclr_is_the_papers_form_for_half_its_lambda_up_to_a_constant() -> None:
@@ -211,10 +212,9 @@ def test_vicreg_is_twice_the_papers_equation(n: int, q: int) -> None:
 def test_vicreg_weighs_each_term_alone() -> None:
     z1, z2 = draw(6, 4, seed=12)
     (v1, c1), (v2, c2) = variance_and_covariance(z1, 0.01), variance_and_covariance(z2, 0.01)
-    terms = methods.build("vicreg", alignment_weight=2.0, variance_weight=3.0, covariance_weight=5.0, epsilon=0.01)(
-        *tensors(z1, z2)
-    ).terms
-    assert {name: term.item() for name, term in terms.items()} == {
+    z1_NQ, z2_NQ = tensors(z1, z2)
+    weights = {"alignment_weight": 2.0, "variance_weight": 3.0, "covariance_weight": 5.0}
+    assert evaluate("vicreg", z1_NQ, z2_NQ, epsilon=0.01, **weights)[1] == {
         "alignment": close(2.0 * alignment_loss(z1, z2) / 4),
         "variance": close(3.0 * 0.5 * (v1 + v2)),
         "covariance": close(5.0 * (c1 + c2)),
@@ -224,7 +224,7 @@ def test_vicreg_weighs_each_term_alone() -> None:
 def test_vicreg_asks_nothing_of_coordinates_that_vary_enough() -> None:
     z1, z2 = draw(20, 3, seed=13)
     wide1, wide2 = ([[10 * x for x in row] for row in z] for z in (z1, z2))
-    assert methods.build("vicreg")(*tensors(wide1, wide2)).terms["variance"].item() == 0
+    assert evaluate("vicreg", *tensors(wide1, wide2))[1]["variance"] == 0
 
 
 @pytest.mark.parametrize("name", ["sfrik", "rbf", "generalized_distance", "auh", "vicreg"])
@@ -233,15 +233,15 @@ def test_the_alignment_weight_is_that_of_the_mean_over_images_and_coordinates(na
     z1, z2 = draw(n, q, seed=14)
     a, b = (z1, z2) if name == "vicreg" else (unit(z1), unit(z2))
     mean = sum((x - y) ** 2 for u, v in zip(a, b, strict=True) for x, y in zip(u, v, strict=True)) / (n * q)
-    found = methods.build(name, alignment_weight=4000.0)(*tensors(z1, z2)).terms["alignment"].item()
+    found = evaluate(name, *tensors(z1, z2), alignment_weight=4000.0)[1]["alignment"]
     assert found == close(4000.0 * mean)
 
 
 def test_the_diagonal_of_sfrik_is_the_sum_of_the_weights_over_n() -> None:
     z1, z2 = tensors(*draw(9, 5, seed=15))
-    terms = methods.build("sfrik", weights=(1.0, 40.0, 40.0))(z1, z2).terms
-    assert terms["diagonal"].item() == close(81 / 9)
-    rest = terms["uniformity"].item()
+    _, terms = evaluate("sfrik", z1, z2, weights=(1.0, 40.0, 40.0))
+    assert terms["diagonal"] == close(81 / 9)
+    rest = terms["uniformity"]
     u = [F.normalize(z, dim=1) for z in (z1, z2)]
     mask = ~torch.eye(9, dtype=torch.bool)
     t = torch.stack([(z @ z.T)[mask] for z in u])

@@ -27,25 +27,84 @@ def test_the_papers_methods_are_there() -> None:
     assert methods.names() == sorted(methods.names())
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("sfrik", {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0}),
-        ("sfrik_l1", {"weights": (1.0,), "alignment_weight": 10000.0}),
-        ("sfrik_l2", {"weights": (1.0, 20.0), "alignment_weight": 2000.0}),
-        ("sfrik_l3", {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0}),
-        ("rbf", {"scale": 2.0, "alignment_weight": 100.0}),
-        ("generalized_distance", {"exponent": 2.0, "alignment_weight": 10000.0}),
-        ("auh", {"scale": 2.5, "alignment_weight": 3000.0}),
-        ("simclr", {"temperature": 0.15}),
-        (
-            "vicreg",
-            {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4},
-        ),
-    ],
-)
-def test_defaults_are_the_published_ones(name: str, expected: dict[str, Any]) -> None:
-    assert methods.defaults(name) == expected
+# By hand from the publications, or from their authors' code; "ours" where neither has one.
+VICREG = {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4}
+SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "order": 2, "regularization_weight": 0.05}
+KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 0.05, "bandwidth": 1.0}  # all ours
+DEFAULTS: dict[str, dict[str, Any]] = {
+    # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
+    "sfrik": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
+    "sfrik_l1": {"weights": (1.0,), "alignment_weight": 10000.0},
+    "sfrik_l2": {"weights": (1.0, 20.0), "alignment_weight": 2000.0},
+    "sfrik_l3": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
+    "rbf": {"scale": 2.0, "alignment_weight": 100.0},
+    "generalized_distance": {"exponent": 2.0, "alignment_weight": 10000.0},
+    "auh": {"scale": 2.5, "alignment_weight": 3000.0},
+    "simclr": {"temperature": 0.15},
+    "quadratic": {"alignment_weight": 2000.0},  # ours: that of SFRIK, L = 2
+    # Bardes et al. (ICLR 2022), Section 4.2; epsilon in Eq. (1).
+    "vicreg": VICREG,
+    # Garrido et al. (ICLR 2023): weights ours (VICReg's), the temperature of the main text.
+    "vicreg_exp": VICREG | {"temperature": 0.15},
+    "vicreg_ctr": VICREG | {"temperature": 0.15},
+    # Zbontar et al. (ICML 2021), Section 2.2, and the released command; torch's epsilon of BatchNorm1d.
+    "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.024, "epsilon": 1e-5},
+    # Ozsoy et al. (NeurIPS 2022), on ImageNet-100; epsilon of the code.
+    "corinfomax": {"alignment_weight": 500.0, "epsilon": 1e-8},
+    # Yeh et al. (ECCV 2022).
+    "dcl": {"temperature": 0.1},
+    "dclw": {"temperature": 0.1, "sigma": 0.5},
+    # Koromilas et al. (ICML 2024), the code.
+    "dhel": {"temperature": 0.3},
+    # Skean et al. (ECCV 2024).
+    "frossl": {"alignment_weight": 1.0},
+    # Xie et al. (ECCV 2020), the training scripts.
+    "hardest_contrastive": {"positive_margin": 0.1, "negative_margin": 1.4, "negative_weight": 1.0},
+    "info_nce": {"temperature": 0.4},
+    # Weng et al. (ICLR 2024): 0.01 (log2(256) - 3), and four steps.
+    "intl": {"trace_weight": 0.05, "iterations": 4},
+    # Kim et al. (CVPR 2023), the released script.
+    "ivne": {"alignment_weight": 4.16, "entropy_weight": 1.0},
+    "kerjepa": KERJEPA,
+    "kerjepa_ksd_imq": KERJEPA,
+    "kerjepa_ksd_gaussian": KERJEPA | {"kernel": "gaussian"},
+    "kerjepa_mmd": KERJEPA | {"statistic": "mmd", "kernel": "gaussian"},
+    # Oquab et al. (TMLR 2024); the alignment is ours.
+    "koleo": {"alignment_weight": 1000.0, "uniformity_weight": 0.1, "epsilon": 1e-8},
+    # Zhang et al. (ICML 2024), the released command.
+    "matrix_ssl": {"alignment_weight": 1.0, "identity_weight": 1.0, "shift": 1.0, "order": 4},
+    # Yerxa et al. (NeurIPS 2023).
+    "mmcr": {"local_weight": 0.0},
+    # Balestriero and LeCun (2025), the minimal example.
+    "sigreg": {"regularization_weight": 0.02, "directions": 256, "knots": 17, "largest_frequency": 3.0},
+    # HaoChen et al. (NeurIPS 2021), on ImageNet.
+    "spectral_contrastive": {"mu": 10.0},
+    # Nicollier et al. (2026).
+    "spherical_mmd": SPHERICAL,
+    "spherical_mmd_heat": SPHERICAL,
+    "spherical_mmd_bandlimited": SPHERICAL | {"spectrum": "bandlimited"},
+    "susreg_mmd": SPHERICAL | {"spectrum": "susreg"},
+    "spherical_ksd_heat": SPHERICAL | {"statistic": "ksd"},
+    "spherical_ksd_bandlimited": SPHERICAL | {"statistic": "ksd", "spectrum": "bandlimited"},
+    # Li et al. (NeurIPS 2021).
+    "ssl_hsic": {"gamma": 3.0, "scale": 1.0},
+    # Tong et al. (2023).
+    "tcr": {"alignment_weight": 200.0, "distortion": 0.2},
+    # Wu et al. (2026), on ImageNet.
+    "visreg": {
+        **{"regularization_weight": 0.9, "directions": 4096, "epsilon": 1e-4},
+        **{"center_weight": 1.0, "scale_weight": 1.0, "shape_weight": 1.0},
+    },
+    # Ours: Ermolov et al. (ICML 2021) have 0, which fails for q >= n.
+    "w_mse": {"epsilon": 1e-4},
+    # Ours: Fang et al. (ICLR 2024) add it to other losses.
+    "wasserstein_uniformity": {"alignment_weight": 1000.0, "uniformity_weight": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_the_published_ones(name: str) -> None:
+    assert methods.defaults(name) == DEFAULTS[name]
 
 
 @every_name

@@ -1,0 +1,26 @@
+"""A loss in all its forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from regbench import methods
+from regbench.methods import Engine
+
+
+def evaluate(name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object) -> tuple[float, dict[str, float]]:
+    """The loss of the default form and its addends, which must be those of every other form."""
+    method = methods.build(name, **hyperparameters)
+    found = {}
+    for form in ("auto", *method.forms):
+        torch.manual_seed(0)  # random methods draw the same in every form
+        loss = method(z1_NQ, z2_NQ, Engine(form=form))
+        found[form] = loss.total.item(), {term: value.item() for term, value in loss.terms.items()}
+    total, terms = found["auto"]
+    for form, (other, addends) in found.items():
+        size = sum(map(abs, addends.values()))
+        assert other == pytest.approx(total, abs=1e-10 * size), form
+        assert addends == pytest.approx(terms, abs=1e-10 * size), form
+    return total, terms
