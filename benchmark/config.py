@@ -415,7 +415,7 @@ class Runtime:
         device: "auto", "cpu" or "cuda".
         loader: "auto", "ffcv" or "torchvision".
         workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for one run.
-        threads: CPU threads that compute for one run; 0: all cores.
+        threads: CPU threads that compute for one run; 0: see `default_threads` in `run`.
         loss_form: Form that the loss is computed in, see `Engine`: "auto" (the cheapest), "gram", "covariance" or
             "textbook" (the published formula under plain autograd).
         shard_optimizer: Whether the ranks of a run share the momentum of linear layers (ZeRO-1) instead of each
@@ -440,6 +440,19 @@ class Runtime:
     checkpoint_epochs: int
     lease_s: float
     parallel: int
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that cannot be.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        minima = {"workers": 1, "threads": 0, "checkpoint_minutes": 0, "checkpoint_epochs": 1, "parallel": 0}
+        for name, minimum in minima.items():
+            if not (value := getattr(self, name)) >= minimum:
+                raise RegbenchError(f"runtime.{name}={value} must be at least {minimum}")
+        if not self.lease_s > 0:
+            raise RegbenchError(f"runtime.lease_s={self.lease_s:g} must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def resolve(runtime: Runtime) -> Compute:
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
-    torch.set_num_threads(runtime.threads or max(1, len(os.sched_getaffinity(0)) // local_size))
+    torch.set_num_threads(runtime.threads or default_threads(device, local_size))
     return Compute(
         device=torch.device(device),
         data_dir=Path(runtime.data_dir),
@@ -75,6 +75,17 @@ def resolve(runtime: Runtime) -> Compute:
         checkpoint_s=60 * runtime.checkpoint_minutes,
         checkpoint_epochs=runtime.checkpoint_epochs,
     )
+
+
+def default_threads(device: str, processes: int) -> int:
+    """Threads that compute for one of so many processes on this machine: what `runtime.threads=0` means.
+
+    On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an operation wait for each other
+    without giving up their core (oneDNN's barriers in the backward pass of a convolution, the pool of OpenMP between
+    operations), so that any other work on the machine makes several slower than one: benchmark/thread_contention.py.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
 
 
 def run_cell(

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from regbench.benchmark.config import STAGES, Cell, Runtime, Sweep
 from regbench.benchmark.directory import run_directory
+from regbench.benchmark.run import default_threads
 from regbench.slurm.job import run_local_job
 from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
 
@@ -45,7 +46,8 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     gpus = torch.cuda.device_count() if sweep.runtime.device != "cpu" else 0
     cores = len(os.sched_getaffinity(0))
     parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))
-    runtime = replace(sweep.runtime, threads=sweep.runtime.threads or max(1, cores // parallel))
+    threads = sweep.runtime.threads or default_threads("cuda" if gpus else "cpu", parallel)
+    runtime = replace(sweep.runtime, threads=threads)
     ends = ("record.json",) if "final" in stages else ("record.json", "tuning.json")
     todo = deque(cell for cell in sweep.cells if not any((folder / cell.id / end).exists() for end in ends))
     log.info(

@@ -26,7 +26,7 @@ from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.run import evaluate_directory, run_cell
+from regbench.benchmark.run import evaluate_directory, resolve, run_cell
 from regbench.benchmark.train import Trained, train
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
@@ -570,3 +570,25 @@ def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
     resumed = finish(cell, runtime, "interrupted")
     losses = [[row["loss"] for row in history(record)] for record in (resumed, undisturbed)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("surroundings", "threads", "expected"),
+    [
+        ({}, 0, 1),  # other work may share the cores
+        ({"SLURM_JOB_ID": "7"}, 0, 6),  # they are the job's
+        ({"SLURM_JOB_ID": "7", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
+        ({}, 5, 5),
+        ({"SLURM_JOB_ID": "7"}, 5, 5),
+    ],
+)
+def test_threads_of_a_run_on_a_cpu(
+    surroundings: dict[str, str], threads: int, expected: int, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    ranks = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name, value in {**ranks, **surroundings}.items():
+        monkeypatch.setenv(name, value)
+    resolve(load_run([*tiny, f"runtime.threads={threads}"])[1])
+    assert torch.get_num_threads() == expected

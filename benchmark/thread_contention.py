@@ -1,0 +1,102 @@
+"""Measures what threads cost on a quiet and on a busy machine: python benchmark/thread_contention.py [OVERRIDES].
+
+The same run in turns with the default number of threads, with one and with one for each core; once alone and once
+beside a process for each core that only counts. The images are made here. Overrides are of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from tabulate import tabulate
+
+from regbench.benchmark.measure import hardware
+
+ROUNDS, PER_CLASS, EPOCHS = 3, 100, 3
+CORES = len(os.sched_getaffinity(0))
+THREADS = {"default": 0, "1": 1, f"all cores ({CORES})": CORES}
+REGBENCH = (sys.executable, "-c", "from regbench.cli import main; main()")
+
+
+def generate(folder: Path) -> None:
+    """1,000 training images of ten classes and a few of val/, grey, 28 px."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 2 * PER_CLASS + 1), ("val", 2)):
+        for label in range(10):
+            place = folder / part / f"{label}"
+            place.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (28, 28), dtype=np.uint8)).save(place / f"{i}.png")
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that compute for themselves."""
+    counting = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
+
+
+def measure(settings: list[str]) -> tuple[float, float]:
+    """Images/s of a run's best epoch, and milliseconds of CPU time for each of its images, start-up included."""
+    with tempfile.TemporaryDirectory() as runs:
+        process = subprocess.Popen(
+            (*REGBENCH, "train", *settings, f"runtime.runs_dir={runs}"), stdout=subprocess.DEVNULL
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(process.returncode)
+        (metrics,) = Path(runs).glob("manual/*/metrics.jsonl")
+        epochs = [json.loads(line) for line in metrics.read_text().splitlines()]
+    images = sum(epoch["images"] for epoch in epochs)
+    return statistics.median(e["images"] / e["epoch_s"] for e in epochs), 1e3 * (used.ru_utime + used.ru_stime) / images
+
+
+def main() -> None:
+    """Prints the medians over the rounds, and the least and the most."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        generate(folder / "source")
+        dataset = ["dataset.image_size=28", "dataset.eval_resize=28", "dataset.channels=1"]
+        dataset += ["dataset.mean=[0.5]", "dataset.std=[0.3]", "dataset.num_classes=10"]
+        dataset += [f"dataset.train_per_class={PER_CLASS}", f"dataset.tuning_per_class={PER_CLASS}"]
+        dataset.append(f"runtime.data_dir={folder}")
+        prepare = (*REGBENCH, "prepare", "imagefolder", "--source-dir", str(folder / "source"), *dataset)
+        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
+        settings = ["dataset=imagefolder", *dataset, "augmentation=small_grey", "network=resnet_tiny"]
+        settings += [f"epochs={EPOCHS}", "evaluation.protocols=[knn]", "runtime.device=cpu", *sys.argv[1:]]
+        for machine, processes in (("quiet", 0), ("busy", CORES)):
+            found: dict[str, list[tuple[float, float]]] = {threads: [] for threads in THREADS}
+            with busy(processes):
+                for _ in range(ROUNDS):
+                    for threads, number in THREADS.items():
+                        found[threads].append(measure([*settings, f"runtime.threads={number}"]))
+            for threads, rounds in found.items():
+                speeds, cpu_ms = zip(*rounds, strict=True)
+                spread = f"{min(speeds):.0f} to {max(speeds):.0f}"
+                rows.append(
+                    [machine, threads, f"{statistics.median(speeds):.0f}", spread, f"{statistics.median(cpu_ms):.1f}"]
+                )
+    print(f"{hardware(torch.device('cpu'))}, torch {torch.__version__}, {ROUNDS} rounds\n")
+    print(tabulate(rows, headers=["machine", "threads", "images/s", "range", "CPU ms/image"], disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
