@@ -208,6 +208,8 @@ class EvaluationConfig:
         protocols: The evaluations, of `PROTOCOLS`.
         select_on: Split that everything is chosen on: "tuning", or "test" for the paper's second variant (its Table
             13), whose scores are optimistic.
+        select_by: The protocols whose top-1 on that split hyperparameters are chosen by: "knn", as in the paper, or
+            "knn" and "probe", the mean of both.
         batch_size: Images a step of feature extraction.
         knn: Weighted kNN.
         probe: Linear probing.
@@ -227,6 +229,7 @@ class EvaluationConfig:
     voc07: VOCConfig
     measures: MeasuresConfig
     select_on: str = "tuning"
+    select_by: tuple[str, ...] = ("knn",)
     batch_size: int = 256
 
     def __post_init__(self) -> None:
@@ -240,6 +243,8 @@ class EvaluationConfig:
                 raise RegbenchError(f"evaluation.protocols: unknown {name!r}; known: {', '.join(PROTOCOLS)}")
         if self.select_on not in ("tuning", "test"):
             raise RegbenchError(f"evaluation.select_on={self.select_on} must be tuning or test")
+        if self.select_by not in (("knn",), ("knn", "probe")):
+            raise RegbenchError(f"evaluation.select_by=[{','.join(self.select_by)}] must be [knn] or [knn,probe]")
         sizes = {"voc07.resize": 1, "voc07.image_size": 1, "voc07.folds": 2}
         sizes |= {"measures.images": 2, "measures.view_images": 2, "measures.views": 2}
         for where, minimum in sizes.items():
@@ -327,7 +332,7 @@ class Cell:
         `prepare` accepts.
         """
         data = self.complete()
-        for name in _unused(self.evaluation.protocols):
+        for name in _unused((*self.evaluation.select_by, *self.evaluation.protocols)):
             del data["evaluation"][name]
         for group in (data, *data["evaluation"].values()):
             if isinstance(group, dict) and (dataset := group.get("dataset")):
@@ -372,14 +377,15 @@ class Cell:
 
 
 def _unused(protocols: Sequence[str]) -> list[str]:
-    """Protocols whose settings decide nothing; hyperparameters are always chosen by kNN."""
-    return [name for name in PROTOCOLS if name not in ("knn", *protocols)]
+    """Protocols other than those given, whose settings decide nothing."""
+    return [name for name in PROTOCOLS if name not in protocols]
 
 
 def _with_all_evaluations(data: Mapping[str, Any]) -> dict[str, Any]:
     """A cell's plain data with the package's settings of those evaluations that it leaves out."""
     given = data.get("evaluation", {})
-    missing = [name for name in _unused(given.get("protocols", PROTOCOLS)) if name not in given]
+    used = (*given.get("select_by", ("knn",)), *given.get("protocols", PROTOCOLS))
+    missing = [name for name in _unused(used) if name not in given]
     defaults = _evaluation_defaults() if missing else {}
     return {**data, "evaluation": {**given, **{name: defaults[name] for name in missing}}}
 

@@ -18,7 +18,7 @@ from regbench.benchmark.config import Cell, load_run
 from regbench.benchmark.directory import SCHEMA_VERSION, read_record
 from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.measure import environment
-from regbench.benchmark.run import attempt_at, attempts_record, data_record, resolve, score
+from regbench.benchmark.run import attempt_at, attempts_record, data_record, distinct, resolve, score
 from regbench.datasets.manifest import Manifest
 from regbench.files import digest, signed, write_new, write_text
 
@@ -97,7 +97,7 @@ def evaluate_backbone(
             "status": "done",
             "cell": plain,
             "spectrum": None,
-            "scores": [entry for found in done.values() for entry in found["scores"]],
+            "scores": distinct(entry for found in done.values() for entry in found["scores"]),
             "cost": {**dict.fromkeys(_COSTS), "evaluate_s": sum(found["seconds"] for found in done.values())},
             "choice": choices.entries,
             "environment": {**surroundings, "loader": next(iter(done.values()))["loader"], "world_size": 1},

@@ -10,7 +10,7 @@ import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ class _Run:
         evaluator = _evaluator(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         done = score(self.directory, evaluator, attempt, self.cell.label, protocols)
-        scores = [entry for name in ("selection", *protocols) for entry in done[name]["scores"]]
+        scores = distinct(entry for name in ("selection", *protocols) for entry in done[name]["scores"])
         status = "done" if "final" in stages else "tuned"
         headlines = [entry for entry in scores if entry["name"] in ("knn_top1", "linear_top1")]
         shown = ", ".join(_shown(entry) for entry in headlines if entry["split"] == "test" or status == "tuned")
@@ -275,6 +275,11 @@ def score(
         write_text(path, json.dumps(done, indent=1))
         log.info("%s: %s", label, ", ".join(map(_shown, scores)))
     return done
+
+
+def distinct(scores: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The scores without those that two steps of an evaluation had in common."""
+    return list({(score["name"], score["split"]): score for score in scores}.values())
 
 
 def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from regbench.reports.records import Missing, Record
 from regbench.reports.records import flat as flat
 from regbench.reports.significance import LEVEL, Best, best
 
-SELECTION = "knn_top1"
+SELECTION_TITLES = {"knn_top1": "kNN top-1", "selection_top1": "mean of kNN and linear top-1"}
+"""The scores that hyperparameters may be chosen by, and what they are."""
 
 # How a setting that varies is called in a table's head, where its own name is not it.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
@@ -172,6 +173,12 @@ class Summary:
         return "test" if self.on_test else "tuning"
 
     @property
+    def selection(self) -> str:
+        """The score that chose among configurations, of `SELECTION_TITLES`."""
+        chose = any(record.score("selection_top1", self.selection_split) is not None for record in self.records)
+        return "selection_top1" if chose else "knn_top1"
+
+    @property
     def headline(self) -> str:
         """The score that orders the rows: linear probing, or weighted kNN where nothing was probed."""
         return "linear_top1" if any(r.score("linear_top1") for r in self.rows) else "knn_top1"
@@ -292,7 +299,7 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
         ):
             waiting.append(described)
             continue
-        chosen = _choose(configurations, summary.selection_split)
+        chosen = _choose(configurations, summary.selection, summary.selection_split)
         if chosen is None:
             unchosen.append(described)
             continue
@@ -314,12 +321,12 @@ def _setting_name(key: str) -> str:
     return SETTING_NAMES.get(key, key.rpartition(".")[2])
 
 
-def _choose(configurations: Sequence[Configuration], split: str) -> Configuration | None:
+def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
     """The configuration that the selection split prefers; None if it was not asked about each of several."""
     alive = [c for c in configurations if c.final] or configurations[:1]
     if len(alive) == 1:
         return alive[0]
-    tuning = [c.score(SELECTION, split) for c in alive]
+    tuning = [c.score(score, split) for c in alive]
     known = [(t.mean, i) for i, t in enumerate(tuning) if t is not None]
     return alive[max(known)[1]] if len(known) == len(alive) else None
 
@@ -387,15 +394,16 @@ def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[st
             "split that the table reports, so its numbers are optimistic. Compare them with each other only."
         )
     notes += _budget_notes(summary)
+    chosen_by = f"{SELECTION_TITLES[summary.selection]} on the {summary.selection_split} split"
     if any(row.tried > 1 for row in summary.rows):
         notes.append(
-            "Where several hyperparameters were tried, the row is the one with the highest kNN top-1 on the "
-            f"{summary.selection_split} split; all are listed under Hyperparameters."
+            "Where several hyperparameters were tried, the row is the one with the highest "
+            f"{chosen_by}; all are listed under Hyperparameters."
         )
     if unchosen:
         notes.append(
-            "Not in the table, because several hyperparameters were tried and not all have a kNN top-1 on "
-            f"the {summary.selection_split} split to choose by: {', '.join(unchosen)}."
+            "Not in the table, because several hyperparameters were tried and not all have a "
+            f"{chosen_by} to choose by: {', '.join(unchosen)}."
         )
     if waiting:
         notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(waiting)}.")
@@ -434,7 +442,7 @@ def _budget_notes(summary: Summary) -> list[str]:
         return []
     if set(budgets) == {None}:
         return ["Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."]
-    split = f"by kNN top-1 on the {summary.selection_split} split"
+    split = f"by {SELECTION_TITLES[summary.selection]} on the {summary.selection_split} split"
     if len(budgets) == 1:
         (count,) = budgets
         return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]

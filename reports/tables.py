@@ -17,7 +17,7 @@ from tabulate import tabulate
 from regbench.reports import paper
 from regbench.reports.significance import MIN_PAIRS, compare, holm
 from regbench.reports.summary import DASH as DASH
-from regbench.reports.summary import Configuration, Row, Stat, Summary, best_notes, is_setting
+from regbench.reports.summary import SELECTION_TITLES, Configuration, Row, Stat, Summary, best_notes, is_setting
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -35,6 +35,7 @@ SCORE_NAMES = {
     "labels1_top5": "1 % labels top-5 (%)",
     "labels10_top1": "10 % labels top-1 (%)",
     "labels10_top5": "10 % labels top-5 (%)",
+    "selection_top1": "mean of kNN and linear top-1 (%)",
 }
 
 # Of the representation, without labels or training.
@@ -412,7 +413,7 @@ def hyperparameters_table(summary: Summary) -> Table:
         Column("batch"),
         Column("epochs"),
         Column("hyperparameters", numeric=False),
-        Column(f"kNN top-1 (%), {summary.selection_split}"),
+        Column(f"{SELECTION_TITLES[summary.selection]} (%), {summary.selection_split}"),
         Column("n"),
         Column("chosen on", numeric=False),
         Column("tried"),
@@ -421,7 +422,7 @@ def hyperparameters_table(summary: Summary) -> Table:
     lines: list[tuple[tuple[object, ...], list[Cell]]] = []
     for c, cell, is_row in zip(trained, cells, chosen, strict=True):
         values = [f"{k.removeprefix('method.')}={cell[k]}" for k in varying if k in cell]
-        tuning = c.score("knn_top1", summary.selection_split)
+        tuning = c.score(summary.selection, summary.selection_split)
         how: dict[str, object] = next((h for r in c.records if (h := r.choice.get("hyperparameters"))), {})
         places = [DASH if cell.get(k, "null") == "null" else cell[k] for k in ("embedding_dim", "batch_size", "epochs")]
         line = [

@@ -117,7 +117,7 @@ def _entry(file: SweepFile, space: _Space, params: Mapping[str, Any]) -> dict[st
 def _score(folder: Path, entry: Mapping[str, Any]) -> float | None:
     """The score to maximise; 0 for a run that diverged, None for one that has not ended."""
     record = read_tuned(folder / entry["cell_id"])
-    return None if record is None else selection_score(record, record["cell"]["evaluation"]["select_on"]) or 0.0
+    return None if record is None else selection_score(record) or 0.0
 
 
 def _spaces(row: Sequence[str]) -> list[_Space]:

@@ -1,9 +1,9 @@
 """The tuning protocol: every method's hyperparameters are chosen on one split, and the test split is opened once.
 
 The paper's appendix, "Hyperparameters for experiments on IN20 %": pretrain each point of a grid, score it by weighted
-kNN on the tuning split, keep the best point of each method and setting, choose its probe's learning rate on the tuning
-split, score it on the test split. The state lies in files of the sweep's folder, so that the same call goes on wherever
-an earlier one was stopped:
+kNN on the tuning split (`evaluation.select_by` adds linear probing), keep the best point of each method and setting,
+choose its probe's learning rate on the tuning split, score it on the test split. The state lies in files of the sweep's
+folder, so that the same call goes on wherever an earlier one was stopped:
 
 - `tune.json`: what is compared; it closes the test split for all cells of the folder.
 - `<cell>/tuning.json`: the record of a cell with its score on the tuning split.
@@ -25,8 +25,6 @@ from regbench.benchmark.config import Cell, load_cell
 from regbench.benchmark.directory import SCHEMA_VERSION, read_tuned
 from regbench.benchmark.evaluate import selection_splits
 from regbench.files import signed, write_new, write_text
-
-SELECTION = "knn_top1"
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
@@ -56,6 +54,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         )
     if len({cell.evaluation.select_on for cell in cells}) > 1:
         raise RegbenchError("evaluation.select_on must be the same for all cells of a tuning")
+    if len({cell.evaluation.select_by for cell in cells}) > 1:
+        raise RegbenchError("evaluation.select_by must be the same for all cells of a tuning")
     path = folder / "tune.json"
     records = () if path.exists() else folder.glob("*/record.json")
     if any(score["split"] == "test" for record in records for score in json.loads(record.read_text())["scores"]):
@@ -95,7 +95,7 @@ def choose(folder: Path) -> dict[str, Any]:
         record = {
             "schema_version": SCHEMA_VERSION,
             "selected_on": cells[0].evaluation.select_on,
-            "score": SELECTION,
+            "score": _selection_name(cells[0].evaluation.select_by),
             "budget": max(len(entry["ranking"]) for entry in choices),
             "seeds": sorted({cell.seed for cell in cells}),
             "choices": choices,
@@ -160,7 +160,7 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> dict[
     ranking: list[dict[str, Any]] = []
     for configuration, cells in configurations.items():
         records = [_record(folder, cell) for cell in cells]
-        scores = [selection_score(record, cells[0].evaluation.select_on) for record in records]
+        scores = [selection_score(record) for record in records]
         known = [score for score in scores if score is not None]
         ranking.append(
             {
@@ -203,10 +203,17 @@ def _record(folder: Path, cell: Cell) -> dict[str, Any]:
     return record
 
 
-def selection_score(record: Mapping[str, Any], split: str) -> float | None:
+def selection_score(record: Mapping[str, Any]) -> float | None:
     """What hyperparameters are chosen by, in per cent; None if the run diverged."""
-    found = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == (SELECTION, split)]
+    evaluation = record["cell"]["evaluation"]
+    wanted = (_selection_name(evaluation["select_by"]), evaluation["select_on"])
+    found = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == wanted]
     return found[0] if found else None
+
+
+def _selection_name(protocols: Sequence[str]) -> str:
+    """The score that hyperparameters are chosen by."""
+    return "selection_top1" if len(protocols) > 1 else "knn_top1"
 
 
 def _best(entry: Mapping[str, Any]) -> float:

@@ -67,11 +67,23 @@ class Evaluator:
         self._images = Images(dataset, compute, choices.path)
         self._splits = selection_splits(config, dataset, compute.data_dir)
         self._features = functools.cache(functools.partial(self._extract, self._images))
+        self._heads = functools.cache(self._fit_heads)  # the choice of hyperparameters and the final score share them
         self.backend = compute.loader
 
     def select(self) -> Scores:
-        """What hyperparameters are chosen by: weighted kNN on the selection split, if there is one."""
-        return [score for split in self._splits for score in self._knn(split)]
+        """What hyperparameters are chosen by, if there is a split to choose on.
+
+        Returns:
+            The scores of weighted kNN on that split. If `select_by` asks for linear probing too: also its scores there,
+            and `selection_top1`, the mean of both top-1.
+        """
+        scores = [score for split in self._splits for score in self._knn(split)]
+        if scores and "probe" in self._config.select_by:
+            scores += self._probe("probe", self._images, self._config.probe, "linear", final=False)
+            tops = [score["value"] for score in scores if score["name"] in ("knn_top1", "linear_top1")]
+            mean = sum(tops) / len(tops)
+            scores.append(_score("selection_top1", mean, self._splits[0], "mean of knn_top1 and linear_top1"))
+        return scores
 
     def run(self, protocol: str) -> Scores:
         """The scores of one protocol, on the test split and on the one that it chose on; each is a method."""
@@ -102,17 +114,10 @@ class Evaluator:
         config = self._config.places205
         return self._probe("places205", self._other_images(config.dataset), config.probe, "places205")
 
-    def _probe(self, protocol: str, images: Images, config: ProbeConfig, name: str) -> Scores:
+    def _probe(self, protocol: str, images: Images, config: ProbeConfig, name: str, *, final: bool = True) -> Scores:
+        """The scores on the split that chooses the learning rate and, if `final`, on the test split."""
         splits = _selection(self._config, protocol, self._images.dataset, self._compute.data_dir)
-        device = self._compute.device
-        state = self._state(protocol, images, config)
-        heads = LinearHeads(self._backbone.dim, images.dataset.num_classes, config, self._seed, device)
-        if config.features == "cached":
-            features = self._features_of(images, "train", config.interpolation)
-            heads.fit(functools.partial(shuffled, features, config.batch_size, self._seed, device), state)
-        else:
-            with images.augmented(config, self._seed) as epochs:
-                heads.fit(lambda number: ((self._backbone.represent(x), y) for x, y in epochs(number)), state)
+        heads, state = self._heads(protocol, images, config)
 
         def accuracies(split: str) -> list[tuple[float, float]]:
             return heads.accuracies(self._features_of(images, split, config.interpolation))
@@ -122,7 +127,7 @@ class Evaluator:
         chosen, selected_on, candidates = _choose(found, labels)
         entry = {"selected_on": selected_on, "chosen": config.learning_rates[chosen], "candidates": candidates}
         self._choices.note(f"{protocol}_learning_rate", entry)
-        if "test" not in found:
+        if final and "test" not in found:
             found["test"] = accuracies("test")
         text = (
             f"linear probing, {config.features} features{', BN without scale and shift' * config.batch_norm}, "
@@ -131,6 +136,19 @@ class Evaluator:
         text += _chosen_from(selected_on, labels)
         state.remove()
         return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text)]
+
+    def _fit_heads(self, protocol: str, images: Images, config: ProbeConfig) -> tuple[LinearHeads, State]:
+        """Trained linear layers, and what keeps how far their training is."""
+        device = self._compute.device
+        state = self._state(protocol, images, config)
+        heads = LinearHeads(self._backbone.dim, images.dataset.num_classes, config, self._seed, device)
+        if config.features == "cached":
+            features = self._features_of(images, "train", config.interpolation)
+            heads.fit(functools.partial(shuffled, features, config.batch_size, self._seed, device), state)
+        else:
+            with images.augmented(config, self._seed) as epochs:
+                heads.fit(lambda number: ((self._backbone.represent(x), y) for x, y in epochs(number)), state)
+        return heads, state
 
     def labels1(self) -> Scores:
         """Semi-supervised learning with 1 % of the labels."""

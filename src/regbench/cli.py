@@ -529,10 +529,10 @@ def tune(
 ) -> None:
     r"""Choose each method's hyperparameters on the tuning split, then score the chosen once on the test split.
 
-    NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored by weighted kNN on the
-    tuning split; the best of each method and setting is kept in choice.json with the runners-up; then the chosen are
-    scored on the test split, which no run of a tuning can open before. Each step goes on where it was stopped: give the
-    same command again.
+    NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on the tuning split, by
+    weighted kNN or by its mean with linear probing (evaluation.select_by=[knn,probe]); the best of each method and
+    setting is kept in choice.json with the runners-up; then the chosen are scored on the test split, which no run of a
+    tuning can open before. Each step goes on where it was stopped: give the same command again.
 
     \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report
@@ -598,7 +598,7 @@ def _show_choice(choice: Any) -> None:
         shown = [f"{value:.2f}" if value is not None else "–" for value in (best["value"], runner_up)]
         q = entry["setting"]["embedding_dim"]
         rows.append([entry["label"], q, *shown, len(entry["ranking"]), ", ".join(varied)])
-    headers = ["method", "q", f"kNN top-1 (%), {split}", "runner-up", "tried", "chosen"]
+    headers = ["method", "q", f"{choice['score']} (%), {split}", "runner-up", "tried", "chosen"]
     table = tabulate(rows, headers=headers, disable_numparse=True)
     click.echo(f"\n{table}\n\nchosen on the {split} split from at most {budget} configurations a method\n")
 

@@ -106,6 +106,7 @@ OTHERS: dict[str, Any] = {
     "network.hidden_dim": 99,
     "evaluation.protocols": ["knn"],
     "evaluation.select_on": "test",
+    "evaluation.select_by": ["knn", "probe"],
     "evaluation.knn.other_k": [3],
     "evaluation.probe.milestones": [2],
     "evaluation.probe.batch_norm": True,

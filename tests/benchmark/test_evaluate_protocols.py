@@ -22,6 +22,7 @@ from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import resolve
 from regbench.benchmark.train import Compute
 from regbench.datasets.config import DatasetConfig
+from regbench.datasets.loader import EvalLoader
 from regbench.datasets.prepare import prepare
 
 Make = Callable[..., Evaluator]
@@ -108,6 +109,31 @@ def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
     assert list(scores) == [(name, split) for split in ("tuning", "test") for name in names]
     alone = make("alone", knn=replace(cell.evaluation.knn, k=20)).run("knn")
     assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
+
+
+def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    loader = EvalLoader
+
+    def spy(dataset: Any, split: str, **options: Any) -> Any:
+        opened.append(split)
+        return loader(dataset, split, **options)
+
+    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
+    probe = probing(features="cached")
+    by_knn = make("knn", probe=probe)
+    assert {name for name, _ in named(by_knn.select())} == {"knn_top1", "knn_top5"}
+    by_both = make("both", probe=probe, select_by=("knn", "probe"))
+    chosen = named(by_both.select())
+    assert set(opened) == {"train", "tuning"}
+    assert {split for _, split in chosen} == {"tuning"}
+    probed = named(by_knn.run("probe"))
+    assert chosen["linear_top1", "tuning"] == probed["linear_top1", "tuning"] != chosen["knn_top1", "tuning"]
+    mean = (chosen["knn_top1", "tuning"] + probed["linear_top1", "tuning"]) / 2
+    assert chosen["selection_top1", "tuning"] == pytest.approx(mean)
+    assert named(by_both.run("probe")) == probed  # the test split's too, from the layers trained already
 
 
 def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, tmp_path: Path) -> None:

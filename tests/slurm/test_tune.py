@@ -105,6 +105,32 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     assert (again.seed, run_cell(again, runtime, "mine")["status"]) == (5, "done")  # type: ignore[index]
 
 
+def test_the_choice_may_be_by_knn_and_linear_probing(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    by = ["evaluation.select_by=[knn,probe]", "evaluation.protocols=[knn]"]
+    cells = load_sweep(str(sweep_file(tmp_path, GRID, [*settings, *by]))).cells[:2]
+    runtime = load_run(settings)[1]
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
+    for number, cell in enumerate(cells):
+        if not number:
+            assert Cell.from_dict(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
+            run_cell(cell, runtime, "mine", ("pretrain", "tune"))
+            record = json.loads((folder / cell.id / "tuning.json").read_text())
+        else:  # kNN prefers this one, the mean the other
+            for score_ in record["scores"]:
+                score_["value"] += {"knn_top1": 1.0, "selection_top1": -1.0}.get(score_["name"], 0.0)
+            write_text(folder / cell.id / "tuning.json", json.dumps({**record, "cell": cell.plain()}))
+            write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+        assert [score_["name"] for score_ in record["scores"]] == names
+    choice = tune.choose(folder)
+    (entry,) = choice["choices"]
+    assert (choice["score"], entry["chosen"]) == ("selection_top1", cells[0].id)
+    with pytest.raises(RegbenchError, match=r"evaluation\.select_by must be the same for all cells"):
+        tune.begin([cells[0], load_run([*settings, "seed=7"])[0]], tmp_path / "other", tiny_data_dir, unequal=False)
+
+
 def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
 ) -> None:
