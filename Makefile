@@ -9,6 +9,13 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
 
+# What is installed works in one place: its scripts begin with the path, and its link to this code holds it. So a clone
+# that was copied or moved is installed anew.
+HERE := $(shell grep -lsF -e '!$(CURDIR)/.venv/bin/python' -e '"$(CURDIR)/.venv/bin/python' .venv/bin/pip)
+ifndef HERE
+.PHONY: $(RUNTIME)
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: benchmark clean format help install lint test test-all test-slurm
 
@@ -47,7 +54,7 @@ $(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/op
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@.ci/system-packages '$(PYTHON)' '$(FFCV)'
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear .venv
+	@[ '$(HERE)' ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv && '$(PYTHON)' -m venv .venv; }
 	@echo "Installing PyTorch (a download of several GB where pip has not cached it)"
 	@$(INSTALL) torch torchvision
 	@echo "Installing regbench and its other dependencies"

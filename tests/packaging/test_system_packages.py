@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,3 +139,45 @@ def test_make_refuses_another_python(tmp_path: Path, python: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"make: regbench needs Python 3.11 or later and '{tmp_path}/some-python' is not")
     assert not (tmp_path / ".venv").exists()
+
+
+PRETENDED_PYTHON = """
+case "$*" in
+    *-m\\ venv*)
+        mkdir -p .venv/bin
+        cp "$0" .venv/bin/python
+        case $PWD in *\\ *) begin="exec \\"" ;; *) begin="#!" ;; esac
+        echo "$begin$PWD/.venv/bin/python" >.venv/bin/pip
+        ;;
+    *install*-e*) pwd >.venv/code ;;
+esac
+"""
+
+
+def make_install(clone: Path) -> str:
+    """Installs into `clone` with a Python whose environments hold their paths as real ones do; what make says."""
+    done = subprocess.run(
+        ["make", "install", f"PYTHON={clone}/some-python", "FFCV=0"], cwd=clone, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["clone", "a clone"])
+@pytest.mark.parametrize("bring", [shutil.copytree, shutil.move])
+def test_a_clone_that_was_copied_or_moved_is_installed_anew(
+    name: str, bring: Callable[[Path, Path], object], tmp_path: Path
+) -> None:
+    original, clone = tmp_path / f"first {name}", tmp_path / name
+    original.mkdir()
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, original)
+    shutil.copytree(ROOT / ".ci", original / ".ci")
+    Machine(original / ".ci").command("system-packages", logged=False)
+    Machine(original).command("some-python", PRETENDED_PYTHON, logged=False)
+    make_install(original)
+    bring(original, clone)
+    make_install(clone)
+    assert (clone / ".venv" / "code").read_text() == f"{clone}\n"
+    assert f"{clone}/.venv/bin/python" in (clone / ".venv" / "bin" / "pip").read_text()
+    assert "Installing" not in make_install(clone)
