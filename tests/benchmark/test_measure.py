@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import platform
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -40,12 +41,25 @@ def test_a_new_measurement_forgets_an_earlier_peak() -> None:
     assert 90e6 < memory.read_bytes() - start < 160e6
 
 
-def test_stopwatch_is_in_milliseconds() -> None:
+def test_the_kernel_counts_in_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = PeakMemory(CPU)
+    monkeypatch.setattr(Path, "read_text", lambda _: "VmPeak:\t 9 kB\nVmHWM:\t    5000 kB\nVmRSS:\t 4 kB\n")
+    assert memory.read_bytes() == memory.read_reserved_bytes() == 5_120_000
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def elsewhere(_: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", elsewhere)
+    assert peak_kib * 1024 <= memory.read_bytes() < peak_kib * 1024 * 1.02
+
+
+def test_stopwatch_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Stopwatch(CPU)
-    start = clock.mark()
-    time.sleep(0.02)
-    found = clock.milliseconds(start, clock.mark())
-    assert found >= 20
+    moments_s = iter((7.5, 7.75))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments_s))
+    start, end = clock.mark(), clock.mark()
+    assert clock.milliseconds(start, end) == 250
     assert clock.milliseconds(start, start) == 0
 
 

@@ -6,12 +6,14 @@ import hashlib
 import json
 import math
 import os
+import random
 import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,8 +27,10 @@ from regbench.benchmark.directory import checkpoint_files, read_record, run_dire
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import is_running, last_attempt
+from regbench.benchmark.metrics import spread_metrics
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import evaluate_directory, resolve, run_cell
+from regbench.benchmark.step import Step, Stepped
 from regbench.benchmark.train import Trained, train
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
@@ -65,14 +69,15 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
     """Against a loop with plain autograd and per-tensor LARS, in float32, over two epochs."""
     cell, runtime = load(
         tiny,
-        *("method=vicreg", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
-        "optimizer.trust_coefficient=0.01",
+        # InfoNCE takes the first views for anchors: it matters which are the first.
+        *("method=info_nce", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
+        *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.8", "optimizer.final_lr_fraction=0.02"),
     )
     record = finish(cell, runtime, "here")
     network = SiameseNetwork(cell.network, 16, 3, seed=3)
     network.train()
     momenta = [torch.zeros_like(p) for p in network.parameters()]
-    step, losses = 0, []
+    step, rows = 0, []
     with PretrainingLoader(
         cell.dataset,
         cell.augmentation,
@@ -87,14 +92,15 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
             total = 0.0
             with loader.epoch(epoch) as batches:
                 for x1, x2 in batches:
-                    loss = cell.method.loss(*network(x1, x2))  # two passes: BN statistics are per view
+                    z1, z2 = network(x1, x2)  # two passes: BN statistics are per view
+                    loss = cell.method.loss(z1, z2)
                     total += loss.item() / 3
                     network.zero_grad()
                     loss.backward()
                     # Linear over the first 3 steps; the second half of a cosine would begin at step 3.
                     peak = 0.8 * 32 / 256
                     decay = 0.5 * (1 + torch.tensor(torch.pi * (step - 3) / 3).cos().item())
-                    lr = peak * step / 3 if step < 3 else peak * (decay + (1 - decay) * 1e-3)
+                    lr = peak * step / 3 if step < 3 else peak * (decay + (1 - decay) * 0.02)
                     with torch.no_grad():
                         for p, m in zip(network.parameters(), momenta, strict=True):
                             assert p.grad is not None
@@ -103,11 +109,12 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
                                 g = g + 0.01 * p
                                 if p.norm() > 0 and g.norm() > 0:
                                     g = g * (0.01 * p.norm() / g.norm())
-                            m.mul_(0.9).add_(g)
+                            m.mul_(0.8).add_(g)
                             p.sub_(lr * m)
                     step += 1
-            losses.append(total)
-    assert [row["loss"] for row in history(record)] == pytest.approx(losses, rel=1e-4)
+            rows.append({"loss": total, **spread_metrics(z1, z2), "learning_rate": lr})
+    for row, wanted in zip(history(record), rows, strict=True):
+        assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     assert history(record)[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
     found, expected = weights(run_directory(runtime, "here", cell)), network.state_dict()
     start = SiameseNetwork(cell.network, 16, 3, seed=3).state_dict()
@@ -390,12 +397,24 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str]) -> None:
+def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a step draws, from any generator, is of the seed and the step."""
     cells = [load(tiny, "method=vicreg", f"seed={seed}")[0] for seed in (0, 1)]
     runtime = load(tiny)[1]
+    drawn: list[tuple[float, ...]] = []
+    step = Step.__call__
+
+    def drawing(self: Step, *views: torch.Tensor) -> Stepped:
+        drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
+        return step(self, *views)
+
+    monkeypatch.setattr(Step, "__call__", drawing)
     first, other, again = (finish(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
     assert numbers(first) == numbers(again)
     assert history(first)[0]["loss"] != history(other)[0]["loss"]
+    assert drawn[:6] == drawn[12:]
+    for numbers_of_a_generator in zip(*drawn[:12], strict=True):
+        assert len(set(numbers_of_a_generator)) == 12
 
 
 def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:

@@ -1,0 +1,193 @@
+"""Every number that a record says of time, memory and energy, recomputed from clocks and counters that are known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from regbench.benchmark import train as train_module
+from regbench.benchmark.config import load_run
+from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.interruption import Interrupted, Interruption
+from regbench.benchmark.lease import Attempt
+from regbench.benchmark.measure import PeakMemory
+from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.optimizer import LARS
+from regbench.benchmark.run import run_cell
+from regbench.datasets.loader import PretrainingLoader
+from regbench.methods import Regularizer
+from tests.conftest import TINY
+from tests.history import history
+
+# Three epochs of three steps of 32 images; the first attempt ends after the fifth step.
+STEPS, BATCH, STOPPED = 9, 32, 5
+PARTS = {"data": 0.011, "forward": 0.13, "loss": 0.17, "backward": 0.29, "optimizer": 0.037}
+CHECKPOINT_S, SELECTION_S, PROTOCOL_S = 100.0, 13.0, 17.0
+
+
+def seconds(part: str, step: int) -> float:
+    """What a part of a step (from 0) takes: no two the same, and no part longest in the steps in which others are."""
+    number = list(PARTS).index(part)
+    return PARTS[part] * (1.0, 4.0, 2.5)[(step * (1 + number % 2) + number) % 3] * (1 + 0.1 * (step // 3))
+
+
+def peak_bytes(steps: int) -> int:
+    """Of the process after so many steps: most in the first attempt's third."""
+    return 10_000 + 100 * (3 - abs(steps - 3))
+
+
+def joules(steps: int) -> float:
+    """What the processors have used after so many steps."""
+    return 2.0 * steps**2
+
+
+class Told(NamedTuple):
+    """The record of the run, the rows of its epochs, and what it told of its progress while it ran."""
+
+    record: dict[str, Any]
+    rows: list[dict[str, Any]]
+    progress: list[dict[str, Any]]
+
+
+class Machine:
+    """A machine on which time goes by in what is measured only."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        self.done = dict.fromkeys(PARTS, 0)
+        self.progress: list[dict[str, Any]] = []
+        patch.setattr(time, "perf_counter", lambda: self.now_s)
+        self._slow(patch, SiameseNetwork, "forward", lambda: self._part("forward"))
+        self._slow(patch, Regularizer, "__call__", lambda: self._part("loss"))
+        self._slow(patch, torch.autograd, "backward", lambda: self._part("backward"))
+        self._slow(patch, LARS, "step", lambda: self._part("optimizer"))
+        self._slow(patch, train_module, "save_checkpoint", lambda: CHECKPOINT_S)
+        self._slow(patch, Evaluator, "select", lambda: SELECTION_S)
+        self._slow(patch, Evaluator, "run", lambda: PROTOCOL_S)
+        steps = self.done
+        machine = self
+
+        class Loader(PretrainingLoader):
+            @contextlib.contextmanager
+            def epoch(self, *args: Any, **options: Any) -> Iterator[Any]:
+                with super().epoch(*args, **options) as batches:
+                    yield machine.waiting(batches)
+
+        class Meter:
+            def __init__(self, _: torch.device) -> None:
+                self._before = joules(steps["optimizer"])
+
+            def read_joules(self) -> dict[str, float]:
+                used = joules(steps["optimizer"]) - self._before
+                return {"cpu": used, "gpu": 3 * used}
+
+        update = Attempt.update
+
+        def told(attempt: Attempt, **changes: Any) -> None:
+            if "img_per_s" in changes:
+                self.progress.append(changes)
+            update(attempt, **changes)
+
+        patch.setattr(train_module, "PretrainingLoader", Loader)
+        patch.setattr(train_module, "EnergyMeter", Meter)
+        patch.setattr(PeakMemory, "read_bytes", lambda _: peak_bytes(steps["optimizer"]))
+        patch.setattr(PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"]))
+        patch.setattr(Attempt, "update", told)
+
+    def waiting(self, batches: Any) -> Iterator[Any]:
+        """The batches, each after a wait; with the last of the first attempt comes a signal."""
+        for batch in batches:
+            self.now_s += self._part("data")
+            if self.done["data"] == STOPPED:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            yield batch
+
+    def _part(self, part: str) -> float:
+        self.done[part] += 1
+        return seconds(part, self.done[part] - 1)
+
+    def _slow(self, patch: pytest.MonkeyPatch, owner: Any, name: str, cost_s: Callable[[], float]) -> None:
+        function = getattr(owner, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            self.now_s += cost_s()
+            return function(*args, **options)
+
+        patch.setattr(owner, name, slow)
+
+
+@pytest.fixture(scope="module")
+def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A run in two attempts that writes a checkpoint after every step."""
+    folder = tmp_path_factory.mktemp("numbers")
+    overrides = [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}", "method=simclr", "epochs=3"]
+    cell, runtime = load_run([*overrides, "runtime.checkpoint_minutes=0"])
+    interruption = Interruption()
+    with pytest.MonkeyPatch.context() as patch:
+        machine = Machine(patch)
+        with interruption.listening(signal.SIGUSR1), pytest.raises(Interrupted):
+            run_cell(cell, runtime, "here", interruption=interruption)
+        record = run_cell(cell, runtime, "here")
+    assert record is not None
+    return Told(record, history(record), machine.progress)
+
+
+def epoch_s(epoch: int, steps: int = 3) -> float:
+    """Seconds of the first so many steps of an epoch (from 0)."""
+    return sum(seconds(part, 3 * epoch + step) for step in range(steps) for part in PARTS)
+
+
+def median_ms(parts: list[str], epoch: int) -> float:
+    """Median over the steps of an epoch of what these parts take together."""
+    return statistics.median(1000 * sum(seconds(part, 3 * epoch + step) for part in parts) for step in range(3))
+
+
+STEP = [part for part in PARTS if part != "data"]
+
+
+def test_the_times_of_an_epoch_are_those_of_its_steps(told: Told) -> None:
+    for epoch, row in enumerate(told.rows):
+        found = {name: value for name, value in row.items() if name.endswith(("_s", "_ms"))}
+        parts_ms = {f"{part}_ms": median_ms([part], epoch) for part in PARTS}
+        assert found == pytest.approx({"epoch_s": epoch_s(epoch), "step_ms": median_ms(STEP, epoch)} | parts_ms)
+        assert row["images"] == 3 * BATCH
+
+
+def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
+    train_s = sum(map(epoch_s, range(3)))
+    medians_ms = {
+        f"{name}_ms": pytest.approx(statistics.median(median_ms(parts, epoch) for epoch in range(3)))
+        for name, parts in {"step": STEP, **{part: [part] for part in PARTS}}.items()
+    }
+    assert told.record["cost"] == medians_ms | {
+        "train_s": pytest.approx(train_s),
+        # But for the signal's checkpoint, which was the last thing that its attempt did.
+        "checkpoint_s": pytest.approx(CHECKPOINT_S * (STEPS - 1)),
+        "img_per_s": pytest.approx(STEPS * BATCH / train_s),
+        "evaluate_s": pytest.approx(SELECTION_S + 2 * PROTOCOL_S),
+        "peak_memory_bytes": peak_bytes(3),
+        "peak_reserved_bytes": 2 * peak_bytes(3),
+        "peak_memory_kind": "process RSS",
+        "energy_cpu_joules": pytest.approx(joules(STEPS)),
+        "energy_gpu_joules": pytest.approx(3 * joules(STEPS)),
+    }
+    assert [attempt["from_step"] for attempt in told.record["attempts"]] == [None, STOPPED]
+
+
+def test_progress_is_told_by_the_pace_of_the_present_epoch(told: Told) -> None:
+    expected = []
+    for step in range(STEPS):
+        img_per_s = (step % 3 + 1) * BATCH / epoch_s(step // 3, step % 3 + 1)
+        remaining_s = (STEPS - 1 - step) * BATCH / img_per_s
+        place = {"epoch": step // 3, "epochs": 3, "step": step + 1, "steps": STEPS}
+        expected.append(place | {"img_per_s": pytest.approx(img_per_s), "remaining_s": pytest.approx(remaining_s)})
+    assert told.progress == expected
