@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.checkpoint import load_checkpoint
 from regbench.benchmark.config import load_run
 from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.distributed import environment_ranks
@@ -30,19 +30,50 @@ STEPS = (
 CASES = {
     "plain": ("epochs=20",),
     "sharded": ("epochs=5", "runtime.shard_optimizer=true"),
+    "stopped": ("epochs=5", "runtime.shard_optimizer=true"),
     "micro": ("epochs=5", "micro_batch_size=40"),
     "random": ("epochs=5", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=5", "precision=bf16"),
 }
+# Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
-import json, logging, os, sys
+import json, logging, os, signal, sys
+from regbench.benchmark import train
 from regbench.benchmark.config import load_run
-from regbench.benchmark.run import resolve, run_cell
+from regbench.benchmark.interruption import Interrupted, Interruption
+from regbench.benchmark.measure import PeakMemory
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.step import Step
 logging.basicConfig(level=logging.INFO)
-for name, overrides in json.loads(sys.argv[1]).items():
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last one
-    cell, runtime = load_run(overrides)
-    run_cell(cell, runtime, name)
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+class Meter:
+    looks = 0
+    def __init__(self, device):
+        pass
+    def read_joules(self):
+        self.looks += 1
+        return {"cpu": 10.0 * self.looks, "gpu": (rank + 1.0) * self.looks}
+train.EnergyMeter = Meter
+PeakMemory.read_bytes = lambda self: 1000 * (rank + 1)
+PeakMemory.read_reserved_bytes = lambda self: 3000 * (size - rank)
+step, steps = Step.__call__, 0
+def counted(self, *views):
+    global steps
+    steps += 1
+    if (name, steps, rank + 1) == ("stopped", 3, size):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return step(self, *views)
+Step.__call__ = counted
+interruption = Interruption()
+with interruption.listening(signal.SIGUSR1):
+    for name, overrides in json.loads(sys.argv[1]).items():
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last
+        cell, runtime = load_run(overrides)
+        steps = 0
+        try:
+            run_cell(cell, runtime, name, interruption=interruption)
+        except Interrupted as error:
+            print(name, error)
 """
 
 
@@ -61,20 +92,20 @@ def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedPr
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     try:
-        return [
-            subprocess.CompletedProcess(process.args, process.wait(), *process.communicate(timeout=300))
-            for process in processes
-        ]
+        with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
+            said = list(pool.map(lambda process: process.communicate(timeout=300), processes))
+        ended = zip(processes, said, strict=True)
+        return [subprocess.CompletedProcess(process.args, process.returncode, *text) for process, text in ended]
     finally:
         for process in processes:
             process.kill()
 
 
-def rows_of(tiny: list[str], name: str) -> list[dict[str, Any]]:
+def record_of(tiny: list[str], name: str) -> dict[str, Any]:
     cell, runtime = load_run([*tiny, *STEPS, *CASES[name]])
     record = read_record(run_directory(runtime, name, cell))
     assert record is not None
-    return history(record)
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +118,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["plain", "sharded", "micro"]),
+        (2, ["plain", "sharded", "micro", "stopped"]),
         pytest.param(2, ["random", "bf16"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
@@ -96,10 +127,16 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
     for process in launch(size, DRIVER, json.dumps(cases)):
         assert process.returncode == 0, process.stderr
+        assert process.stdout == "stopped interrupted by SIGUSR1\n" * ("stopped" in names)
     for name in names:
         cell, runtime = load_run([*one, *STEPS, *CASES[name]])
         run_cell(cell, runtime, name)  # unless an earlier test did
-        rows, expected = rows_of(tiny, name), rows_of(one, name)
+        if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
+            resumed = run_cell(*load_run(cases[name]), name)
+            assert resumed is not None
+            assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 3]
+        record = record_of(tiny, name)
+        rows, expected = history(record), history(record_of(one, name))
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
         for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate"):
@@ -107,40 +144,19 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
                 rel = early if number < 3 else late
                 assert row[key] == pytest.approx(other[key], rel=rel), (name, key, number)
         assert rows[-1]["loss"] != pytest.approx(rows[0]["loss"], rel=1e-4)
+        if name != "stopped":
+            # The most that a rank needed, the processors of their one machine, and a GPU for each.
+            cost = record["cost"]
+            assert (cost["peak_memory_bytes"], cost["peak_reserved_bytes"]) == (1000 * size, 3000 * size)
+            assert cost["energy_cpu_joules"] == 10 * len(rows)
+            assert cost["energy_gpu_joules"] == sum(range(1, size + 1)) * len(rows)
+            assert record["environment"]["world_size"] == size
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tiny: list[str]) -> None:
     for process in launch(2, DRIVER, json.dumps({"odd": [*tiny, "batch_size=33", "method=vicreg"]})):
         assert process.returncode == 1
         assert "batch_size=33 cannot be shared equally between 2 processes" in process.stderr
-
-
-@pytest.mark.slow
-def test_a_checkpoint_serves_any_number_of_processes(tiny: list[str]) -> None:
-    """Two processes with shared momentum stop half-way; one goes on."""
-    overrides = [*tiny, *STEPS, "epochs=6", "runtime.checkpoint_epochs=3", "runtime.shard_optimizer=true"]
-    cell, runtime = load_run(overrides)
-    code = DRIVER.replace(
-        "for name",
-        "from regbench.benchmark import train\n"
-        "save = train._Training._checkpoint\n"
-        "def stop(self):\n    save(self)\n    raise SystemExit\n"
-        "train._Training._checkpoint = stop\n"
-        "for name",
-        1,
-    )
-    launch(2, code, json.dumps({"here": overrides}))
-    directory = run_directory(runtime, "here", cell)
-    state = load_checkpoint(directory)
-    assert state is not None
-    assert state["progress"]["step"] == 3
-    resumed = run_cell(cell, runtime, "here")
-    undisturbed = run_cell(cell, runtime, "undisturbed")
-    assert resumed is not None
-    assert undisturbed is not None
-    assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 3]
-    losses = [[row["loss"] for row in history(record)] for record in (resumed, undisturbed)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,29 +178,37 @@ def test_the_processes_of_a_machine_share_its_cores(tiny: list[str], monkeypatch
         assert torch.get_num_threads() == expected
 
 
-def test_synchronised_bn_is_bn_over_all_rows() -> None:
-    """Value, both gradients and running statistics, with unequal shares of the batch, in float32."""
+def test_what_two_processes_share_is_as_one_has_it() -> None:
+    """BN with unequal shares of the batch; LARS with shared momentum; a loss whose embeddings go round."""
     code = """
 import os, sys, torch
 import torch.distributed as dist
 from torch import nn
 from regbench.benchmark.distributed import connect, synchronize_batch_norm
+from regbench.benchmark.optimizer import LARS
+from regbench.methods import Engine, build, engine
+
 cpu = torch.device("cpu")
-generator = torch.Generator().manual_seed(0)
-x = torch.randn(7, 4, 3, 3, generator=generator) * 3 + 1
-weights = torch.randn(7, 4, 3, 3, generator=generator)
-def run(network, x, weights):
-    x = x.clone().requires_grad_()
-    (network(x) * weights).sum().backward()
-    return x.grad
-whole = nn.Sequential(nn.BatchNorm2d(4))
-expected = run(whole, x, weights)
-with connect(cpu) as world:
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+def batch_norm(world):
+    # Value, both gradients and running statistics.
+    x, weights = draw(0, 7, 4, 3, 3) * 3 + 1, draw(1, 7, 4, 3, 3)
+    def run(network, x, weights):
+        x = x.clone().requires_grad_()
+        (network(x) * weights).sum().backward()
+        return x.grad
+    whole = nn.Sequential(nn.BatchNorm2d(4))
+    expected = run(whole, x, weights)
     network = nn.Sequential(nn.BatchNorm2d(4))
     synchronize_batch_norm(network, world, cpu)
     assert network.state_dict().keys() == whole.state_dict().keys()
     rows = slice(0, 5) if world.rank == 0 else slice(5, 7)
-    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     close(run(network, x[rows], weights[rows]), expected[rows])
     for mine, theirs in zip(network.parameters(), whole.parameters()):
         dist.all_reduce(mine.grad)
@@ -193,6 +217,42 @@ with connect(cpu) as world:
         close(mine, theirs)
     network.eval(), whole.eval()
     close(network(x), whole(x))
+
+def shared_momentum(world):
+    # Equal to the bit, also after its state was saved and loaded; matrices of odd size are not shared.
+    shapes = [(5, 3), (4, 6), (8,), (2, 3, 2, 2)]
+    settings = dict(lr=0.3, weight_decay=0.1, momentum=0.9, trust_coefficient=0.1)
+    models = [[nn.Parameter(draw(i, *shape)) for i, shape in enumerate(shapes)] for _ in range(2)]
+    for parameters in models:
+        parameters[3].data = parameters[3].data.contiguous(memory_format=torch.channels_last)
+    alone, shared = LARS(models[1], **settings), LARS(models[0], group=world.group, **settings)
+    for step in range(4):
+        if step == 2:
+            state = shared.state_dict()
+            for i, entry in alone.state_dict()["state"].items():
+                assert torch.equal(state["state"][i]["momentum"], entry["momentum"]), i
+            shared = LARS(models[0], group=world.group, **settings)
+            shared.load_state_dict(state)
+        for parameters, optimizer in zip(models, (shared, alone)):
+            for i, p in enumerate(parameters):
+                p.grad = draw(10 * step + i, *p.shape)
+            optimizer.step()
+        for i, p in enumerate(models[0]):
+            assert torch.equal(p, models[1][i]), (step, i)
+            kept = shared.state[p]["momentum"].untyped_storage().nbytes() // 4
+            assert kept == p.numel() // (1 if i in (0, 2) else 2), (step, i, kept)
+
+def ring(world):
+    # Nothing is gathered.
+    z1, z2 = draw(0, 8, 5), draw(1, 8, 5)
+    rows = slice(0, 4) if world.rank == 0 else slice(4, 8)
+    expected = build("sfrik").loss(z1, z2)
+    engine.all_gather = None
+    close(build("sfrik").loss(z1[rows], z2[rows], Engine(group=world.group, exchange="ring", even=True)), expected)
+
+with connect(cpu) as world:
+    for check in (batch_norm, shared_momentum, ring):
+        check(world)
 """
     for process in launch(2, code):
         assert process.returncode == 0, process.stderr
