@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from regbench import RegbenchError
 from regbench.benchmark.config import load_run
 from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.distributed import environment_ranks
-from regbench.benchmark.run import resolve, run_cell
+from regbench.benchmark.run import run_cell
 from tests.conftest import TINY
 from tests.history import history
 
@@ -166,16 +165,6 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
         environment_ranks()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert environment_ranks() == (0, 1, 0, 1)
-
-
-def test_the_processes_of_a_machine_share_its_cores(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
-    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
-    for given, expected in ((0, 3), (2, 2)):
-        resolve(load_run([*tiny, f"runtime.threads={given}"])[1])
-        assert torch.get_num_threads() == expected
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:

@@ -74,13 +74,12 @@ class Machine:
         self._slow(patch, Evaluator, "select", lambda: SELECTION_S)
         self._slow(patch, Evaluator, "run", lambda: PROTOCOL_S)
         steps = self.done
-        machine = self
+        epoch, update = PretrainingLoader.epoch, Attempt.update
 
-        class Loader(PretrainingLoader):
-            @contextlib.contextmanager
-            def epoch(self, *args: Any, **options: Any) -> Iterator[Any]:
-                with super().epoch(*args, **options) as batches:
-                    yield machine.waiting(batches)
+        @contextlib.contextmanager
+        def slow_epoch(loader: PretrainingLoader, *args: Any, **options: Any) -> Iterator[Any]:
+            with epoch(loader, *args, **options) as batches:
+                yield self._waiting(batches)
 
         class Meter:
             def __init__(self, _: torch.device) -> None:
@@ -90,20 +89,18 @@ class Machine:
                 used = joules(steps["optimizer"]) - self._before
                 return {"cpu": used, "gpu": 3 * used}
 
-        update = Attempt.update
-
         def told(attempt: Attempt, **changes: Any) -> None:
             if "img_per_s" in changes:
                 self.progress.append(changes)
             update(attempt, **changes)
 
-        patch.setattr(train_module, "PretrainingLoader", Loader)
+        patch.setattr(PretrainingLoader, "epoch", slow_epoch)
         patch.setattr(train_module, "EnergyMeter", Meter)
         patch.setattr(PeakMemory, "read_bytes", lambda _: peak_bytes(steps["optimizer"]))
         patch.setattr(PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"]))
         patch.setattr(Attempt, "update", told)
 
-    def waiting(self, batches: Any) -> Iterator[Any]:
+    def _waiting(self, batches: Any) -> Iterator[Any]:
         """The batches, each after a wait; with the last of the first attempt comes a signal."""
         for batch in batches:
             self.now_s += self._part("data")
