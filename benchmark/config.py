@@ -6,7 +6,6 @@ read it and which device computes is `Runtime`. Default values live in `conf/`, 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import os
@@ -15,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import dacite
 import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
@@ -28,11 +26,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
+from regbench.benchmark.settings import Range, check_numbers, read_yaml, shown, structure, unknown
 from regbench.datasets.config import RESIZING, AugmentationConfig, DatasetConfig, check_interpolation
 from regbench.files import digest
 from regbench.methods import Regularizer
-
-T = TypeVar("T")
 
 STAGES = ("pretrain", "tune", "final")
 """What a run goes through: training, the score that hyperparameters are chosen by, the final evaluations."""
@@ -245,24 +242,25 @@ class EvaluationConfig:
             raise RegbenchError(f"evaluation.select_on={self.select_on} must be tuning or test")
         if self.select_by not in (("knn",), ("knn", "probe")):
             raise RegbenchError(f"evaluation.select_by=[{','.join(self.select_by)}] must be [knn] or [knn,probe]")
-        sizes = {"voc07.resize": 1, "voc07.image_size": 1, "voc07.folds": 2}
-        sizes |= {"measures.images": 2, "measures.view_images": 2, "measures.views": 2}
-        for where, minimum in sizes.items():
-            group, name = where.split(".")
-            if (value := getattr(getattr(self, group), name)) < minimum:
-                raise RegbenchError(f"evaluation.{where}={value} must be at least {minimum}")
-        if not self.voc07.costs or min(self.voc07.costs) <= 0:
-            raise RegbenchError("evaluation.voc07.costs must name at least one number, all above 0, such as [1,10]")
+        if not self.voc07.costs:
+            raise RegbenchError("evaluation.voc07.costs is empty; give at least one, such as [1,10]")
         check_interpolation(self.voc07.interpolation)
         for where, probe in {"probe": self.probe, "places205.probe": self.places205.probe}.items():
             if probe.features not in ("augmented", "cached"):
                 raise RegbenchError(f"evaluation.{where}.features={probe.features} must be augmented or cached")
             if not probe.learning_rates:
                 raise RegbenchError(f"evaluation.{where}.learning_rates is empty; give at least one, such as [0.2]")
+            _check_order(where, probe.crop_scale)
         for where, few in {"labels1": self.labels1, "labels10": self.labels10}.items():
             for name in ("backbone_learning_rates", "head_learning_rates"):
                 if not getattr(few, name):
                     raise RegbenchError(f"evaluation.{where}.{name} is empty; give at least one, such as [0.02]")
+            _check_order(where, few.crop_scale)
+
+
+def _check_order(where: str, crop_scale: tuple[float, float]) -> None:
+    if crop_scale[0] > crop_scale[1]:
+        raise RegbenchError(f"evaluation.{where}.crop_scale={shown(crop_scale)} must name the smaller area first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +302,7 @@ class Cell:
         Raises:
             RegbenchError: Naming the setting and what it must be.
         """
-        for name, minimum in {"embedding_dim": 2, "batch_size": 2, "epochs": 0, "seed": 0}.items():
-            if (value := getattr(self, name)) < minimum:
-                raise RegbenchError(f"{name}={value} must be at least {minimum}")
+        check_numbers(self, RANGES)
         if self.micro_batch_size is not None and (self.micro_batch_size < 2 or self.batch_size % self.micro_batch_size):
             raise RegbenchError(
                 f"micro_batch_size={self.micro_batch_size} must be at least 2 and divide batch_size={self.batch_size}"
@@ -370,10 +366,12 @@ class Cell:
         Raises:
             RegbenchError: If a setting is unknown, missing, of the wrong type or out of range.
         """
-        hyperparameters = dict(data["method"])
-        name = hyperparameters.pop("name")
-        method = _structure(type(methods.build(name)), {**methods.defaults(name), **hyperparameters}, "method.")
-        return _structure(cls, {**_with_all_evaluations(data), "method": method})
+        chosen = data.get("method")
+        if not isinstance(chosen, Mapping) or not isinstance(name := chosen.get("name"), str):
+            raise RegbenchError(f"method={shown(chosen)} must be a group of settings with the method's name")
+        hyperparameters = {key: value for key, value in chosen.items() if key != "name"}
+        method = structure(type(methods.build(name)), {**methods.defaults(name), **hyperparameters}, "method.")
+        return structure(cls, {**_with_all_evaluations(data), "method": method})
 
 
 def _unused(protocols: Sequence[str]) -> list[str]:
@@ -383,9 +381,13 @@ def _unused(protocols: Sequence[str]) -> list[str]:
 
 def _with_all_evaluations(data: Mapping[str, Any]) -> dict[str, Any]:
     """A cell's plain data with the package's settings of those evaluations that it leaves out."""
-    given = data.get("evaluation", {})
-    used = (*given.get("select_by", ("knn",)), *given.get("protocols", PROTOCOLS))
-    missing = [name for name in _unused(used) if name not in given]
+    given = data.get("evaluation")
+    if not isinstance(given, Mapping):
+        return dict(data)  # which `structure` refuses
+    used = [given.get("select_by", ("knn",)), given.get("protocols", PROTOCOLS)]
+    if not all(isinstance(names, list | tuple) for names in used):
+        return dict(data)
+    missing = [name for name in _unused([*used[0], *used[1]]) if name not in given]
     defaults = _evaluation_defaults() if missing else {}
     return {**data, "evaluation": {**given, **{name: defaults[name] for name in missing}}}
 
@@ -393,22 +395,6 @@ def _with_all_evaluations(data: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _evaluation_defaults() -> dict[str, Any]:
     return asdict(load_run([])[0].evaluation)
-
-
-def _structure(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """An instance of the dataclass `cls` from nested plain data, types checked."""
-
-    def as_float(value: object) -> object:
-        return float(value) if type(value) is int else value
-
-    try:
-        return dacite.from_dict(cls, data, dacite.Config(strict=True, cast=[tuple], type_hooks={float: as_float}))
-    except dacite.WrongTypeError as error:
-        raise RegbenchError(
-            f"{prefix}{error.field_path}={error.value!r} is of the wrong type; it must be {error.field_type}"
-        ) from error
-    except dacite.DaciteError as error:
-        raise RegbenchError(f"configuration of {prefix.rstrip('.') or 'the cell'}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,12 +439,7 @@ class Runtime:
         Raises:
             RegbenchError: Naming the setting and what it must be.
         """
-        minima = {"workers": 1, "threads": 0, "checkpoint_minutes": 0, "checkpoint_epochs": 1, "parallel": 0}
-        for name, minimum in minima.items():
-            if not (value := getattr(self, name)) >= minimum:
-                raise RegbenchError(f"runtime.{name}={value} must be at least {minimum}")
-        if not self.lease_s > 0:
-            raise RegbenchError(f"runtime.lease_s={self.lease_s:g} must be above 0")
+        check_numbers(self, RANGES, "runtime.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,10 +494,7 @@ class Cluster:
         """
         if self.scheduler not in ("local", "slurm"):
             raise RegbenchError(f"cluster.scheduler={self.scheduler} must be local or slurm")
-        minima = {"nodes": 1, "gpus": 0, "cpus": 1, "time_minutes": 1, "parallel": 1, "notice_s": 1}
-        for name, minimum in minima.items():
-            if (value := getattr(self, name)) < minimum:
-                raise RegbenchError(f"cluster.{name}={value} must be at least {minimum}")
+        check_numbers(self, RANGES, "cluster.")
         if self.stages is not None and set(self.stages) != set(STAGES):
             given = ", ".join(self.stages) or "nothing"
             raise RegbenchError(f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}")
@@ -529,7 +507,7 @@ class Cluster:
         """
         if self.stages is None:
             return self
-        return _structure(Cluster, {**asdict(self), "stages": None, **self.stages[stage]}, f"cluster.stages.{stage}.")
+        return structure(Cluster, {**asdict(self), "stages": None, **self.stages[stage]}, f"cluster.stages.{stage}.")
 
     @property
     def processes(self) -> int:
@@ -563,6 +541,66 @@ class Sweep:
         return self.clusters[0].scheduler
 
 
+_POSITIVE, _AT_LEAST_ZERO, _AT_LEAST_ONE, _AT_LEAST_TWO = Range(0, above=True), Range(0), Range(1), Range(2)
+_FRACTION, _MOMENTUM = Range(0, 1), Range(0, 1, below=True)
+_TRAINING = {
+    "epochs": _AT_LEAST_ONE,
+    "batch_size": _AT_LEAST_ONE,
+    "momentum": _MOMENTUM,
+    "weight_decay": _AT_LEAST_ZERO,
+    "crop_scale": Range(0, 1, above=True),
+}
+
+RANGES: dict[type, dict[str, Range]] = {
+    Cell: {
+        "embedding_dim": _AT_LEAST_TWO,
+        "batch_size": _AT_LEAST_TWO,
+        "epochs": _AT_LEAST_ZERO,
+        "seed": Range(0, 2**32 - 1),  # seeds of steps are multiples of it, and have 64 bits
+    },
+    NetworkConfig: {"hidden_dim": _AT_LEAST_ONE},
+    OptimizerConfig: {
+        "base_lr": _POSITIVE,
+        "warmup_epochs": _AT_LEAST_ZERO,
+        "final_lr_fraction": _FRACTION,
+        "weight_decay": _AT_LEAST_ZERO,
+        "momentum": _MOMENTUM,
+        "trust_coefficient": _POSITIVE,
+    },
+    EvaluationConfig: {"batch_size": _AT_LEAST_ONE},
+    KNNConfig: {"k": _AT_LEAST_ONE, "other_k": _AT_LEAST_ONE, "temperature": _POSITIVE},
+    ProbeConfig: {**_TRAINING, "learning_rates": _POSITIVE, "milestones": _AT_LEAST_ONE},
+    FineTuneConfig: {**_TRAINING, "backbone_learning_rates": _AT_LEAST_ZERO, "head_learning_rates": _POSITIVE},
+    VOCConfig: {
+        "resize": _AT_LEAST_ONE,
+        "image_size": _AT_LEAST_ONE,
+        "costs": _POSITIVE,
+        "folds": _AT_LEAST_TWO,
+        "num_images": _AT_LEAST_ONE,
+    },
+    MeasuresConfig: {"images": _AT_LEAST_TWO, "view_images": _AT_LEAST_TWO, "views": _AT_LEAST_TWO},
+    Runtime: {
+        "workers": _AT_LEAST_ONE,
+        "threads": _AT_LEAST_ZERO,
+        "checkpoint_minutes": _AT_LEAST_ZERO,
+        "checkpoint_epochs": _AT_LEAST_ONE,
+        "lease_s": _POSITIVE,
+        "parallel": _AT_LEAST_ZERO,
+    },
+    Cluster: {
+        "nodes": _AT_LEAST_ONE,
+        "gpus": _AT_LEAST_ZERO,
+        "cpus": _AT_LEAST_ONE,
+        "mem_gib": _POSITIVE,
+        "time_minutes": _AT_LEAST_ONE,
+        "parallel": _AT_LEAST_ONE,
+        "notice_s": _AT_LEAST_ONE,
+        "gpu_memory_gib": _POSITIVE,
+    },
+}
+"""What the numbers of each group of settings may be. Methods, data sets and augmentations check their own."""
+
+
 def _register_methods() -> None:
     """Makes each registered method (presets included) an option of the config group `method`."""
     store = ConfigStore.instance()
@@ -578,8 +616,8 @@ def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime, Cluster]:
     except (HydraException, OmegaConfBaseException) as error:
         raise RegbenchError(_one_line(error, overrides)) from error
     assert isinstance(data, dict)
-    runtime = _structure(Runtime, data.pop("runtime"), "runtime.")
-    cluster = _structure(Cluster, data.pop("cluster"), "cluster.")
+    runtime = structure(Runtime, data.pop("runtime"), "runtime.")
+    cluster = structure(Cluster, data.pop("cluster"), "cluster.")
     return Cell.from_dict({str(key): value for key, value in data.items()}), runtime, cluster
 
 
@@ -599,24 +637,26 @@ def _one_line(error: Exception, overrides: Sequence[str]) -> str:
         if values.get(group, known[0]) not in known:
             return f"unknown {group} {values[group]!r}; known: {', '.join(known)}"
     settings = _settings([f"method={values['method']}"] if "method" in values else [])
-    for key in values:
-        if key not in settings:
-            near = difflib.get_close_matches(key, settings, n=3, cutoff=0.5)
-            return f"unknown setting {key!r}; did you mean {', '.join(near) or 'one of ' + ', '.join(settings)}?"
-    return " ".join(str(error).split())
+    return next((unknown("setting", key, settings) for key in values if key not in settings), _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    """An error's own words, with the setting that it is about."""
+    key = getattr(error, "full_key", None)
+    return (f"{key}: " if key else "") + str(error).strip().partition("\n")[0]
 
 
 def _settings(overrides: Sequence[str]) -> list[str]:
     """All keys that can be overridden, groups included."""
+    return list(_keys(OmegaConf.to_container(compose("run", list(overrides)))))
 
-    def keys(node: object, path: str) -> Iterator[str]:
-        if path:
-            yield path
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from keys(value, f"{path}.{key}" if path else str(key))
 
-    return list(keys(OmegaConf.to_container(compose("run", list(overrides))), ""))
+def _keys(node: object, path: str = "") -> Iterator[str]:
+    if path:
+        yield path
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _keys(value, f"{path}.{key}" if path else str(key))
 
 
 def _conf_files(group: str) -> list[Path]:
@@ -660,14 +700,19 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         RegbenchError: If an override names an unknown setting, or the cell is refused.
     """
     own = [override for override in overrides if override.startswith("runtime.")]
-    cell = Cell.from_dict(yaml.safe_load(path.read_text()))
-    config = OmegaConf.create(json.loads(json.dumps(cell.complete())))
-    OmegaConf.set_struct(config, True)
+    changes = [override for override in overrides if override not in own]
+    config = OmegaConf.create(json.loads(json.dumps(load_cell(path).complete())))
+    known = list(_keys(OmegaConf.to_container(config)))
+    for change in changes:
+        key, equals, _ = change.partition("=")
+        if key not in known:
+            raise RegbenchError(f"{path}: {unknown('setting', key, known)}")
+        if not equals or OmegaConf.is_dict(OmegaConf.select(config, key)):
+            raise RegbenchError(f"{change}: give single settings of this run, such as {key}{'=3' * (not equals)}")
     try:
-        merged = OmegaConf.merge(config, OmegaConf.from_dotlist([o for o in overrides if o not in own]))
-    except OmegaConfBaseException as error:
-        raise RegbenchError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
-    data = OmegaConf.to_container(merged)
+        data = OmegaConf.to_container(OmegaConf.merge(config, OmegaConf.from_dotlist(changes)), resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise RegbenchError(f"{' '.join(changes)}: {_first_line(error)}") from error
     assert isinstance(data, dict)
     return Cell.from_dict({str(key): value for key, value in data.items()}), load_run(own)[1]
 
@@ -678,21 +723,21 @@ def load_cell(path: Path) -> Cell:
     Raises:
         RegbenchError: If the file is not there or not a cell's.
     """
+    data = read_yaml(path)
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise RegbenchError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    return Cell.from_dict(data)
+        return Cell.from_dict(data)
+    except RegbenchError as error:
+        raise RegbenchError(f"{path} is no config.yaml of a run of this version: {error}") from error
 
 
 def plain_cluster(data: Mapping[str, Any]) -> Cluster:
     """The cluster of plain data."""
-    return _structure(Cluster, data, "cluster.")
+    return structure(Cluster, data, "cluster.")
 
 
 def plain_runtime(data: Mapping[str, Any]) -> Runtime:
     """The runtime of plain data."""
-    return _structure(Runtime, data, "runtime.")
+    return structure(Runtime, data, "runtime.")
 
 
 @dataclass(frozen=True)
@@ -743,24 +788,51 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     """
     presets = sweep_names()
     if name in presets:
-        text = (Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml").read_bytes()
-    elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
-        text = Path(name).read_bytes()
+        path = Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml"
+    elif Path(name).suffix in (".yaml", ".yml"):
+        path = Path(name)
     else:
         raise RegbenchError(
             f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"
         )
-    try:
-        file = yaml.safe_load(text)
-        common, rows = file["common"], file["cells"]
-        lines = [shlex.split(" ".join([*common, row])) for row in rows]
-        description, final_seeds = str(file["description"]), tuple(int(seed) for seed in file.get("final_seeds", ()))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    file = read_yaml(path)
+    if strange := [key for key in file if key not in _SWEEP_KEYS]:
+        raise RegbenchError(f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} Settings of all cells go under common")
+    if not isinstance(description := file.get("description"), str):
+        raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
+    common = " ".join(_lines(path, "common", file.get("common") or []))
+    rows = [_split(path, f"{common} {line}") for line in _lines(path, "cells", file.get("cells"))]
+    final_seeds = _final_seeds(path, file.get("final_seeds") or [])
+    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds)
+
+
+_SWEEP_KEYS = ("description", "common", "cells", "final_seeds")
+
+
+def _lines(path: Path, key: str, lines: object) -> list[str]:
+    """The lines of overrides in a sweep's file.
+
+    Raises:
+        RegbenchError: If they are something else.
+    """
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise RegbenchError(
-            f"sweep file {name}: needs `description`, `common` (a list of overrides) and `cells` (lines of overrides): "
-            f"{type(error).__name__} {' '.join(str(error).split())}"
-        ) from error
-    return SweepFile(Path(name).stem, description, tuple((*line, *overrides) for line in lines), final_seeds)
+            f"{path}: {key}={shown(lines)} must be a list of lines of settings, such as [method=vicreg seed=0,1]"
+        )
+    return lines
+
+
+def _split(path: Path, line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise RegbenchError(f"{path}: a quotation mark is not closed in: {line.strip()}") from error
+
+
+def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
+    if not isinstance(seeds, list) or not all(type(seed) is int and seed in RANGES[Cell]["seed"] for seed in seeds):
+        raise RegbenchError(f"{path}: final_seeds={shown(seeds)} must be a list of seeds, such as [0,1,2]")
+    return tuple(seeds)
 
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
@@ -803,10 +875,7 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
     members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the
     same settings, so there a cell's own stay.
     """
-    try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise RegbenchError(f"cannot read the overrides: {str(error).splitlines()[0]}; write key=value") from error
+    parsed = [_parsed(override) for override in overrides]
     last: dict[str, Override] = {}
     for override in parsed:
         if override.key_or_group != "cluster":
@@ -825,3 +894,16 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
         )
         for key, override in last.items()
     ]
+
+
+def _parsed(override: str) -> Override:
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    except HydraException as error:
+        raise RegbenchError(
+            f"cannot read {override!r}; write key=value, a list as key=[1,2], and quote values with other signs: "
+            "key='\"a (b)\"'"
+        ) from error
+    if not parsed.key_or_group or parsed.key_or_group.partition(".")[0] == "hydra":
+        raise RegbenchError(f"{override!r} names no setting; write key=value, such as epochs=5")
+    return parsed

@@ -311,8 +311,9 @@ def names() -> list[str]:
 def _lookup(name: str) -> tuple[type[Regularizer], Mapping[str, Any]]:
     _discover()
     if name not in _presets:
-        near = difflib.get_close_matches(name, _presets, n=3, cutoff=0.5) or sorted(_presets)
-        raise RegbenchError(f"unknown method {name!r}; did you mean {', '.join(near)}? (see: regbench methods)")
+        near = difflib.get_close_matches(name, _presets, n=3, cutoff=0.5)
+        there = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(_presets))}"
+        raise RegbenchError(f"unknown method {name!r}; {there} (see: regbench methods)")
     return _presets[name]
 
 

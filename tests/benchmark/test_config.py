@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from regbench import RegbenchError, methods
@@ -315,9 +317,9 @@ def test_a_setting_that_a_config_leaves_out_can_be_given(tmp_path: Path) -> None
         ("runtime.workers=0", ["runtime.workers=0 must be at least 1"]),
         ("runtime.threads=-2", ["runtime.threads=-2 must be at least 0"]),
         ("runtime.checkpoint_minutes=-1", ["runtime.checkpoint_minutes=-1.0 must be at least 0"]),
-        ("runtime.checkpoint_minutes=nan", ["runtime.checkpoint_minutes=nan must be at least 0"]),
+        ("runtime.checkpoint_minutes=nan", ["runtime.checkpoint_minutes=nan must be a finite number"]),
         ("runtime.checkpoint_epochs=0", ["runtime.checkpoint_epochs=0 must be at least 1"]),
-        ("runtime.lease_s=0", ["runtime.lease_s=0 must be above 0"]),
+        ("runtime.lease_s=0", ["runtime.lease_s=0.0 must be above 0"]),
         ("runtime.parallel=-2", ["runtime.parallel=-2 must be at least 0"]),
         ("embedding_dim=1", ["embedding_dim=1", "at least 2"]),
         ("batch_size=1", ["batch_size=1", "at least 2"]),
@@ -338,7 +340,7 @@ def test_a_setting_that_a_config_leaves_out_can_be_given(tmp_path: Path) -> None
         ("method.weights=[1,-2]", ["SFRIK", "weights"]),
         ("epochs", ["epochs", "key=value"]),
         ("epochs=", ["epochs"]),
-        ("method.weights=[1,", ["cannot read the overrides", "[1,"]),
+        ("method.weights=[1,", ["cannot read 'method.weights=[1,'"]),
         ("seed=0,1", ["2 cells", "regbench sweep"]),
         ("network.backbone=5", ["network.backbone"]),
     ],
@@ -347,6 +349,164 @@ def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
     message = refusal(override)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs=many", "epochs=many must be a whole number"),
+        ("embedding_dim=1.5", "embedding_dim=1.5 must be a whole number"),
+        ("seed=", "seed='' must be a whole number"),
+        ("optimizer.base_lr=null", "optimizer.base_lr=null must be a number"),
+        ("network.hidden_dim=wide", "network.hidden_dim=wide must be a whole number or null"),
+        ("runtime.compile=3", "runtime.compile=3 must be true or false"),
+        ("method.weights=3", "method.weights=3 must be a list of numbers, such as [0.5,1]"),
+        ("method.weights=[a]", "method.weights=[a] must be a list of numbers, such as [0.5,1]"),
+        ("evaluation.probe.learning_rates=0.3", "evaluation.probe.learning_rates=0.3 must be a list of numbers"),
+        ("evaluation.probe.crop_scale=[1]", "evaluation.probe.crop_scale=[1] must be a list of 2 numbers"),
+        ("evaluation.protocols=knn", "evaluation.protocols=knn must be a list of words, such as [a,b]"),
+        ("evaluation.protocols=7", "evaluation.protocols=7 must be a list of words, such as [a,b]"),
+        ("evaluation.knn=3", "evaluation.knn must be a group of settings, not 3"),
+        ("cluster.modules=cuda", "cluster.modules=cuda must be a list of words, such as [a,b]"),
+        ("cluster.stages=3", "cluster.stages=3 must be a group of settings or null"),
+        ("epochs=<", "cannot read 'epochs=<'; write key=value"),
+        ("method=vicreg <", "cannot read 'method=vicreg <'; write key=value"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
+        ("=3", "'=3' names no setting"),
+        ("hydra.run.dir=x", "'hydra.run.dir=x' names no setting"),
+        ("~seed", "the setting seed is missing"),
+        ("+foo=1", "unknown setting 'foo'; known: method, "),
+        ("++foo=1", "unknown setting 'foo'"),
+        ("method=", "unknown method ''; known: auh, "),
+    ],
+)
+def test_refusals_say_in_plain_words_what_is_wanted(override: str, message: str) -> None:
+    assert refusal(override).startswith(message)
+
+
+def nodes(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:
+    """Each number of a cell, or list of numbers, with the way to it."""
+    found = []
+    for path in leaves(cell.complete()):
+        value: Any = cell.complete()
+        for key in path:
+            value = value[key]
+        if not isinstance(value[0] if isinstance(value, tuple) and value else value, int | float) or value is True:
+            continue
+        found.append((path, value))
+    return found
+
+
+def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    data: dict[str, Any] = copy.deepcopy(cell.complete())
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize("path", [path for path, _ in nodes(ALL)], ids=".".join)
+def test_no_number_of_a_cell_may_be_impossible(path: tuple[str, ...]) -> None:
+    old = dict(nodes(ALL))[path]
+    first = old[0] if isinstance(old, tuple) else old
+    for wrong in (float("nan"), float("inf"), -1.0) if isinstance(first, float) else (10**20, -1):
+        value = [wrong] * len(old) if isinstance(old, tuple) else wrong
+        if wrong == -1 and path[-1] == "mean":  # of a channel, any number
+            continue
+        with pytest.raises(RegbenchError, match=re.escape(path[-1])):
+            Cell.from_dict(with_value(ALL, path, value))
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_no_hyperparameter_may_be_impossible(name: str) -> None:
+    for path, old in nodes(cell_of(f"method={name}")):
+        if path[0] != "method":
+            continue
+        first = old[0] if isinstance(old, tuple) else old
+        for wrong in (float("nan"), float("inf"), -1.0) if isinstance(first, float) else (10**20, -1):
+            value = [wrong] * len(old) if isinstance(old, tuple) else wrong
+            with pytest.raises(RegbenchError, match=path[-1]):
+                Cell.from_dict(with_value(cell_of(f"method={name}"), path, value))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=99999999999999999999", "seed=99999999999999999999 must be at least 0 and at most 4294967295"),
+        ("optimizer.base_lr=-1", "optimizer.base_lr=-1.0 must be above 0"),
+        ("optimizer.base_lr=nan", "optimizer.base_lr=nan must be a finite number"),
+        ("optimizer.base_lr=inf", "optimizer.base_lr=inf must be a finite number"),
+        ("optimizer.momentum=1", "optimizer.momentum=1.0 must be at least 0 and below 1"),
+        ("method.weights=[1,inf]", "method.weights=[1.0,inf] must be each a finite number"),
+        ("evaluation.probe.learning_rates=[1,-2]", "evaluation.probe.learning_rates=[1.0,-2.0] must be each above 0"),
+        ("evaluation.probe.crop_scale=[1,0.5]", "evaluation.probe.crop_scale"),
+        ("evaluation.labels1.crop_scale=[1,0.5]", "evaluation.labels1.crop_scale"),
+        ("runtime.lease_s=nan", "runtime.lease_s=nan must be a finite number"),
+        ("runtime.checkpoint_minutes=-1", "runtime.checkpoint_minutes=-1.0 must be at least 0"),
+        ("cluster.mem_gib=-1", "cluster.mem_gib=-1.0 must be above 0"),
+    ],
+)
+def test_impossible_numbers_are_refused_with_the_bound(override: str, message: str) -> None:
+    assert refusal(override).startswith(message)
+
+
+def test_the_largest_seed_seeds_every_generator() -> None:
+    cell = cell_of(f"seed={2**32 - 1}")
+    torch.Generator().manual_seed(cell.seed * 1_000_003 + 10**9)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no settings"),
+        (b"just words", "holds no settings"),
+        (b"- a\n- b\n", "holds no settings"),
+        (b"a: [1\n", "is not YAML: look at line 2"),
+        (b"\x89PNG\xff\x00", "is not YAML"),
+        (b"[" * 5000, "is not YAML"),
+        (b"description: x\ncells: [seed=0]\n", "is no config.yaml of a run of this version: "),
+        (b"method: {name: vicreg}\n", "the setting embedding_dim is missing"),
+        (b"method: vicreg\n", "method=vicreg must be a group of settings"),
+        (b"method: {name: [1]}\n", "must be a group of settings with the method's name"),
+    ],
+)
+def test_a_config_that_is_no_runs_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RegbenchError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_with_a_broken_group_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for name in ("evaluation", "optimizer", "dataset"):
+        for wrong in (None, 3, [1], "x", {"protocols": 7}):
+            path.write_text(yaml.safe_dump({**BASE.plain(), name: wrong}))
+            with pytest.raises(RegbenchError, match=name):
+                load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("evaluation.knn.kk=3", "unknown setting 'evaluation.knn.kk'; did you mean evaluation.knn.k,"),
+        ("method=vicreg", "method=vicreg: give single settings of this run"),
+        ("seed", "seed: give single settings of this run, such as seed=3"),
+        ("evaluation.probe.learning_rates=[1", "evaluation.probe.learning_rates=[1: "),
+        ("seed=${nothing}", "seed: "),
+    ],
+)
+def test_changes_of_a_config_are_refused_in_plain_words(tmp_path: Path, change: str, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(BASE.plain()))
+    with pytest.raises(RegbenchError) as caught:
+        load_config(path, [change])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_hyperparameter_of_another_method_is_refused_with_those_there_are() -> None:
@@ -469,27 +629,46 @@ def test_a_sweep_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "",
-        "just words",
-        "description: x\ncells:\n  - seed=0\n",
-        "common: []\ncells: [seed=0]\n",
-        "description: x\ncommon: []\n",
-        "description: x\ncommon: [\n",
-        "description: x\ncommon: []\ncells: []\n",
-        "description: x\ncommon: []\ncells: [3]\n",
-        "description: x\ncommon: []\ncells: 5\n",
-        "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
-        "- a\n- b\n",
-        "description: x\ncommon: []\ncells: [method=sfric]\n",
-        "description: x\ncommon: []\ncells: [seed]\n",
+        ("", "holds no settings"),
+        ("just words", "holds no settings"),
+        ("common: []\ncells: [seed=0]\n", "description=null must be a line of text"),
+        ("description: x\ncommon: []\n", "cells=null must be a list of lines of settings"),
+        ("description: x\ncommon: [\n", "is not YAML: look at line 3"),
+        ("description: x\ncommon: []\ncells: []\n", "has no cells"),
+        ("description: x\ncommon: seed=0\ncells: [seed=0]\n", "common=seed=0 must be a list of lines of settings"),
+        ("description: x\ncommon: []\ncells: [3]\n", "cells=[3] must be a list of lines of settings"),
+        ("description: x\ncells: [{seed: 0}]\n", "cells=[{seed: 0}] must be a list of lines of settings"),
+        ("description: x\ncommon: []\ncells: 5\n", "cells=5 must be a list of lines of settings"),
+        (
+            "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
+            'a quotation mark is not closed in: seed=0 method="sfrik',
+        ),
+        ("- a\n- b\n", "holds no settings"),
+        ("description: x\ncommon: []\ncells: [method=sfric]\n", "unknown method 'sfric'; did you mean sfrik"),
+        ("description: x\ncommon: []\ncells: [seed]\n", "cannot read 'seed'; write key=value"),
+        ("description: x\ncells: [seed=0]\nfinal_seed: [0]\n", "unknown key 'final_seed'; did you mean final_seeds?"),
+        ("description: x\ncells: [seed=0]\ncomon: []\n", "unknown key 'comon'; did you mean common?"),
+        ("description: x\ncells: [seed=0]\ncluster: slurm\n", "unknown key 'cluster'; known: description, common, "),
+        ("description: x\ncells: [cluser=slurm]\n", "unknown setting 'cluser'; did you mean cluster"),
+        ("description: x\ncells: [seed=0]\nfinal_seeds: 3\n", "final_seeds=3 must be a list of seeds, such as [0,1"),
+        ("description: x\ncells: [seed=0]\nfinal_seeds: [a]\n", "final_seeds=[a] must be a list of seeds"),
+        ("description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n", "final_seeds=[-1] must be a list of seeds"),
     ],
 )
-def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_damaged_sweep_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RegbenchError) as caught:
         load_sweep(write(tmp_path / "own.yaml", text))
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("common", ["", "common:\n", "common: []\n"])
+def test_a_sweep_file_needs_nothing_in_common(tmp_path: Path, common: str) -> None:
+    sweep = load_sweep(write(tmp_path / "own.yaml", f"description: x\n{common}cells: [seed=3]\nfinal_seeds: [4]\n"))
+    assert [cell.seed for cell in sweep.cells] == [3]
+    assert sweep.final_seeds == (4,)
 
 
 def test_a_binary_sweep_file_is_refused(tmp_path: Path) -> None:
@@ -502,7 +681,7 @@ def test_a_binary_sweep_file_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:
     with pytest.raises(RegbenchError, match=r"no sweep named 'quikstart'; known: .*quickstart.*\.yaml"):
         load_sweep("quikstart")
-    with pytest.raises(RegbenchError, match="no sweep named"):
+    with pytest.raises(RegbenchError, match=r"/nowhere/own\.yaml cannot be read: No such file"):
         load_sweep("/nowhere/own.yaml")
 
 
