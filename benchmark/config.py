@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings import Range, check_numbers, read_yaml, shown, structure, unknown
 from regbench.datasets.config import RESIZING, AugmentationConfig, DatasetConfig, check_interpolation
-from regbench.files import digest
+from regbench.files import cell_id
 from regbench.methods import Regularizer
 
 STAGES = ("pretrain", "tune", "final")
@@ -349,15 +349,7 @@ class Cell:
     @property
     def id(self) -> str:
         """Twelve hex digits that depend on the cell's content alone, on any machine."""
-        deciding = self.to_dict()
-        if self.micro_batch_size is None:  # so that cells from before there was one keep their ids
-            del deciding["micro_batch_size"]
-        if not self.epochs:  # an untrained network knows nothing of these
-            for name in ("method", "optimizer"):
-                del deciding[name]
-            if "measures" not in self.evaluation.protocols:  # which look at augmented views
-                del deciding["augmentation"]
-        return digest(deciding)[:12]
+        return cell_id(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cell:

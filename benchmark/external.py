@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.measure import environment
 from regbench.benchmark.run import attempt_at, attempts_record, data_record, distinct, resolve, score
 from regbench.datasets.manifest import Manifest
-from regbench.files import digest, signed, write_new, write_text
+from regbench.files import cell_id, signed, write_new, write_text
 
 METHOD = "external"
 
@@ -65,9 +65,9 @@ def evaluate_backbone(
     cell = replace(cell, dataset=dataset, network=replace(cell.network, backbone=published.architecture))
     shown = _shown(source)
     plain = _plain(cell, shown, published)
-    cell_id = external_id(plain)
+    identity = cell_id(plain)
     label = label or shown
-    directory = Path(runtime.runs_dir) / name / cell_id
+    directory = Path(runtime.runs_dir) / name / identity
     with attempt_at(directory, runtime.lease_s) as attempt:
         if attempt is None:
             record = read_record(directory)
@@ -89,7 +89,7 @@ def evaluate_backbone(
         attempt.beat()
         record = {
             "schema_version": SCHEMA_VERSION,
-            "cell_id": cell_id,
+            "cell_id": identity,
             "sweep": name,
             "label": label,
             "method": METHOD,
@@ -127,15 +127,6 @@ def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
         "method": {"name": METHOD},
         "external": {"source": source, "sha256": published.sha256},
     }
-
-
-def external_id(plain: Mapping[str, Any]) -> str:
-    """The id of a cell of published weights: it depends on the weights, images, evaluation and seed alone."""
-    deciding = {
-        "weights": plain["external"]["sha256"],
-        **{name: plain[name] for name in ("dataset", "network", "augmentation", "seed", "evaluation")},
-    }
-    return digest(deciding)[:12]
 
 
 def _command(source: str, overrides: Sequence[str], label: str, name: str, only: Sequence[str]) -> str:

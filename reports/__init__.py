@@ -28,13 +28,15 @@ class Report:
         page: The HTML page.
         leaderboard: The leaderboards with their notes as text for a terminal of 120 columns.
         files: All files written, the page included.
-        skipped: Damaged records that are not in the report, each "path: reason".
+        skipped: Records, evaluations and choices that do not fit and are not in the report, each "path: reason".
+        warning: One line about them and what tells more; empty if there are none.
     """
 
     page: Path
     leaderboard: str
     files: tuple[Path, ...]
     skipped: tuple[str, ...]
+    warning: str
 
 
 def write_report(
@@ -42,12 +44,13 @@ def write_report(
 ) -> Report:
     """Writes the report of all finished runs under some folders. Safe at any moment of a sweep.
 
-    Cells of the same task (data set, backbone, evaluation) share a leaderboard, whatever their sweeps; those that
-    the test split chose have one of their own. The files are index.html, tidy.{csv,parquet} (one row per record and
-    score), leaderboard.{md,tex,csv}, significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy,
-    time, memory, energy (where it was measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and
-    accuracy_vs_effective_rank.png, and paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the
-    names of what belongs to one end in -<task>.
+    What is damaged or was changed is left out, see `records.judge`. Cells of the same task (data set, backbone,
+    evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
+    files are index.html, tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
+    significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy, time, memory, energy (where it was
+    measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and accuracy_vs_effective_rank.png, and
+    paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the names of what belongs to one end in
+    -<task>.
 
     Args:
         runs: Folders of sweeps, sweeps or run directories.
@@ -118,9 +121,7 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
         contents[f"{stem}.tex"] = tables.to_latex(table)
     contents["index.html"] = page.render_page(summaries, found, style, [table for table, _ in papers], costs)
 
-    skipped = tuple(f"{s.path}: {s.reason}" for s in found.skipped)
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
-    texts += [f"damaged, not in the report: {line}" for line in skipped]
     try:
         for name, content in contents.items():
             if callable(content):
@@ -129,4 +130,5 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
                 write_bytes(out / name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
-    return Report(out / "index.html", "\n\n".join(texts), tuple(out / name for name in contents), skipped)
+    files, skipped = tuple(out / name for name in contents), tuple(map(str, found.skipped))
+    return Report(out / "index.html", "\n\n".join(texts), files, skipped, found.warning)

@@ -47,6 +47,7 @@ _MARKER_PATHS = {
 _FILTERED = ("method", *SETTING_NAMES.values())  # columns that a table can be filtered by, where they vary
 _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _HYPERPARAMETERS_SHOWN = 4
+_SKIPPED_SHOWN = 20
 _FOOTNOTES = " †‡*"  # that may follow a label
 
 
@@ -97,7 +98,7 @@ def render_page(
 
     Args:
         summaries: One for each task, in the order of the page.
-        found: What was read; its damaged and unfinished runs are listed.
+        found: What was read; what is left out of it is named, and how many runs are not finished.
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
         costs: What `regbench cost` measured, as `read_cost` gives it.
@@ -120,7 +121,9 @@ def render_page(
         paper=[_placed(table, "", {}, {}, 1) for table in paper],
         methods=_methods(summaries, style),
         costs=_costs(costs),
-        skipped=found.skipped,
+        skipped=found.skipped[:_SKIPPED_SHOWN],
+        skipped_in_all=len(found.skipped),
+        remedy=found.remedy,
         unfinished=found.unfinished,
         protocols=_protocols(found.records),
         data=_json({"count": len(cells), "cells": _columns(cells), "scores": _score_names(found.records)}),

@@ -2,7 +2,7 @@
 
 A run directory is `<sweep>/<cell id>/`. Its `record.json` exists only when the cell is finished, its `tuning.json`
 when it was a point of a tuning grid; so whatever is read here is complete, at any moment of a sweep. A record that
-cannot be trusted is set aside with the reason.
+cannot be trusted is set aside with the reason: `judge` says which.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ import pandas as pd
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.reports.verify import (
+    Misfit,
+    config_misfits,
+    content_misfits,
+    history_misfits,
+    id_misfits,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -99,8 +106,8 @@ class Record:
     def curves(self) -> dict[str, np.ndarray]:
         """Numbers of the training history by name, each of shape (epochs,), NaN where an epoch has none.
 
-        Read when they are asked for: the histories of thousands of cells are many times as long as their records, and
-        a report draws those of a few. Empty where `metrics.jsonl` is missing or damaged; see `check_records`.
+        Taken apart when they are asked for: the histories of thousands of cells are many times as long as their
+        records, and a report draws those of a few. Empty where there is none.
         """
         try:
             return _curves(self.path.with_name("metrics.jsonl"))
@@ -144,14 +151,6 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A record that is not in the report, and why."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
 class Missing:
     """A cell that a sweep plans or that has begun, and that has no record yet.
 
@@ -177,16 +176,34 @@ class Records:
     """What was found under a folder.
 
     Attributes:
-        records: The good ones, ordered by sweep, label, seed and id.
-        skipped: The damaged ones.
+        records: Those that can be trusted, ordered by sweep, label, seed and id.
+        skipped: Records, later evaluations and choices that are left out, and the first reason for each.
         missing: Cells without a record, in the order of the plans.
         choices: What tunings chose (`choice.json` of their sweeps), by path.
+        folders: Where was looked.
     """
 
     records: tuple[Record, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[Misfit, ...]
     missing: tuple[Missing, ...] = ()
     choices: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """One line on what is left out and what tells more; empty if nothing is."""
+        if not self.skipped:
+            return ""
+        one = len(self.skipped) == 1
+        return (
+            f"{len(self.skipped)} {'file is' if one else 'files are'} not what was written, and left out of the "
+            f"report: {self.skipped[0]}{'' if one else ' and others'}; `{self.remedy}` tells all"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """The command that tells all that does not fit."""
+        return f"regbench report {' '.join(folder.name for folder in self.folders)} --check"
 
     @property
     def unfinished(self) -> dict[str, int]:
@@ -200,42 +217,39 @@ class Records:
 def read_records(folder: Path | Sequence[Path]) -> Records:
     """Reads every record of one or more folders: a folder of sweeps, a sweep, or a single run directory.
 
+    What does not fit is left out, see `judge`.
+
     Raises:
         RegbenchError: If a folder does not exist, or no good record is found.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
     good: dict[tuple[str, str], Record] = {}
-    skipped: list[Skipped] = []
-    found = find_runs(folders)
+    skipped: list[Misfit] = []
+    found, choices = find_runs(folders), Choices()
+    of_sweeps = [choices.read(folder / "choice.json") for folder in found.sweeps]
+    skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
-        path = run.record
-        if path is None:
+        if run.record is None:
             continue
-        try:
-            record = parse(path)
-            if (first := good.get((record.sweep, record.cell_id))) is not None:
-                raise ValueError(f"the same cell as {first.path}")
-        except (ValueError, OSError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-            skipped.append(Skipped(path, str(error)))
-            continue
-        for later in run.evaluations:
-            try:
-                record = _evaluated(record, parse_evaluation(later))
-            except (ValueError, OSError) as error:
-                skipped.append(Skipped(later, str(error)))
-        good[record.sweep, record.cell_id] = record
+        judged = judge(run, run.record, choices)
+        record, misfits = judged.record, judged.misfits
+        if record is not None and not misfits and (first := good.get((record.sweep, record.cell_id))) is not None:
+            misfits = (Misfit(run.record, f"the same cell as {first.path}"),)
+        skipped += [*misfits[:1], *judged.of_evaluations]
+        if record is not None and not misfits:
+            good[record.sweep, record.cell_id] = record
     missing = _missing(found)
     if not good:
         places = ", ".join(str(f) for f in folders)
         if skipped:
             raise RegbenchError(
-                f"no readable record in {places}: {len(skipped)} damaged, the first is {skipped[0].path} "
-                f"({skipped[0].reason}); delete it and run the cell again"
+                f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is {skipped[0]}; "
+                "delete the folder of such a run and run the cell again"
             )
         waiting = f", {len(missing)} cells have none yet" if missing else ""
         raise RegbenchError(f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`")
     records = sorted(good.values(), key=lambda r: (r.sweep, r.untrained, r.label, r.seed, r.cell_id))
-    return Records(tuple(records), tuple(skipped), tuple(missing), _choices(found.sweeps, records))
+    return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders))
 
 
 def load_records(folder: Path | list[Path]) -> pd.DataFrame:
@@ -248,14 +262,14 @@ def load_records(folder: Path | list[Path]) -> pd.DataFrame:
         Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size,
         epochs, score, value, unit, split, protocol, then what leads back to the run (record, config, record_sha256,
         command, selected_on, tuning_budget, choice_record, finished), the cost (units in the names) and the
-        environment. Damaged records are not in it; their paths and reasons are in `attrs["skipped"]`.
+        environment. What does not fit is not in it; its paths and reasons are in `attrs["skipped"]`.
 
     Raises:
         RegbenchError: If a folder does not exist, or no good record is found.
     """
     found = read_records(folder)
     frame: pd.DataFrame = tidy(found.records).to_pandas()
-    frame.attrs["skipped"] = [f"{s.path}: {s.reason}" for s in found.skipped]
+    frame.attrs["skipped"] = [str(misfit) for misfit in found.skipped]
     return frame
 
 
@@ -294,12 +308,12 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
-    """A column; one that holds numbers of some records and text of others becomes text."""
+    """A column; one that holds numbers of some records and text of others, or too large a number, becomes text."""
     import pyarrow as pa
 
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array([None if v is None else str(v) for v in values])
 
 
@@ -422,13 +436,41 @@ def _attempts(run: Run | None) -> tuple[int, str]:
     return len(run.attempts), reason if failed else ""
 
 
-def _choices(sweeps: Sequence[Path], records: Sequence[Record]) -> dict[Path, dict[str, Any]]:
-    """The choices of the sweeps themselves and those that records refer to, as far as they are here."""
-    named = {str((r.choice.get("hyperparameters") or {}).get("record") or "") for r in records} - {""}
-    paths = dict.fromkeys([*(folder / "choice.json" for folder in sweeps), *map(Path, sorted(named))])
-    found = {path: _read_object(path) for path in paths}
-    unique = {path.absolute(): (path, data) for path, data in reversed(found.items()) if "choices" in data}
-    return dict(reversed(unique.values()))
+class Choices:
+    """What tunings chose (`choice.json` of their sweeps); each file is read once."""
+
+    def __init__(self) -> None:
+        """Nothing is read yet."""
+        self._read: dict[Path, tuple[Path, dict[str, Any] | Misfit | None]] = {}
+
+    @property
+    def good(self) -> dict[Path, dict[str, Any]]:
+        """Those that were read and fit, by path."""
+        return {path: choice for path, choice in self._read.values() if isinstance(choice, dict)}
+
+    def read(self, path: Path) -> dict[str, Any] | Misfit | None:
+        """A choice, what does not fit in it, or None where it is not there."""
+        key = path.absolute()
+        if key not in self._read:
+            self._read[key] = path, _read_choice(path)
+        return self._read[key][1]
+
+
+def _read_choice(path: Path) -> dict[str, Any] | Misfit | None:
+    try:
+        choice = load_object(path)
+        misfits = list(content_misfits(path, choice))
+        for entry in _get(choice, "choices", list):
+            entry = _mapping(entry, "choices")
+            for ranked in _get(entry, "ranking", list, "choices."):
+                _get(_mapping(ranked, "ranking"), "cell_id", str, "ranking.")
+            _get(entry, "chosen", str, "choices.")
+            _get(entry, "label", str, "choices.")
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        return Misfit(path, f"not a choice ({error})")
+    return misfits[0] if misfits else choice
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -440,14 +482,91 @@ def _read_object(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def parse(path: Path) -> Record:
-    """Reads one record, without its later evaluations.
+@dataclass(frozen=True)
+class Judged:
+    """A finished run directory: what it holds, and what of it does not fit.
+
+    Attributes:
+        record: With the scores of those later evaluations that fit; None if it cannot be read.
+        misfits: What does not fit of the record and the files around it. A report leaves a record out if there is any.
+        of_evaluations: Later evaluations that do not fit. A report leaves out these alone.
+        away: What cannot be compared because it is not here. A report shows the record.
+    """
+
+    record: Record | None
+    misfits: tuple[Misfit, ...]
+    of_evaluations: tuple[Misfit, ...] = ()
+    away: tuple[Misfit, ...] = ()
+
+
+def judge(run: Run, path: Path, choices: Choices) -> Judged:
+    """Reads a run directory and holds it against the digests, ids and configurations that it states of itself.
+
+    Args:
+        run: The directory.
+        path: Its record.
+        choices: Where those that records refer to are read.
+    """
+    try:
+        raw = load_object(path)
+        record = parse(path, raw)
+    except OSError as error:
+        return Judged(None, (Misfit(path, f"cannot be read ({error.strerror})"),))
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        return Judged(None, (Misfit(path, str(error)),))
+    misfits = [
+        *content_misfits(path, raw),
+        *id_misfits(path, record.cell_id, raw["cell"]),
+        *_score_misfits(path, record.scores),
+        *config_misfits(path.with_name("config.yaml"), raw["cell"]),
+        *history_misfits(path.with_name("metrics.jsonl"), raw.get("metrics_sha256")),
+    ]
+    if (path.name == "tuning.json") != (record.status == "tuned"):
+        misfits.append(Misfit(path, f"status is {record.status!r}, which belongs into another file"))
+    away: list[Misfit] = []
+    if (stated := (record.choice.get("hyperparameters") or {})).get("record"):
+        choice = Path(str(stated["record"]))
+        # It may lie on another machine; what was copied as a whole is found beside the record.
+        places = (choice, path.parents[1] / choice.name, path.parents[2] / choice.parent.name / choice.name)
+        found = next((read for place in places if (read := choices.read(place)) is not None), None)
+        if found is None:
+            away.append(Misfit(path, f"its hyperparameters were chosen in {choice}, which is not here"))
+        elif isinstance(found, dict) and found["sha256"] != stated.get("sha256"):
+            misfits.append(Misfit(path, f"its hyperparameters were chosen in another version of {choice}"))
+    of_evaluations: list[Misfit] = []
+    for later in run.evaluations:
+        try:
+            evaluation = load_object(later)
+            wrong = list(content_misfits(later, evaluation))
+            added = _evaluated(record, parse_evaluation(evaluation))
+            wrong += _score_misfits(later, added.scores[len(record.scores) :])
+            record = record if wrong else added
+        except OSError as error:
+            wrong = [Misfit(later, f"cannot be read ({error.strerror})")]
+        except ValueError as error:
+            wrong = [Misfit(later, str(error))]
+        of_evaluations += wrong
+    return Judged(record, tuple(misfits), tuple(of_evaluations), tuple(away))
+
+
+def _score_misfits(path: Path, scores: Sequence[Score]) -> list[Misfit]:
+    return [
+        Misfit(path, f"{s.name} on {s.split} is {s.value:g} {s.unit}, outside 0 to 100 %")
+        for s in scores
+        if s.unit == "%" and not 0 <= s.value <= 100
+    ]
+
+
+def parse(path: Path, raw: dict[str, Any]) -> Record:
+    """One record, without its later evaluations.
+
+    Args:
+        path: Where it lies.
+        raw: What is there.
 
     Raises:
         ValueError: Saying what is wrong with it.
-        OSError: If it cannot be read.
     """
-    raw = load_object(path)
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}, this regbench reads {SCHEMA_VERSION}")
@@ -462,6 +581,7 @@ def parse(path: Path) -> Record:
     _get(_get(cell, "network", dict, "cell."), "backbone", str, "cell.network.")
     command = raw.get("command", "")
     choice = _mapping(raw.get("choice") or {}, "choice")
+    _mapping(choice.get("hyperparameters") or {}, "choice.hyperparameters")
     return Record(
         path=path,
         cell_id=_get(raw, "cell_id", str),
@@ -493,14 +613,12 @@ class Evaluation:
     on_test: bool
 
 
-def parse_evaluation(path: Path) -> Evaluation:
-    """Reads a later evaluation of a finished run.
+def parse_evaluation(raw: dict[str, Any]) -> Evaluation:
+    """A later evaluation of a finished run.
 
     Raises:
         ValueError: Saying what is wrong with it.
-        OSError: If it cannot be read.
     """
-    raw = load_object(path)
     if (version := raw.get("schema_version")) != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}, this regbench reads {SCHEMA_VERSION}")
     scores = tuple(_score(_mapping(entry, "scores")) for entry in _get(raw, "scores", list))
@@ -534,8 +652,9 @@ def _object(content: bytes, where: str) -> dict[str, Any]:
         raw = orjson.loads(content)
     except orjson.JSONDecodeError:
         try:
-            raw = json.loads(content)  # reads NaN too, which those of a diverged run may hold
-        except json.JSONDecodeError as error:
+            # Reads NaN too, which those of a diverged run may hold; of integers it makes what orjson makes of them.
+            raw = json.loads(content, parse_int=orjson.loads)
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not valid JSON, truncated? ({error})") from error
     return _mapping(raw, where)
 

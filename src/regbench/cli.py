@@ -892,13 +892,9 @@ def report(
     names = names or ["quickstart"]
     folders = [runs_dir / name for name in names]
     if check:
-        from regbench.benchmark.config import Cell
-        from regbench.benchmark.external import external_id
         from regbench.reports.check import check_records
 
-        checked = check_records(
-            folders, lambda cell: external_id(cell) if "external" in cell else Cell.from_dict(cell).id
-        )
+        checked = check_records(folders)
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
     _report(folders, out or folders[0] / "report", cost=cost, whole_paper=paper)
@@ -1056,6 +1052,8 @@ def _report(folders: list[Path], out: Path, *, cost: Path | None = None, whole_p
         cost = measured
     result = write_report(folders, out, whole_paper=whole_paper, cost=cost)
     click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
+    if result.warning:
+        click.echo(f"warning: {result.warning}", err=True)
 
 
 def _prepare(cells: Sequence[Any], data_dir: str) -> None:

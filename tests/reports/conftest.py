@@ -29,10 +29,30 @@ GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, 
 RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
 
 
+def _digest(data: dict[str, Any]) -> str:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
 def signed(data: dict[str, Any]) -> str:
     """JSON with the SHA-256 of what it holds, as runs write it."""
-    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**data, "sha256": hashlib.sha256(canonical.encode()).hexdigest()})
+    return json.dumps({**data, "sha256": _digest(data)})
+
+
+def resign(path: Path, **changes: Any) -> None:
+    """Changes a record and takes its digest anew, as somebody who means it would."""
+    data = json.loads(path.read_text())
+    data.pop("sha256")
+    path.write_text(signed(data | changes))
+
+
+def cell_id(cell: dict[str, Any]) -> str:
+    """As runs compute it: an untrained network knows neither method nor optimizer, published weights no training."""
+    if "external" in cell:
+        kept = ("dataset", "network", "augmentation", "seed", "evaluation")
+        return _digest({"weights": cell["external"]["sha256"], **{key: cell[key] for key in kept}})[:12]
+    nothing = () if cell["epochs"] != 0 else ("method", "optimizer")
+    return _digest({key: value for key, value in cell.items() if key not in nothing})[:12]
 
 
 def _score(name: str, value: float, split: str = "test") -> dict[str, Any]:
@@ -83,7 +103,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
             "network": {"backbone": "resnet_tiny", "hidden_dim": None},
             "optimizer": {"base_lr": 1.0},
         } | copy.deepcopy(cell or {})
-        cell_id = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        identity = cell_id(settings)
         values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"), ("knn_top1", tuning, "tuning"))
         logged = [
             {
@@ -114,7 +134,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
         data = {
             "schema_version": 4,
-            "cell_id": cell_id,
+            "cell_id": identity,
             "sweep": sweep,
             "label": label,
             "method": METHODS.get(label, label),
@@ -129,13 +149,13 @@ def _recorder(runs: Path) -> Callable[..., Path]:
             | (environment or {}),
             "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
             "attempts": [{"started": started, "finished": finished, "hostname": "node1"}],
-            "command": f"regbench train --config runs/{sweep}/{cell_id}/config.yaml",
+            "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
             "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
             "spectrum": None,
         } | fields
         if data["status"] == "done":
             data = {"choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE}} | data
-        path = runs / sweep / cell_id / ("tuning.json" if data["status"] == "tuned" else "record.json")
+        path = runs / sweep / identity / ("tuning.json" if data["status"] == "tuned" else "record.json")
         path.parent.mkdir(parents=True)
         path.write_text(signed(data))
         if metrics:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,27 +12,15 @@ from click.testing import CliRunner
 from regbench import RegbenchError
 from regbench.cli import main
 from regbench.reports.check import check_records
-from tests.reports.conftest import signed
+from tests.reports.conftest import resign, signed
 
 Make = Callable[..., Path]
-
-
-def cell_id(cell: dict[str, Any]) -> str:
-    """As the factory of records computes it."""
-    return hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def resign(path: Path, **changes: Any) -> None:
-    """Changes a record and takes its digest anew, as somebody who means it would."""
-    data = json.loads(path.read_text())
-    data.pop("sha256")
-    path.write_text(signed(data | changes))
 
 
 def test_good_records_check_out(runs: Path, record: Make) -> None:
     record("VICReg", history=[{"epoch": 1, "loss": float("nan")}])
     record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
-    checked = check_records([runs], cell_id)
+    checked = check_records([runs])
     assert checked.misfits == ()
     assert str(checked) == "2 records check out"
 
@@ -41,7 +28,7 @@ def test_good_records_check_out(runs: Path, record: Make) -> None:
 def test_nothing_there(runs: Path) -> None:
     runs.mkdir()
     with pytest.raises(RegbenchError, match="no record in"):
-        check_records([runs], cell_id)
+        check_records([runs])
 
 
 def _edit(path: Path) -> None:
@@ -79,7 +66,7 @@ def _evaluation(path: Path, **changes: Any) -> None:
         (lambda path: path.with_name("metrics.jsonl").unlink(), "metrics.jsonl: cannot be read (No such file"),
         (lambda path: path.with_name("metrics.jsonl").write_text("{}\n"), "metrics.jsonl: its content is not what"),
         (_other_config, "config.yaml: differs from the record's cell in batch_size"),
-        (lambda path: _evaluation(path, cell_id="0" * 12), "voc07.json: is of cell 000000000000"),
+        (lambda path: _evaluation(path, cell_id="0" * 12), "voc07.json: of cell 000000000000"),
         (lambda path: _evaluation(path, protocol="VICReg"), "voc07.json: its content is not what its sha256"),
         (
             lambda path: resign(path, choice={"hyperparameters": {"record": "gone/choice.json", "sha256": "0"}}),
@@ -90,28 +77,18 @@ def _evaluation(path: Path, **changes: Any) -> None:
 def test_what_does_not_fit_is_named(runs: Path, record: Make, spoil: Callable[[Path], None], reason: str) -> None:
     record("AUH")
     spoil(record("VICReg"))
-    checked = check_records([runs], cell_id)
+    checked = check_records([runs])
     assert checked.records == 2
     assert any(reason in line for line in checked.misfits), checked.misfits
     assert all("\n" not in line for line in checked.misfits)
     assert str(checked).endswith("in 2 records")
 
 
-def test_a_cell_that_is_none_is_named(runs: Path, record: Make) -> None:
-    def refuse(cell: dict[str, Any]) -> str:
-        raise RegbenchError("unknown method")
-
-    path = record("VICReg")
-    assert check_records([runs], refuse).misfits == (
-        f"{path}: its cell is none that this regbench knows: unknown method",
-    )
-
-
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     record("VICReg")
     record("AUH", data={"content_sha256": {"train": "ab" * 32, "test": "ee" * 32}})
     record("AUH", cell={"dataset": {"name": "stl10"}}, data={"content_sha256": {"test": "11" * 32}})
-    (line,) = check_records([runs], cell_id).misfits
+    (line,) = check_records([runs]).misfits
     assert line.startswith("data set fashion_mnist: the test split has 2 contents: cdcdcdcdcdcd in 1 records")
 
 
@@ -129,18 +106,18 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     digest = write()
     origin = {"selected_on": "tuning", "record": "elsewhere/quickstart/choice.json", "sha256": digest}
     resign(path, choice={"hyperparameters": origin})
-    assert check_records([runs], cell_id).misfits == ()
+    assert check_records([runs]).misfits == ()
     write(chosen="0" * 12)
-    misfits = check_records([runs], cell_id).misfits
+    misfits = check_records([runs]).misfits
     assert any("chosen in another version of" in line for line in misfits)
     assert any("000000000000, chosen for VICReg, is not in its ranking" in line for line in misfits)
     record("AUH")
     shutil.rmtree(path.parent)
     write()
-    (line,) = check_records([runs], cell_id).misfits
+    (line,) = check_records([runs]).misfits
     assert f"{chosen}, chosen for VICReg, has no record beside it" in line
     (runs / "quickstart" / "choice.json").write_text("{}")
-    assert any("not a choice" in line for line in check_records([runs], cell_id).misfits)
+    assert any("not a choice" in line for line in check_records([runs]).misfits)
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from regbench import RegbenchError
+from regbench.cli import main
 from regbench.reports import figures, write_report
+from tests.reports.conftest import resign, signed
 
 Make = Callable[..., Path]
 
@@ -144,12 +147,119 @@ def test_half_way(runs: Path, tmp_path: Path, record: Make) -> None:
     (runs / "quickstart" / "0123456789ab" / "config.yaml").touch()
     report = write_report(runs, tmp_path / "report")
     page = Page(report.page.read_text())
-    assert "1 damaged record is not in this report" in page.text
+    assert "1 file is not what was written" in page.text
     assert "1 cell of quickstart" in page.text
     assert "not valid JSON" in report.skipped[0]
-    assert "not valid JSON" in report.leaderboard
     record("SimCLR")
     assert "SimCLR" in write_report(runs, tmp_path / "report").leaderboard  # the second replaces the first
+
+
+def _forge(path: Path) -> None:
+    path.write_text(path.read_text().replace('"value": 99.5', '"value": 96.42'))
+
+
+def _add(name: str, text: str) -> Callable[[Path], None]:
+    def add(path: Path) -> None:
+        with path.with_name(name).open("a") as file:
+            file.write(text)
+
+    return add
+
+
+def _change_config(path: Path) -> None:
+    config = path.with_name("config.yaml")
+    config.write_text(config.read_text().replace("base_lr: 1.0", "base_lr: 2.0"))
+
+
+def _another_choice(path: Path) -> None:
+    text = signed({"selected_on": "tuning", "choices": []})
+    path.parents[1].joinpath("choice.json").write_text(text)
+    origin = {"selected_on": "tuning", "record": "elsewhere/choice.json", "sha256": "ab" * 32}
+    resign(path, choice={"hyperparameters": origin})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_forge, "record.json: its content is not what its sha256 was taken of"),
+        (lambda path: resign(path, cell_id="0" * 12), "record.json: its cell id is 000000000000"),
+        (lambda path: path.parent.rename(path.parent.with_name("f" * 12)), "the folder's name is another"),
+        (lambda path: resign(path, seed=7, cell={**json.loads(path.read_text())["cell"], "seed": 7}), "its cell id is"),
+        (_change_config, "config.yaml: differs from the record's cell in optimizer"),
+        (_add("config.yaml", "[\n"), "config.yaml: cannot be read"),
+        (_add("config.yaml", "- 1\n"), "config.yaml: cannot be read"),
+        (_add("config.yaml", "more: 1\n"), "config.yaml: differs from the record's cell in more"),
+        (lambda path: path.with_name("config.yaml").write_text("1"), "config.yaml: differs from the record's cell in"),
+        (lambda path: path.with_name("config.yaml").write_bytes(b"\xff"), "config.yaml: cannot be read"),
+        (lambda path: path.with_name("config.yaml").unlink(), "config.yaml: is missing"),
+        (_add("metrics.jsonl", "{}\n"), "metrics.jsonl: its content is not what the record's metrics_sha256"),
+        (lambda path: path.with_name("metrics.jsonl").unlink(), "metrics.jsonl: cannot be read"),
+        (_another_choice, "its hyperparameters were chosen in another version of"),
+    ],
+)
+def test_what_does_not_fit_is_in_no_table(
+    runs: Path, tmp_path: Path, record: Make, spoil: Callable[[Path], None], reason: str
+) -> None:
+    record("AUH", linear=80.0)
+    spoil(record("VICReg", linear=99.5))
+    done = CliRunner().invoke(main, ["report", "quickstart", "--runs-dir", str(runs)])
+    assert done.exit_code == 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("warning: 1 file is not what was written, and left out of the report: ")
+    assert reason in warning
+    assert warning.endswith("`regbench report quickstart --check` tells all")
+    assert "80.00*" in done.stdout
+    for path in (runs / "quickstart" / "report").iterdir():
+        if path.suffix in (".md", ".tex", ".csv"):
+            assert "VICReg" not in path.read_text()
+    page = Page((runs / "quickstart" / "report" / "index.html").read_text())
+    assert "regbench report quickstart --check tells all" in page.text
+    assert reason in page.text
+    assert "VICReg" not in page.text
+
+
+def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path, tmp_path: Path, record: Make) -> None:
+    path = record("VICReg", tuning=60.0)
+    score = {"name": "voc07_map", "value": 81.25, "unit": "%", "split": "test", "protocol": "SVM"}
+    evaluation = path.parent / "evaluations" / "voc07.json"
+    evaluation.parent.mkdir()
+    evaluation.write_text(signed({"schema_version": 4, "cell_id": path.parent.name, "scores": [score]}))
+    entry = {"label": "AUH", "chosen": "a" * 12, "ranking": [{"cell_id": "a" * 12, "value": 12.34}]}
+    choice = runs / "quickstart" / "choice.json"
+    choice.write_text(signed({"budget": 2, "seeds": [0], "choices": [entry]}))
+
+    def shown() -> str:
+        report = write_report(runs, tmp_path / "report")
+        return "".join(path.read_text() for path in report.files if path.suffix == ".md") + report.warning
+
+    assert "81.25" in shown()
+    assert "12.34" in shown()
+    evaluation.write_text(evaluation.read_text().replace("81.25", "91.25"))
+    choice.write_text(choice.read_text().replace("12.34", "92.34"))
+    report = shown()
+    assert "VICReg" in report
+    assert "2 files are not what was written" in report
+    assert not re.search("81.25|91.25|12.34|92.34", report)
+    assert {line.split(": ")[0] for line in write_report(runs, tmp_path / "report").skipped} == {
+        str(evaluation),
+        str(choice),
+    }
+
+
+def test_many_that_do_not_fit_do_not_fill_the_page(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("AUH")
+    for seed in range(22):
+        _forge(record("VICReg", seed, linear=99.5))
+    page = Page(write_report(runs, tmp_path / "report").page.read_text())
+    assert "22 files are not what was written" in page.text
+    assert "and 2 more" in page.text
+    assert page.text.count("its content is not what") == 20
+
+
+def test_integers_of_any_size_make_a_report(runs: Path, tmp_path: Path, record: Make) -> None:
+    for i, number in enumerate((2**63, 2**64, -(2**70))):
+        record(f"method {i}", cost={"train_s": number}, environment={"threads": number})
+    assert "method 0" in write_report(runs, tmp_path / "report").leaderboard
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from regbench.reports import tables
 from regbench.reports.paper_tables import paper_tables
 from regbench.reports.records import read_records
 from regbench.reports.summary import Summary, summarize
+from tests.reports.conftest import signed
 
 Make = Callable[..., Path]
 
@@ -475,7 +476,7 @@ def test_runners_up_come_from_the_choice_where_their_records_are_away(
     setting = {"embedding_dim": 512, "batch_size": 256, "epochs": 3}
     entry = {"label": "VICReg", "method": "vicreg", "setting": setting, "chosen": "a" * 12, "ranking": ranking}
     choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "seeds": [0], "choices": [entry]}
-    (runs / "quickstart" / "choice.json").write_text(json.dumps(choice))
+    (runs / "quickstart" / "choice.json").write_text(signed(choice))
     table = tables.hyperparameters_table(summary())
     assert [[c.text for c in row[:6]] for row in table.rows[1:]] == [
         ["VICReg", "512", "256", "3", "alignment_weight=5.0", "71.00"],
@@ -504,7 +505,7 @@ def test_the_choice_tells_each_methods_budget(runs: Path, record: Make, summary:
         path = record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": 2}})
         ranking = [{"cell_id": path.parent.name, "value": 70.0}, {"cell_id": "0" * 12, "value": 60.0}][:tried]
         entries.append({"label": label, "setting": setting, "chosen": path.parent.name, "ranking": ranking})
-    (runs / "quickstart" / "choice.json").write_text(json.dumps({"budget": 2, "seeds": [0], "choices": entries}))
+    (runs / "quickstart" / "choice.json").write_text(signed({"budget": 2, "seeds": [0], "choices": entries}))
     notes = tables.leaderboard(summary()).notes
     assert any("1 tried: AUH; 2 tried: VICReg" in note for note in notes)
 
@@ -527,10 +528,11 @@ def test_no_energy_no_table(record: Make, summary: Callable[[], Summary]) -> Non
 
 
 def test_external_backbones_stand_beside_the_others(record: Make, summary: Callable[[], Summary]) -> None:
-    nothing = dict.fromkeys(("embedding_dim", "batch_size", "epochs"))
+    nothing: dict[str, object] = dict.fromkeys(("embedding_dim", "batch_size", "epochs"))
+    nothing |= {"augmentation": {}, "evaluation": {}}
     external = {"external": {"source": "torchvision:resnet50", "sha256": "0" * 64}}
     record("supervised", method="external", linear=79.0, cost={"train_s": None}, cell=nothing | external)
-    record("VICReg")
+    record("VICReg", cell={"augmentation": {}, "evaluation": {}})
     table = grid(tables.leaderboard(summary()))
     assert [(label, row["q"]) for label, row in table.items()] == [("supervised", "–"), ("VICReg", "512")]
     assert table["supervised"]["train time (s)"] == "–"
