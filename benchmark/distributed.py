@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from regbench import RegbenchError
 from regbench.methods.engine import all_gather
@@ -20,6 +21,13 @@ from regbench.methods.engine import all_gather
 _TIMEOUT = timedelta(minutes=30)
 # The first rank may have to wait for another run's process before it can tell the others to begin.
 _CONTROL_TIMEOUT = timedelta(days=7)
+# Where the processes tell each other of an error, and how long one that is about to end waits for an answer.
+_ERROR_KEY = "regbench/error"
+_ERROR_TIMEOUT = timedelta(seconds=10)
+
+
+class PeerLost(RegbenchError):
+    """Another process of the run is gone and did not say why: it was killed."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +98,47 @@ def environment_ranks() -> tuple[int, int, int, int]:
 def connect(device: torch.device) -> Iterator[World]:
     """Joins the processes that the launcher started; a world of one without a launcher.
 
+    The first error of a process ends all of them. The others notice no more than that a connection is closed, so they
+    ask for the error that it told them before.
+
     Args:
         device: That this process trains on: NCCL connects GPUs, gloo CPUs.
+
+    Raises:
+        RegbenchError: If another process failed; with its error.
+        PeerLost: If another process is gone and told nothing.
     """
     rank, size, local_rank, local_size = environment_ranks()
     if size == 1:
         yield World()
         return
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device_id)
+    store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id)
     try:
         group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)  # of which this process is a member
         assert isinstance(control, dist.ProcessGroup)
         yield World(rank, size, local_rank, local_size, group, control)
+    except Exception as error:
+        store.set_timeout(_ERROR_TIMEOUT)
+        if not _is_of_a_connection(error):
+            with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
+                store.compare_set(_ERROR_KEY, "", f"rank {rank}: {type(error).__name__}: {error}")
+            raise
+        told = ""
+        with contextlib.suppress(RuntimeError):
+            told = store.get(_ERROR_KEY).decode() if store.check([_ERROR_KEY]) else ""
+        if told:
+            raise RegbenchError(told) from error
+        raise PeerLost(f"another process of the run is gone ({str(error).splitlines()[0]})") from error
     finally:
         dist.destroy_process_group()
+
+
+def _is_of_a_connection(error: Exception) -> bool:
+    """Whether an error says no more than that another process does not answer; gloo has no type for it."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,8 @@ from submitit.core.utils import DelayedSubmission
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, Runtime
 from regbench.benchmark.lease import read_attempts
+from regbench.files import write_new
+from regbench.slurm.queue import ask, reason
 
 log = logging.getLogger("regbench")
 
@@ -24,6 +27,7 @@ log = logging.getLogger("regbench")
 _FRUITLESS_ATTEMPTS = 10
 # Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
 _PATIENCE_S = 600
+_RETRY_S = 1.0
 
 
 def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
@@ -44,14 +48,20 @@ class SlurmJob:
     and puts the job back into the queue. submitit's own handler would give up on jobs of less than ten minutes, each of
     which it takes for one that made no progress. SIGTERM writes a checkpoint and leaves the rest to Slurm: whether the
     job was cancelled or is queued again, it knows and we do not.
+
+    Two files beside the logs tell the batch script whether to queue the job again: `<job>_missed`, which it made itself
+    and which goes when this code begins, and `<job>_error`, the first error that one of the processes had of its own.
     """
 
     def __call__(self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
         """Runs the stages and returns when they are done; if interrupted, waits to be ended by Slurm."""
+        from regbench.benchmark.distributed import PeerLost
         from regbench.benchmark.interruption import Interrupted, Interruption
 
         interruption = Interruption()
         rank = int(os.environ["SLURM_PROCID"])
+        if rank == 0:
+            _own_file("missed").unlink(missing_ok=True)
         signal.signal(signal.SIGCONT, signal.SIG_IGN)
         with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
             try:
@@ -65,17 +75,42 @@ class SlurmJob:
                 return
             except Interrupted as error:
                 interrupted = error
+            except PeerLost:
+                raise  # the one that was killed decides
+            except Exception as error:
+                with contextlib.suppress(OSError):
+                    write_new(_own_file("error"), f"{type(error).__name__}: {error}")
+                raise
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_s = time.monotonic() + _PATIENCE_S
             if interrupted.signal == signal.SIGUSR2 and rank == 0:
-                log.info("putting the job back into the queue")
-                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
-            time.sleep(_PATIENCE_S)
+                _requeue(end_s)
+            time.sleep(max(0.0, end_s - time.monotonic()))
         raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
 
     def checkpoint(self, *args: Any) -> DelayedSubmission:
         """For submitit's own handler, should the signal come before ours listens: the same again."""
         return DelayedSubmission(self, *args)
+
+
+def _own_file(what: str) -> Path:
+    """Of this job, beside its logs."""
+    array, job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ["SLURM_JOB_ID"]
+    name = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else job
+    return Path(os.environ["SUBMITIT_FOLDER"]) / f"{name}_{what}"
+
+
+def _requeue(end_s: float) -> None:
+    """Puts the job back into the queue; until `end_s` it tries again while Slurm's controller is away."""
+    log.info("putting the job back into the queue")
+    while time.monotonic() < end_s:
+        try:
+            ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+            return
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("scontrol requeue: %s; trying again", reason(error))
+            time.sleep(_RETRY_S)
 
 
 def _log_to_file() -> None:

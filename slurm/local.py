@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from regbench.benchmark.config import STAGES, Cell, Runtime, Sweep
 from regbench.benchmark.directory import run_directory
+from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.run import default_threads
 from regbench.slurm.job import run_local_job
-from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
+from regbench.slurm.status import FINISHED, CellStatus, alone, cell_status, log_file, plan_of, write_plan
 
 log = logging.getLogger("regbench")
 
@@ -42,7 +43,8 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
         How the sweep's cells stand in the end.
     """
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    write_plan(sweep, folder)
+    with alone(folder):
+        write_plan(sweep, folder)
     gpus = torch.cuda.device_count() if sweep.runtime.device != "cpu" else 0
     cores = len(os.sched_getaffinity(0))
     parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))
@@ -70,6 +72,7 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str]
             for slot in range(parallel):
                 if slot not in running and todo:
                     cell = todo.popleft()
+                    _announce_others(run_directory(runtime, name, cell), cell)
                     running[slot] = (cell, _submit(cell, runtime, name, stages, slot % gpus if gpus else None))
             time.sleep(POLL_S)
             bar.set_description(", ".join(cell.label for cell, _ in running.values()))
@@ -115,6 +118,17 @@ def _end(jobs: Sequence[LocalJob[Any]]) -> None:
     for job in jobs:
         while not job.done():
             time.sleep(POLL_S)
+
+
+def _announce_others(directory: Path, cell: Cell) -> None:
+    """Says that a cell will wait for somebody who is at work on it: a job of a cluster, or another command."""
+    attempt = last_attempt(directory)
+    if attempt is not None and is_running(attempt):
+        owner = attempt["owner"]
+        log.info(
+            "%s seed %d (%s): process %s on %s is at work on it; waiting for it",
+            *(cell.label, cell.seed, cell.id, owner.get("pid", "?"), owner.get("hostname", "?")),
+        )
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:

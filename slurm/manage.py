@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regbench import RegbenchError
 from regbench.benchmark.directory import checkpoint_files
-from regbench.slurm.queue import cancel, jobs_of, release, submissions
-from regbench.slurm.status import FINISHED, CellStatus, Job, ends, log_file, sweep_status
+from regbench.slurm.queue import adopt, cancel, jobs_of, release, require_slurm, submissions, was_submitted
+from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
+
+if TYPE_CHECKING:
+    from regbench.benchmark.config import Sweep
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
@@ -40,50 +44,107 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
     return chosen
 
 
-def retry(folder: Path, cells: Sequence[str]) -> tuple[list[CellStatus], list[str]]:
-    """Submits again what is neither finished nor in the queue, as it was submitted last; releases jobs that are held.
-
-    Slurm holds a job that it put back into the queue because a node failed to launch it.
+def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
+    """Plans a sweep and submits those of its cells that are neither finished nor in the queue.
 
     Returns:
-        The cells, and the ids of new job arrays.
+        The number of cells that were submitted, and the ids of their job arrays.
+
+    Raises:
+        RegbenchError: If Slurm refuses or does not answer.
+    """
+    from regbench.slurm.submit import submit  # imports torch, which the other functions do without
+
+    require_slurm()
+    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    with alone(folder):
+        adopt(folder)
+        write_plan(sweep, folder)
+        free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
+        todo = [pair for pair in zip(sweep.cells, sweep.clusters, strict=True) if pair[0].id in free]
+        return len(todo), submit(todo, sweep.runtime, folder, stages) if todo else []
+
+
+@dataclass(frozen=True)
+class Retried:
+    """What `retry` did.
+
+    Attributes:
+        released: Cells whose jobs Slurm held.
+        submitted: Cells that were submitted again, as they stood before.
+        arrays: The ids of their job arrays.
+        dropped: Jobs of finished cells that were waiting, and were cancelled.
+    """
+
+    released: list[CellStatus]
+    submitted: list[CellStatus]
+    arrays: list[str]
+    dropped: list[str]
+
+
+def retry(folder: Path, cells: Sequence[str]) -> Retried:
+    """Submits again what is neither finished nor in the queue, as it was submitted last; releases jobs that are held.
+
+    Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs that still wait for a
+    finished cell, such as one that is held, have nothing left to do and are cancelled.
 
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    from regbench.benchmark.config import STAGES, Cell, Cluster, load_cell, plain_cluster, plain_runtime
+    from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime, load_cell, plain_cluster, plain_runtime
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
-    submitted = submissions(folder)
-    if not submitted:
+    if not was_submitted(folder):
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
-    clusters: dict[str, Cluster] = {}
-    wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
-    for entry in submitted:
-        for cell in entry["cells"].values():
-            clusters[cell] = plain_cluster(entry["cluster"])
-            wanted.setdefault(cell, set()).update(entry["stages"])
-    runtime = plain_runtime(submitted[-1]["runtime"])
-    found = statuses(folder, cells)
-    held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
-    release([status.job for status in held])
-    todo = [status for status in found if status.cell_id in clusters and is_free(status, wanted[status.cell_id])]
-    again: dict[tuple[str, ...], list[tuple[Cell, Cluster]]] = {}
-    for status in todo:
-        stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])
-        pair = (load_cell(status.directory / "config.yaml"), clusters[status.cell_id])
-        again.setdefault(stages, []).append(pair)
-    arrays = [array for stages, pairs in again.items() for array in submit(pairs, runtime, folder, stages)]
-    return [*held, *todo], arrays
+    require_slurm()
+    with alone(folder):
+        adopt(folder)
+        how: dict[str, tuple[Cluster, Runtime]] = {}
+        wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
+        for entry in submissions(folder):
+            for cell in entry["cells"].values():
+                how[cell] = plain_cluster(entry["cluster"]), plain_runtime(entry["runtime"])
+                wanted.setdefault(cell, set()).update(entry["stages"])
+        jobs = jobs_of(folder)
+        found = _chosen(folder, cells, jobs)
+        held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
+        release([status.job for status in held])
+        dropped = [
+            name
+            for status in found
+            if status.state in ("done", "diverged") and status.cell_id in jobs
+            for name, state in jobs[status.cell_id].queued.items()
+            if state == "PENDING"
+        ]
+        cancel(dropped)
+        todo = [status for status in found if status.cell_id in how and is_free(status, wanted[status.cell_id])]
+        again: dict[tuple[tuple[str, ...], Runtime], list[tuple[Cell, Cluster]]] = {}
+        for status in todo:
+            stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])
+            cluster, runtime = how[status.cell_id]
+            pair = (load_cell(status.directory / "config.yaml"), cluster)
+            again.setdefault((stages, runtime), []).append(pair)
+        arrays = [
+            array for (stages, runtime), pairs in again.items() for array in submit(pairs, runtime, folder, stages)
+        ]
+    return Retried(held, todo, arrays, dropped)
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     """Cancels what is in the queue or runs as a job; returns those cells."""
-    jobs = jobs_of(folder)
-    chosen = [s for s in _chosen(folder, cells, jobs) if (job := jobs.get(s.cell_id)) and job.state]
-    if any(jobs[status.cell_id].state == "?" for status in chosen):
-        raise RegbenchError("Slurm does not answer; nothing was cancelled")
-    cancel([name for status in chosen for name in jobs[status.cell_id].queued])
+    if not was_submitted(folder):
+        return []
+    require_slurm()
+    with alone(folder):
+        adopt(folder)
+        jobs = jobs_of(folder)
+        chosen = [s for s in _chosen(folder, cells, jobs) if (job := jobs.get(s.cell_id)) and job.state]
+        if any(jobs[status.cell_id].state == "?" for status in chosen):
+            raise RegbenchError("Slurm does not answer; nothing was cancelled")
+        names = [name for status in chosen for name in jobs[status.cell_id].queued]
+        cancel(names)
+        for name in names:
+            (folder / "jobs" / "logs" / f"{name}_cancelled").touch()
     return chosen
 
 

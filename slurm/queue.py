@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from regbench import RegbenchError
+from regbench.files import write_text
 from regbench.slurm.status import Job
 
+log = logging.getLogger("regbench")
+
 _TIMEOUT_S = 10.0
+_COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
 
 
 def jobs_of(folder: Path) -> dict[str, Job]:
@@ -24,13 +30,17 @@ def jobs_of(folder: Path) -> dict[str, Job]:
         for name, cell in entry["cells"].items():
             state, why = ("?", "") if states is None else states.get(name, (None, ""))
             known = jobs.get(cell)
-            queued = (known.queued if known else ()) + ((name,) if state not in (None, "?") else ())
+            queued = dict(known.queued) if known else {}
+            if state not in (None, "?"):
+                queued[name] = state
+            # The stages of one submission belong together.
+            chain = (*(known.chain if known and entry["after"] else ()), name)
             # Of several stages in the queue, the first is the one that can run.
             first = known is not None and known.state not in (None, "?") and state == "PENDING"
             if known is not None and (first or (state is None and known.state is not None)):
-                jobs[cell] = replace(known, queued=queued)
+                jobs[cell] = replace(known, queued=queued, chain=chain)
             else:
-                jobs[cell] = Job(name, state, why, queued)
+                jobs[cell] = Job(name, state, why, queued, chain)
     return jobs
 
 
@@ -52,6 +62,50 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {name: (state, why) for name, state, why in (line.split("|", 2) for line in lines)}
+
+
+def was_submitted(folder: Path) -> bool:
+    """Whether a sweep ever went to Slurm, or may have."""
+    return any(path.suffix in (".json", ".intent") for path in (folder / "jobs").glob("*.*"))
+
+
+def settle(intent: Path, array: str) -> None:
+    """Notes the id of the array that an intent to submit has led to.
+
+    Args:
+        intent: The file `<folder>/jobs/<…>.intent`, whose list of cells is in the order of the array.
+        array: Its id.
+    """
+    entry = json.loads(intent.read_text())
+    count = len(entry["cells"])
+    names = [f"{array}_{i}" if count > 1 else array for i in range(count)]
+    note = {**entry, "cells": dict(zip(names, entry["cells"], strict=True))}
+    write_text(intent.with_name(f"{array}.json"), json.dumps(note))
+    intent.unlink()
+
+
+def adopt(folder: Path) -> None:
+    """Finds the jobs of submissions that were killed before they could note them, and forgets those that have none.
+
+    The process must have the folder to itself, see `regbench.slurm.status.alone`.
+
+    Raises:
+        RegbenchError: If Slurm does not answer.
+    """
+    for intent in (folder / "jobs").glob("*.intent"):
+        entry = json.loads(intent.read_text())
+        try:
+            found = ask("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RegbenchError(f"Slurm does not answer ({reason(error)}); try again, or see: scontrol ping") from error
+        for array in {name.partition("_")[0] for name in found}:
+            if all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found):
+                log.info("%s: found job %s, whose submission was interrupted", folder, array)
+                settle(intent, array)
+            else:
+                log.info("%s: cancelling job %s, whose submission was interrupted", folder, array)
+                cancel([array])
+        intent.unlink(missing_ok=True)
 
 
 def cancel(names: Sequence[str]) -> None:
@@ -78,6 +132,19 @@ def _tell(names: Sequence[str], *command: str) -> None:
             ask(*command, *names[start : start + 500])
     except (OSError, subprocess.SubprocessError) as error:
         raise RegbenchError(f"{command[0]}: {reason(error)}") from error
+
+
+def require_slurm() -> None:
+    """Refuses to go on where Slurm is not installed.
+
+    Raises:
+        RegbenchError: If one of its commands is not to be found.
+    """
+    if missing := [command for command in _COMMANDS if shutil.which(command) is None]:
+        raise RegbenchError(
+            f"there is no {missing[0]} here, so this is no machine of a Slurm cluster: give the command on one of its "
+            "login nodes, or leave out cluster=slurm"
+        )
 
 
 def ask(*command: str) -> str:

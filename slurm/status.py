@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regbench.benchmark.directory import read_record
-from regbench.benchmark.lease import is_running, last_attempt
+from regbench.benchmark.lease import claim, is_running, last_attempt
 from regbench.files import write_text
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Sweep
 
 FINISHED = ("done", "diverged", "tuned")
+_LEASE_S = 60.0
+_LOG_LINES = 3
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
@@ -33,7 +36,7 @@ class CellStatus:
         label: The method's display name.
         seed: Of the cell.
         state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
-            "lost" (a scheduler's job that began and is gone), "interrupted" or "pending".
+            "cancelled", "lost" (a scheduler's job that is gone, nobody knows why), "interrupted" or "pending".
         epochs_done: Epochs trained.
         epochs: Epochs in all.
         img_per_s: While it trains.
@@ -64,17 +67,37 @@ class Job:
         name: Its id there.
         state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it did not answer.
         reason: Why it waits.
-        queued: All of the cell's jobs that are in the queue or run: one for each stage that has its own.
+        queued: All of the cell's jobs that are in the queue or run, and their states: one for each stage that has its
+            own, and others where it was submitted more than once.
+        chain: The jobs that were submitted last, one for each stage that has its own.
     """
 
     name: str
     state: str | None
     reason: str = ""
-    queued: tuple[str, ...] = ()
+    queued: Mapping[str, str] = field(default_factory=dict)
+    chain: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Has a sweep's folder to itself: waits for another process that adds to its plan or submits its cells.
+
+    Like a run directory it is held by an attempt, which nobody needs to end: whoever is dead or silent is passed over.
+
+    Args:
+        folder: `<runs_dir>/<sweep>`.
+    """
+    attempt = claim(folder / "jobs", _LEASE_S)
+    assert attempt is not None  # there is no record that would end it
+    try:
+        yield
+    finally:
+        attempt.end("done")
 
 
 def write_plan(sweep: Sweep, folder: Path) -> None:
-    """Adds the sweep's cells to those that its folder already plans (say, of other seeds)."""
+    """Adds the sweep's cells to those that its folder already plans (say, of other seeds); see `alone`."""
     path = folder / "sweep.json"
     known = json.loads(path.read_text())["cells"] if path.exists() else []
     ids = {cell["id"] for cell in known}
@@ -144,6 +167,8 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
     elif job is not None and job.state not in (None, "?"):
         state = "queued"
         detail = f"{str(job.state).lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
+    elif job is not None and (ended := _how_it_ended(directory, job)) is not None:
+        state, detail = ended
     elif attempt is not None and attempt["ended"] == "failed":
         state, detail = "failed", attempt["error"]
     elif job is not None and job.state == "?":
@@ -166,6 +191,24 @@ def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None
         job.name if job else "",
         directory,
     )
+
+
+def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
+    """State and reason of a cell whose job has left a word beside its logs; see `regbench.slurm.job.SlurmJob`."""
+    logs = directory.parent / "jobs" / "logs"
+    for name in reversed(job.chain or (job.name,)):
+        if (logs / f"{name}_cancelled").exists():
+            return "cancelled", f"job {name} was cancelled"
+        if (error := logs / f"{name}_error").exists():
+            return "failed", error.read_text()
+        if job.state is None and (logs / f"{name}_missed").exists():
+            return "failed", f"job {name} did not come to run regbench: {_last_words(log_file(directory, name))}"
+    return None
+
+
+def _last_words(log: Path | None) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log else []
+    return " / ".join([line for line in lines if line.strip()][-_LOG_LINES:]) or "it left no log"
 
 
 def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:

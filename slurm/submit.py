@@ -8,8 +8,9 @@ import re
 import shlex
 import subprocess
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,33 @@ from regbench import RegbenchError
 from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import ask, reason
+from regbench.slurm.queue import ask, reason, settle
 
 log = logging.getLogger("regbench")
 
-# A run whose processes were killed (by the kernel for want of memory, by a fault of the node) goes on from its
-# checkpoint; an error of its own ends with a smaller code, and is the user's to look at. One within a second is srun's,
-# which started nothing: a controller that comes back may take a job that it queued again for the one that completes.
-# Slurm alone knows whether the job was cancelled.
+# A job is queued again if one of its processes was killed (by the kernel for want of memory, by a fault of the node):
+# it goes on from its checkpoint. An error of its own is the user's to look at. One that never came to our code is tried
+# once more, since a node may be at fault, or a controller that comes back and takes a job that it queued again for
+# the one that completes; but no second time in a row, for then the container or its Python is not there. Slurm alone
+# knows whether the job was cancelled, and may be away for a while.
 _RESTARTS = 20
+_OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 _TEARDOWN = [
     "code=$?",
-    "limit=128; [ $SECONDS -gt 1 ] || limit=0",
-    f'if [ $code -gt $limit ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ] &&',
-    '    scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then',
-    '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    "again=",
+    'if [ -e "$regbench_job"_missed ]; then',
+    '    [ "$(wc -l <"$regbench_job"_missed)" -gt 1 ] || again=1',
+    'elif [ $code -gt 128 ] && [ ! -e "$regbench_job"_error ]; then',
+    "    again=1",
+    "fi",
+    f'if [ $code -gt 0 ] && [ "$again" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then',
+    "    for i in $(seq 60); do",
+    '        if state=$(scontrol show job "$SLURM_JOB_ID"); then',
+    "            [[ $state == *JobState=RUNNING* ]] || break",
+    '            scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    "        fi",
+    "        sleep 2",
+    "    done",
     "fi",
     "exit $code",
 ]
@@ -45,6 +58,8 @@ def submit(
     cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str] = STAGES
 ) -> list[str]:
     """Submits cells, one job array for each distinct set of resources; with stages, one array for each stage.
+
+    The process must have the folder to itself, see `regbench.slurm.status.alone`.
 
     Args:
         cells: What to run and where.
@@ -58,6 +73,14 @@ def submit(
     Raises:
         RegbenchError: If Slurm is not there or refuses.
     """
+    folder = folder.absolute()
+    if bad := {"%", "\\"} & set(str(folder)):
+        raise RegbenchError(
+            f"{folder}: Slurm takes {bad.pop()!r} in the path of a log for a sign of its own; choose another folder "
+            "(runtime.runs_dir, or the name of the sweep's file)"
+        )
+    # A later call may come from another place; jobs themselves begin where they were submitted.
+    runtime = replace(runtime, runs_dir=str(folder.parent), data_dir=str(Path(runtime.data_dir).absolute()))
     groups: dict[str, tuple[Cluster, list[Cell]]] = {}
     for cell, cluster in cells:
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
@@ -77,9 +100,21 @@ def _submit_array(
     before = ""
     arrays = []
     for names in [[stage] for stage in stages] if cluster.stages else [list(stages)]:
-        resources = cluster.at(names[0])
+        # Written first and found again by the job's name, should this process be killed before it knows the job's id.
+        intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
+        name = f"regbench-{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.name)}-{intent.stem}"
+        note = {
+            "name": name,
+            "submitted": time.time(),
+            "stages": names,
+            "after": before,
+            "runtime": asdict(runtime),
+            "cluster": asdict(cluster),
+            "cells": [cell.id for cell in cells],
+        }
+        write_text(intent, json.dumps(note))
         dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}" if before else None
-        executor = _executor(resources, folder, dependency, f"regbench-{folder.name}")
+        executor = _executor(cluster.at(names[0]), folder, dependency, name)
         try:
             jobs = executor.map_array(
                 SlurmJob(),
@@ -90,28 +125,14 @@ def _submit_array(
             raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
-        write_text(
-            folder / "jobs" / f"{before}.json",
-            json.dumps(
-                {
-                    "submitted": time.time(),
-                    "stages": names,
-                    "runtime": asdict(runtime),
-                    "cluster": asdict(cluster),
-                    "cells": {job.job_id: cell.id for job, cell in zip(jobs, cells, strict=True)},
-                }
-            ),
-        )
+        settle(intent, before)
         log.info("submitted job %s: %s of %d cells", before, ", ".join(names), len(cells))
     return arrays
 
 
 def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str) -> Any:
     python = None if cluster.container is None else f"{cluster.container} python3"
-    try:
-        executor = submitit.SlurmExecutor(folder / "jobs" / "logs", max_num_timeout=10**6, python=python)
-    except RuntimeError as error:
-        raise RegbenchError("cluster=slurm but there is no srun here; submit from a node of the cluster") from error
+    executor = submitit.SlurmExecutor(folder / "jobs" / "logs", max_num_timeout=10**6, python=python)
     options: dict[str, Any] = {
         "job_name": name,
         "partition": cluster.partition,
@@ -127,7 +148,12 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "array_parallelism": cluster.parallel,
         "signal_delay_s": cluster.notice_s,
         "dependency": dependency,
-        "setup": [*(f"module load {shlex.quote(module)}" for module in cluster.modules), *cluster.setup],
+        "setup": [
+            f"regbench_job={shlex.quote(str(folder / 'jobs' / 'logs'))}/{_OWN}",
+            'echo >>"$regbench_job"_missed',
+            *(f"module load {shlex.quote(module)}" for module in cluster.modules),
+            *cluster.setup,
+        ],
         "teardown": _TEARDOWN,
         "srun_args": ["--kill-on-bad-exit=1"],
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **(cluster.extra or {})},

@@ -480,8 +480,13 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
 def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any] | None:
     """Brings the cells through the stages and says how they stand; None if they are in Slurm's hands."""
     if grid.scheduler == "slurm":
-        _submit(grid, folder, stages)
-        return _watch(folder, {cell.id for cell in grid.cells}) if wait else None
+        from regbench.slurm.manage import statuses
+        from regbench.slurm.status import ends
+
+        _submit(grid, stages)
+        cells = {cell.id for cell in grid.cells}
+        found = _watch(folder, cells) if wait else [status for status in statuses(folder) if status.cell_id in cells]
+        return found if wait or all(status.state in ends(stages) for status in found) else None
     from regbench.slurm.local import run_sweep
 
     return run_sweep(grid, stages)
@@ -628,19 +633,14 @@ def _refuse_oversized(grid: Any) -> None:
         )
 
 
-def _submit(grid: Any, folder: Path, stages: Sequence[str]) -> None:
+def _submit(grid: Any, stages: Sequence[str]) -> None:
     from regbench.slurm import plan as planning
-    from regbench.slurm.manage import is_free, statuses
-    from regbench.slurm.status import write_plan
-    from regbench.slurm.submit import submit
+    from regbench.slurm.manage import submit_sweep
 
     click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
-    write_plan(grid, folder)
-    free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
-    todo = [pair for pair in zip(grid.cells, grid.clusters, strict=True) if pair[0].id in free]
-    arrays = submit(todo, grid.runtime, folder, stages) if todo else []
+    count, arrays = submit_sweep(grid, stages)
     click.echo(
-        (f"submitted {len(todo)} cells as {', '.join(arrays)}" if todo else "all cells are finished, run or wait")
+        (f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait")
         + f"; see: regbench status {grid.name}"
     )
 
@@ -750,7 +750,7 @@ def _status_table(found: Sequence[Any], everything: bool = False) -> str:
     shown = found
     if len(found) > 100 and not everything:
         # What needs a look comes first; the rest is counted.
-        shown = [cell for cell in found if cell.state in ("failed", "lost", "diverged", "running")][:100]
+        shown = [cell for cell in found if cell.state in ("failed", "lost", "cancelled", "diverged", "running")][:100]
     rows = []
     for cell in shown:
         speed = f"{cell.img_per_s:.0f}" if cell.img_per_s else ""
@@ -807,14 +807,15 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """
     from regbench.slurm import manage
 
-    todo, arrays = manage.retry(_sweep_folder(runs_dir, name), cells)
-    for status in todo:
+    done = manage.retry(_sweep_folder(runs_dir, name), cells)
+    for status in (*done.released, *done.submitted):
         was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
-    submitted = [status for status in todo if status.state != "queued"]
-    if submitted:
-        click.echo(f"submitted {len(submitted)} cells as {', '.join(arrays)}")
-    elif not todo:
+    if done.dropped:
+        click.echo(f"cancelled {', '.join(done.dropped)}: the cells are finished")
+    if done.submitted:
+        click.echo(f"submitted {len(done.submitted)} cells as {', '.join(done.arrays)}")
+    elif not done.released:
         click.echo("nothing to try again")
 
 

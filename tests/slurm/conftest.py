@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.standin import Standin
 from tests.slurm.testbed import ACCOUNTING_COMMANDS, COMMANDS, Testbed, missing
 
 
@@ -43,3 +44,11 @@ def slurm(slurm_cluster: Testbed) -> Iterator[Testbed]:
     """The cluster, with all daemons up and without jobs; so it is left behind too."""
     yield slurm_cluster
     slurm_cluster.clean()
+
+
+@pytest.fixture
+def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
+    """Stand-ins for Slurm's commands, where every process of the test finds them."""
+    made = Standin(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(made.folder), os.environ["PATH"]]))
+    return made

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 from click.testing import CliRunner
 
 from regbench.benchmark.checkpoint import load_checkpoint
-from regbench.benchmark.config import load_run
+from regbench.benchmark.config import load_run, load_sweep
 from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.lease import _identity, is_running, last_attempt
 from regbench.benchmark.run import run_cell
 from regbench.cli import main
+from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status
 from tests.history import untimed
 
@@ -366,6 +368,40 @@ def _is_ours(pid: int, folder: Path) -> bool:
         return str(folder) in Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> None:
+    own.write("method=vicreg")
+    sweeps = [load_sweep(str(own.folder / "own.yaml"), [f"seed={seed},{seed + 1}"]) for seed in range(4)]
+    ids = {cell.id for sweep in sweeps for cell in sweep.cells}
+    for cell in ids:
+        (own.runs / cell).mkdir(parents=True)
+        (own.runs / cell / "record.json").write_text('{"status": "done"}')
+    with ThreadPoolExecutor(len(sweeps)) as pool:
+        ends = list(pool.map(run_sweep, sweeps))
+    assert {status.state for found in ends for status in found} == {"done"}
+    assert sorted(status.cell_id for status in sweep_status(own.runs)) == sorted(ids)
+
+
+def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
+    own: Sweep, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.write("method=vicreg")
+    directory = own.directory("method=vicreg")
+    attempt(directory)  # of this very process
+    text = f"VICReg seed 0 ({directory.name}): process {os.getpid()} on {HERE['hostname']} is at work on it"
+
+    def end() -> None:
+        try:
+            wait_for(lambda: text in caplog.text)
+        finally:
+            (directory / "record.json").write_text('{"status": "done"}')
+
+    with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(end)
+        (status,) = run_sweep(load_sweep(str(own.folder / "own.yaml")))
+    ended.result()
+    assert status.state == "done"
 
 
 @pytest.mark.slow

@@ -1,0 +1,231 @@
+"""Stand-ins for Slurm's commands, for tests on machines without it.
+
+A folder of JSON files, one for each task of an array, takes the place of the controller, and `Standin.run` that of the
+nodes: it runs a job's batch script once, from its start to its end or until it is queued again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
+
+# Python without site packages starts in hundredths of a second.
+SCRIPT = (
+    f"#!{sys.executable} -IS"
+    + r"""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+here = Path(__file__).parent
+command, words = Path(sys.argv[0]).name, sys.argv[1:]
+options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+
+
+def fail(text, code=1):
+    print(f"{command}: error: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def write(path, data):
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(data))
+    new.replace(path)
+
+
+def queue():
+    found = [json.loads(path.read_text()) for path in sorted(here.glob("tasks/*.json"))]
+    return [task for task in found if task["state"] != "ENDED"]
+
+
+def change(task, **more):
+    write(here / "tasks" / f"{task['name']}.json", {**task, **more})
+
+
+def named(names):
+    chosen = [task for task in queue() if {task["name"], task["raw"], task["array"]} & set(names)]
+    return chosen or fail("Invalid job id specified")
+
+
+if command != "srun" and words[:2] != ["show", "hostnames"]:
+    away = here / "away"  # how many more commands the controller does not answer
+    if away.exists() and (left := int(away.read_text())):
+        away.write_text(str(left - 1))
+        fail("Unable to contact slurm controller (connect failure)")
+
+if command == "sbatch":
+    text = Path(words[-1]).read_text()
+    lines = [line[10:] for line in text.splitlines() if line.startswith("#SBATCH --")]
+    asked = {key: value.strip("'") or True for key, _, value in (line.partition("=") for line in lines)}
+    if asked.get("partition") == "none":
+        fail("invalid partition specified: none")
+    while (here / "hold").exists():
+        (here / "holding").touch()
+        time.sleep(0.01)
+    first = 1 + max((int(path.stem) for path in here.glob("scripts/*")), default=0)
+    count = int(asked["array"].partition("%")[0].partition("-")[2]) + 1 if "array" in asked else 1
+    for index in range(count):
+        script = here / "scripts" / str(first + index)
+        script.write_text(text)
+        name = f"{first}_{index}" if "array" in asked else str(first)
+        write(here / "tasks" / f"{name}.json", {
+            "name": name, "raw": str(first + index), "array": str(first), "index": index, "asked": asked, "restarts": 0,
+            "script": str(script), "cwd": os.getcwd(), "state": "PENDING", "reason": "Priority", "told": "",
+        })
+    if (here / "kill").exists():  # whoever submits
+        os.kill(os.getppid(), signal.SIGKILL)
+    print(f"Submitted batch job {first}")
+
+elif command == "squeue":
+    tasks = named(options["jobs"].split(",")) if "jobs" in options else queue()
+    if "name" in options:
+        tasks = [task for task in tasks if task["asked"]["job-name"] == options["name"]]
+    for task in tasks:
+        line = options["format"].replace("%i", task["name"]).replace("%T", task["state"]).replace("%r", task["reason"])
+        print(line.replace("%j", task["asked"]["job-name"]))
+
+elif command == "scancel":
+    for task in named(words):
+        change(task, **({"told": "cancel"} if task["state"] == "RUNNING" else {"state": "ENDED"}))
+
+elif command == "scontrol" and words[0] == "show":
+    match words[1]:
+        case "config":
+            print("MaxArraySize            = " + (here / "longest").read_text())
+        case "hostnames":
+            print("localhost")
+        case "job":
+            print("   JobState=" + named(words[2:])[0]["state"] + " Reason=None")
+
+elif command == "scontrol":
+    for task in named(words[1:]):
+        change(task, **({"told": "requeue"} if words[0] == "requeue" else {"reason": "Priority"}))
+
+else:
+    files = ("--output", "--error")
+    at = next(i for i, word in enumerate(words) if not word.startswith("-") and words[i - 1] not in files)
+    count, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NNODES"])
+    tasks = []
+    for rank in range(count):
+        environment = {**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % (count // nodes))}
+        files = []
+        for option in ("--output", "--error"):
+            path = words[words.index(option) + 1].replace("%t", str(rank)).replace("%j", os.environ["SLURM_JOB_ID"])
+            path = path.replace("%A", os.environ.get("SLURM_ARRAY_JOB_ID", ""))
+            files.append(open(path.replace("%a", os.environ.get("SLURM_ARRAY_TASK_ID", "")), "ab"))
+        try:
+            tasks.append(subprocess.Popen(words[at:], env=environment, stdout=files[0], stderr=files[1]))
+        except OSError as error:
+            files[1].write(f"slurmstepd: error: execve(): {words[at]}: {error.strerror}\n".encode())
+            fail(f"task {rank}: Exited with exit code 2", 2)
+    codes = [None] * count
+    while None in codes:
+        time.sleep(0.01)
+        codes = [task.poll() for task in tasks]
+        if any(codes):  # --kill-on-bad-exit, as Slurm does it: the others are asked, and killed a little later
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                for task in tasks:
+                    if task.poll() is None:
+                        task.send_signal(number)
+                end = time.monotonic() + 1
+                while time.monotonic() < end and any(task.poll() is None for task in tasks):
+                    time.sleep(0.01)
+            codes = [task.wait() for task in tasks]
+    codes = [code if code >= 0 else 128 - code for code in codes]
+    for rank, code in enumerate(codes):
+        if code:
+            print(f"srun: error: localhost: task {rank}: Exited with exit code {code}", file=sys.stderr)
+    sys.exit(max(codes))
+"""
+)
+
+
+class Standin:
+    """Slurm's commands in a folder that is to be the first of the PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder."""
+        self.folder = folder
+        for part in ("tasks", "scripts"):
+            (folder / part).mkdir(parents=True)
+        for command in COMMANDS:
+            (folder / command).write_text(SCRIPT)
+            (folder / command).chmod(0o755)
+        (folder / "longest").write_text("1001")
+
+    def away(self, commands: int) -> None:
+        """The controller does not answer so many commands."""
+        (self.folder / "away").write_text(str(commands))
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """All that were ever submitted, by Slurm's name of them."""
+        paths = sorted((self.folder / "tasks").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return {task["name"]: task for task in (json.loads(path.read_text()) for path in paths)}
+
+    def queued(self) -> list[str]:
+        """The names of those that have not ended, in the order of their ids."""
+        found = [task for task in self.tasks().values() if task["state"] != "ENDED"]
+        return [task["name"] for task in sorted(found, key=lambda task: int(task["raw"]))]
+
+    def change(self, name: str, **more: Any) -> None:
+        """Changes what the controller knows of a task."""
+        path = self.folder / "tasks" / f"{name}.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({**self.tasks()[name], **more}))
+        new.replace(path)
+
+    def lose(self, *names: str) -> None:
+        """The tasks are gone, and nothing says why."""
+        for name in names:
+            self.change(name, state="ENDED")
+
+    def run(self, name: str) -> int | None:
+        """One life of a task: the exit code of its batch script; None if it is in the queue again."""
+        task = self.tasks()[name]
+        asked = task["asked"]
+        nodes = int(asked["nodes"])
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")} | {
+            "SLURM_JOB_ID": task["raw"],
+            "SLURM_NTASKS": str(nodes * int(asked["ntasks-per-node"])),
+            "SLURM_NNODES": str(nodes),
+            "SLURM_JOB_NUM_NODES": str(nodes),
+            "SLURM_JOB_NODELIST": "localhost",
+        }
+        if "array" in asked:
+            environment |= {"SLURM_ARRAY_JOB_ID": task["array"], "SLURM_ARRAY_TASK_ID": str(task["index"])}
+        if task["restarts"]:
+            environment["SLURM_RESTART_COUNT"] = str(task["restarts"])
+        self.change(name, state="RUNNING", told="")
+        paths = [
+            asked[kind].replace("%A", task["array"]).replace("%a", str(task["index"])).replace("%j", task["raw"])
+            for kind in ("output", "error")
+        ]
+        with Path(paths[0]).open("ab") as out, Path(paths[1]).open("ab") as errors:
+            script = subprocess.Popen(
+                ["bash", task["script"]],
+                cwd=task["cwd"],
+                env=environment,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                while script.poll() is None and not self.tasks()[name]["told"]:
+                    time.sleep(0.02)
+            finally:
+                told = self.tasks()[name]["told"]
+                if script.poll() is None:
+                    os.killpg(script.pid, signal.SIGKILL)
+                code = script.wait()
+        if told == "requeue":
+            self.change(name, state="PENDING", restarts=task["restarts"] + 1)
+            return None
+        self.change(name, state="ENDED")
+        return code

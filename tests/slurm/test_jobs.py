@@ -1,0 +1,405 @@
+"""Sweeps as jobs of Slurm, whose commands are stand-ins: submission, retry, cancellation, and what jobs do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench.benchmark.config import load_run
+from regbench.benchmark.directory import read_record
+from regbench.benchmark.lease import read_attempts
+from regbench.cli import main
+from regbench.slurm import manage
+from regbench.slurm.status import CellStatus
+from tests.plugin import install
+from tests.slurm.standin import Standin
+
+OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
+
+
+class User:
+    """Somebody at the command line, with a sweep file and stand-ins for Slurm."""
+
+    def __init__(self, slurm: Standin, tiny: list[str], folder: Path, program: str) -> None:
+        self.slurm, self.tiny, self.folder, self.program = slurm, tiny, folder, program
+        self.sweep = folder / "runs" / "own"
+
+    def write(self, *cells: str) -> None:
+        common = "".join(f"  - '{override}'\n" for override in self.tiny)
+        rows = "".join(f"  - {cell}\n" for cell in cells)
+        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+
+    def call(self, *words: str) -> Result:
+        return CliRunner().invoke(main, words, env={"REGBENCH_RUNS_DIR": str(self.sweep.parent)})
+
+    def run(self, *words: str) -> str:
+        result = self.call(*words)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def submit(self, *options: str) -> str:
+        return self.run("sweep", str(self.folder / "own.yaml"), *OPTIONS, *options)
+
+    def statuses(self) -> list[CellStatus]:
+        return manage.statuses(self.sweep)
+
+    def states(self) -> list[str]:
+        return [status.state for status in self.statuses()]
+
+    def cells(self) -> list[str]:
+        return [status.cell_id for status in self.statuses()]
+
+
+@pytest.fixture
+def user(standin: Standin, tiny: list[str], tmp_path: Path, program: str) -> User:
+    return User(standin, tiny, tmp_path, program)
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 120.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------ submission
+
+
+def test_what_is_submitted(user: User) -> None:
+    user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
+    assert "4 cells, 0 done, 4 to run" in user.submit("--plan")
+    assert not user.slurm.tasks()
+    options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
+    assert "submitted 4 cells as 1, 4" in user.submit(*options, "cluster.modules=[cuda/13]", "cluster.gpus=2")
+    array, single = (user.slurm.tasks()[name] for name in ("1_0", "4"))
+    asked = array["asked"]
+    assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == ("0-2%2", "gpu", "70", "USR2@33")
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "2", "1")
+    assert asked["gpus-per-node"] == "2"
+    assert asked["requeue"] is True
+    assert "mem" not in asked
+    assert "array" not in single["asked"]
+    assert (single["asked"]["nodes"], single["asked"]["mem"]) == ("4", "1536MB")
+    assert "module load cuda/13\n" in Path(array["script"]).read_text()
+    assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "4"]
+    assert {(status.state, status.detail) for status in user.statuses()} == {("queued", "pending (Priority)")}
+
+
+def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> None:
+    user.write("method=vicreg seed=0,1,2,3")
+    user.submit()
+    assert "all cells are finished, run or wait" in user.submit()
+    user.slurm.lose("1_0", "1_1", "1_2", "1_3")
+    assert set(user.states()) == {"lost"}
+    done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
+    (done / "record.json").write_text('{"status": "done"}')
+    (tuned / "tuning.json").write_text("{}")
+    attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
+    for directory, how in ((tuned, "done"), (running, None)):
+        (directory / "attempts").mkdir()
+        (directory / "attempts" / "0001.json").write_text(json.dumps({**attempt, "ended": how}))
+    assert user.states() == ["done", "tuned", "running", "lost"]
+    output = user.run("retry", "own")
+    assert f"{tuned.name}  VICReg seed 1: was tuned" in output
+    assert f"{lost.name}  VICReg seed 3: was lost" in output
+    assert "submitted 2 cells as 5" in output
+    assert user.slurm.queued() == ["5_0", "5_1"]
+
+
+def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
+    """A cell that is tuned has come through the stages of the choice, and not through the final one."""
+    user.write("method=vicreg method.alignment_weight=10,20")
+    words = ("tune", str(user.folder / "own.yaml"), *OPTIONS)
+    assert "the same command goes on" in user.run(*words)
+    user.slurm.lose(*user.slurm.queued())
+    for status in user.statuses():
+        scores = [{"name": "knn_top1", "split": "tuning", "value": 50.0 + len(status.cell_id), "unit": "%"}]
+        cell = json.loads(json.dumps(load_run([*user.tiny, "method=vicreg"])[0].plain()))
+        record = {"status": "tuned", "scores": scores, "cell": cell}
+        (status.directory / "tuning.json").write_text(json.dumps(record))
+        (status.directory / "attempts").mkdir()
+        attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": "done"}
+        (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
+    assert "nothing to try again" in user.run("retry", "own")
+    assert "submitted 1 cells" in user.run(*words)
+    stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
+    assert stages == [["pretrain", "tune"], ["pretrain", "tune", "final"]]
+
+
+def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
+    (user.slurm.folder / "longest").write_text("3")
+    user.write("method=vicreg seed=0,1,2,3,4")
+    assert "submitted 5 cells as 1, 3, 5" in user.submit()
+    assert user.slurm.queued() == ["1_0", "1_1", "3_0", "3_1", "5"]
+
+
+def test_stages_wait_for_each_other(user: User) -> None:
+    user.write("method=vicreg seed=0,1")
+    user.submit("cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}")
+    asked = [user.slurm.tasks()[name]["asked"] for name in ("1_0", "3_0", "5_1")]
+    assert [entry.get("dependency") for entry in asked] == [None, "aftercorr:1", "aftercorr:3"]
+    assert [(entry["nodes"], entry["cpus-per-task"]) for entry in asked] == [("2", "1"), ("1", "1"), ("1", "2")]
+    assert [status.job for status in user.statuses()] == ["1_0", "1_1"]
+    user.slurm.lose("1_0")
+    assert [status.job for status in user.statuses()] == ["3_0", "1_1"]
+    assert "cancelled 1 cell" in user.run("cancel", "own", user.cells()[1])
+    assert user.slurm.queued() == ["3_0", "5_0"]
+    assert user.states() == ["queued", "cancelled"]
+
+
+def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write("method=vicreg")
+    refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "cluster.partition=none", "seed=2")
+    assert refused.exit_code == 2
+    assert "Slurm refuses the jobs" in refused.output
+    assert "invalid partition specified: none" in refused.output
+    user.submit()
+    user.slurm.away(99)
+    again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
+    for words in ((*again, "seed=1"), ("cancel", "own")):
+        refused = user.call(*words)
+        assert refused.exit_code == 2
+        assert "Slurm does not answer" in refused.output
+    # What it does not know is taken for what it was.
+    (submitted,) = (status for status in user.statuses() if status.job)
+    assert (submitted.state, submitted.detail) == ("queued", "submitted; the scheduler does not answer")
+    user.slurm.away(0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    for command in (again, ("cancel", "own"), ("retry", "own")):
+        refused = user.call(*command)
+        assert refused.exit_code == 2
+        assert refused.output.splitlines()[-1].startswith("regbench: there is no sbatch here")
+    assert "does not answer" in user.run("status", "own")
+
+
+@pytest.mark.parametrize("name", ["50%j", "back\\slash"])
+def test_folders_whose_names_slurm_would_change_are_refused(user: User, name: str) -> None:
+    user.write("method=vicreg")
+    refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, f"runtime.runs_dir='{user.folder / name}'")
+    assert refused.exit_code == 2, refused.output
+    assert name in refused.output
+    assert "choose another folder" in refused.output
+    assert not user.slurm.tasks()
+
+
+# ------------------------------------------------------------------ two at a time, killed half-way
+
+
+def test_two_submissions_at_a_time_submit_each_cell_once(user: User) -> None:
+    user.write("method=vicreg")
+    (user.slurm.folder / "hold").touch()
+    command = [user.program, "sweep", "own.yaml", *OPTIONS]
+    environment = {**os.environ, "REGBENCH_RUNS_DIR": str(user.sweep.parent)}
+    first, second = (
+        subprocess.Popen(
+            [*command, seeds],
+            cwd=user.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for seeds in ("seed=0,1", "seed=1,2")
+    )
+    said: list[str] = []
+    try:
+        wait_for((user.slurm.folder / "holding").exists, "one of them to submit")
+        # The other finds it at work, and says so on its standard error.
+        readers = [threading.Thread(target=lambda p=p: said.extend(p.stderr), daemon=True) for p in (first, second)]
+        for reader in readers:
+            reader.start()
+        wait_for(lambda: any("is at work here; waiting" in line for line in said), "the other to say that it waits")
+        (user.slurm.folder / "hold").unlink()
+        outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    finally:
+        for process in (first, second):
+            process.kill()
+    assert sorted(re.findall(r"submitted (\d) cells", "".join(outputs))) == ["1", "2"]
+    assert [status.seed for status in sorted(user.statuses(), key=lambda status: status.seed)] == [0, 1, 2]
+    assert user.states() == ["queued"] * 3
+    assert len(user.slurm.tasks()) == 3
+
+
+def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write("method=vicreg seed=0,1")
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("regbench.slurm.submit.settle", killed)
+        assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 130
+    assert user.slurm.queued() == ["1_0", "1_1"]
+    assert user.states() == ["pending", "pending"]
+    assert "all cells are finished, run or wait" in user.submit()
+    assert user.slurm.queued() == ["1_0", "1_1"]
+    assert [(status.state, status.job) for status in user.statuses()] == [("queued", "1_0"), ("queued", "1_1")]
+
+
+def test_a_job_that_does_not_know_what_to_do_makes_way(user: User) -> None:
+    """Whoever submits is killed before it gave the job its arguments."""
+    user.write("method=vicreg seed=0,1")
+    (user.slurm.folder / "kill").touch()
+    command = [user.program, "sweep", "own.yaml", *OPTIONS]
+    environment = {**os.environ, "REGBENCH_RUNS_DIR": str(user.sweep.parent)}
+    killed = subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert user.slurm.queued() == ["1_0", "1_1"]
+    (user.slurm.folder / "kill").unlink()
+    assert "submitted 2 cells as 3" in user.submit()
+    assert user.slurm.queued() == ["3_0", "3_1"]
+
+
+# ------------------------------------------------------------------ retry, cancel
+
+
+def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    first, _ = user.cells()
+    assert "cancelled 1 cell" in user.run("cancel", "own", first[:6])
+    assert user.slurm.queued() == ["1_1"]
+    assert user.states() == ["cancelled", "queued"]
+    assert f"{first}  VICReg seed 0: was cancelled" in user.run("retry", "own")
+    assert user.states() == ["queued", "queued"]
+    assert "cancelled 2 cells" in user.run("cancel", "own")
+    assert user.states() == ["cancelled", "cancelled"]
+    assert "cancelled 0 cells" in user.run("cancel", "own")
+
+
+def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User) -> None:
+    user.write("method=vicreg seed=0,1,2")
+    user.submit()
+    first, second, third = user.cells()
+    for name in ("1_0", "1_1"):
+        user.slurm.change(name, reason="launch failed requeued held")
+    user.slurm.change("1_2", state="RUNNING")
+    for cell in (second, third):
+        (user.sweep / cell / "record.json").write_text('{"status": "done"}')
+    output = user.run("retry", "own")
+    assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
+    assert "cancelled 1_1: the cells are finished" in output
+    assert user.slurm.queued() == ["1_0", "1_2"]  # what runs is about to see that there is nothing to do
+    assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
+
+
+def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
+    user.sweep.mkdir(parents=True)
+    (user.sweep / "sweep.json").write_text('{"cells": []}')
+    refused = user.call("retry", "own")
+    assert refused.exit_code == 2
+    assert "was not submitted to Slurm" in refused.output
+    assert "cancelled 0 cells" in user.run("cancel", "own")
+
+
+# ------------------------------------------------------------------ what jobs do
+
+# In every process of a job: a file `<rank>-<life>` beside this module tells what happens to it in its fourth step.
+FAULTS = """
+import os
+import signal
+from pathlib import Path
+
+from regbench.methods.vicreg import VICReg
+
+whole = VICReg.value_and_gradient
+steps = 0
+
+def faulty(*arguments):
+    global steps
+    steps += 1
+    life = os.environ.get("SLURM_PROCID", "") + "-" + os.environ.get("SLURM_RESTART_COUNT", "0")
+    if steps == 4 and (fault := Path(__file__).with_name(life)).exists():
+        if fault.read_text() == "raise":
+            raise ValueError("the true error")
+        os.kill(os.getpid(), getattr(signal, fault.read_text()))
+    return whole(*arguments)
+
+VICReg.value_and_gradient = faulty
+"""
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", install(tmp_path / "faults", "faults", FAULTS))
+    return tmp_path / "faults"
+
+
+def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
+    user: User, faults: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is up while Slurm's controller is away; it is lost then, and tried again from elsewhere."""
+    monkeypatch.chdir(user.folder)
+    user.write("method=vicreg epochs=3")
+    user.submit("runtime.runs_dir=runs")
+    (faults / "0-0").write_text("SIGUSR2")
+    user.slurm.away(0)
+    assert user.slurm.tasks()["1"]["state"] == "PENDING"
+    (directory,) = (status.directory for status in user.statuses())
+
+    threading.Thread(target=_leave_when_trained, args=(user.slurm, directory)).start()
+    assert user.slurm.run("1") is None  # in the queue again
+    assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
+    assert "trying again" in "".join(path.read_text() for path in (user.sweep / "jobs" / "logs").glob("1_0_log.*"))
+    user.slurm.lose("1")
+    (faults / "0-0").unlink()
+
+    (user.folder / "elsewhere").mkdir()
+    monkeypatch.chdir(user.folder / "elsewhere")
+    assert "was lost" in user.run("retry", "own")
+    (name,) = user.slurm.queued()
+    assert user.slurm.run(name) == 0
+    record = read_record(directory)
+    assert record is not None
+    assert [attempt["from_step"] for attempt in record["attempts"]] == [None, 4]
+    assert user.states() == ["done"]
+    assert not list((user.folder / "elsewhere").iterdir())
+
+
+def _leave_when_trained(slurm: Standin, directory: Path) -> None:
+    wait_for(lambda: list((directory / "attempts").glob("*.json")), "the job to begin")
+    slurm.away(2)
+
+
+def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, faults: Path) -> None:
+    user.write("method=vicreg epochs=4")
+    user.submit("cluster.nodes=2")
+    (directory,) = (status.directory for status in user.statuses())
+    (faults / "1-0").write_text("SIGKILL")
+    assert user.slurm.run("1") is None
+    (faults / "1-1").write_text("raise")
+    code = user.slurm.run("1")
+    assert code is not None
+    assert code > 0
+    first, second = read_attempts(directory)
+    assert first["ended"] in (None, "failed")
+    assert (second["ended"], second["progress"]["from_step"]) == ("failed", 3)
+    assert "rank 1: ValueError: the true error" in second["error"]
+    (status,) = user.statuses()
+    assert status.state == "failed"
+    assert "ValueError: the true error" in status.detail
+
+
+def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:
+    user.write("method=vicreg")
+    user.submit("cluster.container=/nowhere/apptainer exec image.sif")
+    assert user.slurm.run("1") is None
+    assert user.states() == ["queued"]
+    assert user.slurm.run("1") == 2
+    (status,) = user.statuses()
+    assert status.state == "failed"
+    assert "job 1 did not come to run regbench" in status.detail
+    assert "/nowhere/apptainer: No such file or directory" in status.detail
+    assert "was failed" in user.run("retry", "own")
+    assert user.states() == ["queued"]
