@@ -490,7 +490,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
             draw([1.055], [y], marker=style.marker, ms=5, ls="")
         else:
             draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
-        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid)
+        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid, parse_math=False)
     axes.set_ylim(low, high)
 
 

@@ -6,6 +6,7 @@ text, and the page's template into HTML. Numbers for further use are in the data
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -479,10 +480,12 @@ def _runners_up(summary: Summary, several: bool) -> list[tuple[tuple[object, ...
 
 def to_markdown(table: Table) -> str:
     """GitHub Markdown with the title as a heading and the notes below."""
-    rows = [[_escape_markdown(c) for c in row] for row in table.rows]
-    heads = [_escape_markdown(Cell(column.name)) for column in table.columns]
+    rows = [[f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row] for row in table.rows]
+    heads = [_markdown(column.name) for column in table.columns]
     body = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table))
-    return "\n\n".join([f"### {table.title}", body, *(f"- {note}" for note in table.notes)]) + "\n"
+    return (
+        "\n\n".join([f"### {_markdown(table.title)}", body, *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
+    )
 
 
 def to_latex(table: Table) -> str:
@@ -493,7 +496,7 @@ def to_latex(table: Table) -> str:
         " & ".join(f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row) for row in table.rows
     ]
     lines = [
-        *(f"% {' '.join(line.split())}" for line in [table.title, *table.notes]),
+        *(f"% {_one_line(line)}" for line in [table.title, *table.notes]),
         f"\\begin{{tabular}}{{{columns}}}",
     ]
     lines += ["\\toprule", f"{head} \\\\", "\\midrule", *(f"{row} \\\\" for row in rows), "\\bottomrule"]
@@ -505,7 +508,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
     keep = list(range(len(table.columns)))
     while True:
         heads = [_wrap(table.columns[i].name) for i in keep]
-        rows = [[row[i].text + "*" * row[i].bold for i in keep] for row in table.rows]
+        rows = [[_one_line(row[i].text) + "*" * row[i].bold for i in keep] for row in table.rows]
         align = [_alignment(table)[i] for i in keep]
         text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=align)
         spare = max(keep, key=lambda i: table.columns[i].spare)
@@ -568,14 +571,25 @@ def _alignment(table: Table) -> list[str]:
     return ["right" if column.numeric else "left" for column in table.columns]
 
 
-def _escape_markdown(cell: Cell) -> str:
-    text = " ".join(cell.text.split()).replace("|", "\\|")
-    return f"**{text}**" if cell.bold else text
+def _one_line(text: str) -> str:
+    """Text of others without line breaks and control characters."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
+# What Markdown takes for its own: an underscore within a word, or a bracket that no link follows, is left as it is.
+_MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|^#")
+
+
+def _markdown(text: str) -> str:
+    """Markdown that shows the text as it is."""
+    text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 
 
 _LATEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
     **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"[": "{[}", "*": "{*}", "`": r"\textasciigrave{}"},  # the first two would be an argument of the rule above
     **{"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "–": "--", "×": r"$\times$", "⁺": "$^+$", "…": r"\dots{}"},
     **{"α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
 }
@@ -584,7 +598,7 @@ _LATEX = {
 def _latex(text: str) -> str:
     """ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
     out = []
-    for c in " ".join(text.split()):
+    for c in _one_line(text):
         plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
         out.append(_LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain))
     return "".join(out)

@@ -351,6 +351,14 @@ def test_text_from_records_is_escaped(runs: Path, tmp_path: Path, record: Make) 
     assert "<script>alert(1)</script>" in page.text
 
 
+def test_labels_are_no_formulas_in_figures(runs: Path, tmp_path: Path, record: Make) -> None:
+    record("$x_1$", linear=75.0)
+    record("$\\nothing{$", linear=74.0)
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    assert ">$x_1$</text>" in text
+    assert ">$\\nothing{$</text>" in text
+
+
 @pytest.mark.usefixtures("sweep")
 def test_where_it_cannot_write(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -577,6 +577,70 @@ def test_markdown(record: Make, summary: Callable[[], Summary]) -> None:
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(table.columns) + 1}
 
 
+FOREIGN = {
+    "<script>alert(1)</script>": "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "a|b\nc": "a\\|b c",
+    "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ [u\\](v) \\~\\~w\\~\\~ \\$m\\$",
+    "back\\|slash &lt; snake_case": "back\\\\\\|slash &amp;lt; snake_case",
+    "# heading": "\\# heading",
+    "\x1b[31mred\x00": "[31mred",
+}
+
+
+@pytest.mark.parametrize(("foreign", "shown"), FOREIGN.items())
+def test_markdown_shows_the_text_of_others_as_text(
+    runs: Path, record: Make, summary: Callable[[], Summary], foreign: str, shown: str
+) -> None:
+    record(foreign, knn=70.0, cell={"method": {"name": foreign, "detail": foreign}}, cost={"peak_memory_kind": foreign})
+    record("AUH", status="diverged", environment={"git": foreign})
+    record("VICReg", 1, status="diverged", knn=None)
+    plan = [{"id": "f" * 12, "label": "DCL", "seed": 0}]
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
+    attempt = runs / "quickstart" / ("f" * 12) / "attempts" / "0001.json"
+    attempt.parent.mkdir(parents=True)
+    attempt.write_text(json.dumps({"ended": "failed", "error": foreign}))
+    (attempt.parents[1] / "config.yaml").touch()
+    one = summary()
+    made = [tables.leaderboard(one), tables.memory_table(one), tables.hyperparameters_table(one)]
+    for table in made:
+        text = tables.to_markdown(table)
+        assert f"| {shown}" in text or f"| **{shown}" in text
+        assert text.replace(shown, "").count(foreign) == 0
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + len(table.rows)
+        assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {len(table.columns) + 1}
+    notes = [line for line in tables.to_markdown(made[0]).splitlines() if line.startswith("- ")]
+    assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
+    assert any(f"more than one state of the code: {shown}" in note or f", {shown}." in note for note in notes)
+    title = tables.to_markdown(tables.Table("x", foreign, [], [], []))
+    assert title.startswith(f"### {shown}\n")
+
+
+def test_latex_takes_no_text_for_an_argument() -> None:
+    """After a row's end or a rule, LaTeX takes [ and * for its own, wherever the next line begins."""
+    columns = [tables.Column("[2pt]", numeric=False)]
+    text = tables.to_latex(
+        tables.Table("x", "a\nb", columns, [[tables.Cell("[x]")], [tables.Cell("*y `z`\x1b")]], ["n\nm"])
+    )
+    assert text.splitlines() == [
+        "% a b",
+        "% n m",
+        "\\begin{tabular}{l}",
+        "\\toprule",
+        "{[}2pt] \\\\",
+        "\\midrule",
+        "{[}x] \\\\",
+        "{*}y \\textasciigrave{}z\\textasciigrave{} \\\\",
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+
+
+def test_a_terminal_gets_no_control_characters(record: Make, summary: Callable[[], Summary]) -> None:
+    record("a\x1b[31mb\nc\td")
+    assert "| a[31mb c d |" in tables.to_terminal(tables.leaderboard(summary()))
+
+
 def test_terminal_text_fits(record: Make, summary: Callable[[], Summary]) -> None:
     for label in ("SFRIK (L=3)", "generalized distance", "a method with quite a long name"):
         for seed in (0, 1):
