@@ -582,7 +582,6 @@ FOREIGN = {
     "a|b\nc": "a\\|b c",
     "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ [u\\](v) \\~\\~w\\~\\~ \\$m\\$",
     "back\\|slash &lt; snake_case": "back\\\\\\|slash &amp;lt; snake_case",
-    "# heading": "\\# heading",
     "\x1b[31mred\x00": "[31mred",
 }
 
@@ -614,6 +613,11 @@ def test_markdown_shows_the_text_of_others_as_text(
     assert any(f"more than one state of the code: {shown}" in note or f", {shown}." in note for note in notes)
     title = tables.to_markdown(tables.Table("x", foreign, [], [], []))
     assert title.startswith(f"### {shown}\n")
+
+
+def test_a_note_is_no_heading() -> None:
+    text = tables.to_markdown(tables.Table("x", "# title", [tables.Column("a")], [], ["# note", "no # 1"]))
+    assert [line for line in text.splitlines() if "#" in line] == ["### \\# title", "- \\# note", "- no # 1"]
 
 
 def test_latex_takes_no_text_for_an_argument() -> None:
