@@ -580,6 +580,7 @@ def test_the_papers_protocol_on_in20(name: str) -> None:
     for cell in preset(name).cells:
         assert (cell.batch_size, cell.epochs, cell.optimizer.warmup_epochs) == (2048, 100, 10)
         assert (cell.optimizer.weight_decay, cell.optimizer.momentum) == (1e-6, 0.9)
+        assert (cell.optimizer.trust_coefficient, cell.optimizer.final_lr_fraction) == (0.001, 0.001)
         assert (cell.network.backbone, cell.network.hidden_dim) == ("resnet18", None)
         assert (cell.dataset.train_per_class, cell.dataset.tuning_per_class) == (260, 260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regbench.benchmark.config import ProbeConfig
 from regbench.benchmark.evaluate import Features, LinearHeads
 from regbench.benchmark.evaluate import state as states
+from regbench.benchmark.evaluate.linear import correct_answers, shuffled
 from regbench.benchmark.evaluate.state import State
 
 CPU = torch.device("cpu")
@@ -144,6 +145,35 @@ def test_a_rate_that_diverges_spoils_no_other() -> None:
     good, bad = fitted(replace(PROBE, learning_rates=(0.4, 1e38)), 4).accuracies(queries)
     assert good == fitted(replace(PROBE, learning_rates=(0.4,)), 4).accuracies(queries)[0]
     assert bad[0] < good[0]
+
+
+def test_an_answer_that_is_no_number_is_none() -> None:
+    """Of two heads, six classes and four images."""
+    nan = float("nan")
+    rows = [
+        [nan, 2.0, 1.0, 0.0, -1.0, -2.0],
+        [5.0, nan, nan, nan, nan, nan],
+        [nan] * 6,
+        [0.0, float("inf"), 1, 2, 3, 4],
+    ]
+    logits = torch.tensor([rows, [[6.0, 5.0, 4.0, 3.0, 2.0, 1.0]] * 4])
+    assert correct_answers(logits, torch.tensor([1, 0, 0, 1])).tolist() == [[3, 3], [2, 4]]
+    assert correct_answers(logits, torch.tensor([0, 1, 3, 0])).tolist() == [[0, 0], [2, 4]]
+    assert correct_answers(logits, torch.tensor([5, 5, 5, 5])).tolist() == [[0, 2], [0, 0]]
+
+
+def test_every_image_comes_once_in_an_epoch_in_an_order_of_its_own() -> None:
+    features = Features(torch.arange(70.0)[:, None].repeat(1, 6), torch.arange(70))
+    orders = {}
+    for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 0)):
+        found = list(shuffled(features, 32, seed, CPU, epoch))
+        assert [len(y) for _, y in found] == [32, 32, 6]
+        for x, y in found:
+            assert torch.equal(x, y[:, None].float().repeat(1, 6))
+        order = tuple(torch.cat([y for _, y in found]).tolist())
+        assert sorted(order) == list(range(70))
+        assert orders.setdefault((seed, epoch), order) == order
+    assert len(set(orders.values())) == 5
 
 
 class Killed(BaseException):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from regbench.benchmark.config import Cell, EvaluationConfig, FineTuneConfig, Pr
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Images
+from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import resolve
@@ -170,11 +172,21 @@ def test_probing_with_many_rates_is_as_with_each_alone(make: Make, features: str
     assert scores == alone[best]
 
 
-@pytest.mark.parametrize("protocol", ["labels1", "labels10"])
+@pytest.mark.parametrize(
+    ("protocol", "backbone_rates", "head_rates"),
+    [("labels1", (0.0, 0.05), (1e-4, 0.1)), ("labels10", (0.05, 0.0), (0.1, 1e-4))],
+    ids=["labels1", "labels10"],
+)
 def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
-    protocol: str, make: Make, few: DatasetConfig, tmp_path: Path
+    protocol: str,
+    backbone_rates: tuple[float, ...],
+    head_rates: tuple[float, ...],
+    make: Make,
+    few: DatasetConfig,
+    tmp_path: Path,
 ) -> None:
-    evaluator = make("run", **{protocol: tuning(few)})
+    config = tuning(few, backbone_learning_rates=backbone_rates, head_learning_rates=head_rates)
+    evaluator = make("run", **{protocol: config})
     module = evaluator._backbone.module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     scores = evaluator.run(protocol)
@@ -183,7 +195,9 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     names = [(f"{protocol}_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")]
     assert list(named(scores)) == names
     entry = json.loads((tmp_path / "run" / "choice.json").read_text())[f"{protocol}_learning_rates"]
-    assert list(entry["candidates"]) == ["0 and 0.0001", "0 and 0.1", "0.05 and 0.0001", "0.05 and 0.1"]
+    assert list(entry["candidates"]) == [
+        f"{backbone:g} and {head:g}" for backbone in backbone_rates for head in head_rates
+    ]
     best = max(entry["candidates"], key=lambda pair: entry["candidates"][pair])
     assert [f"{rate:g}" for rate in entry["chosen"].values()] == best.split(" and ")
     assert entry["selected_on"] == "tuning"
@@ -194,6 +208,33 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     chosen = tuple((rate,) for rate in entry["chosen"].values())
     alone = make("alone", **{protocol: tuning(few, backbone_learning_rates=chosen[0], head_learning_rates=chosen[1])})
     assert named(alone.run(protocol)) == named(scores)
+
+
+@pytest.mark.parametrize("features", ["cached", "augmented"])
+def test_the_runs_seed_decides_a_probes_weights_and_batches(
+    make: Make, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by hand with the seed 1 of the run for both, and with no other for either."""
+    kept: list[torch.Tensor] = []
+
+    def keep(state: State, done: str, *, tensors: list[torch.Tensor], **changes: Any) -> None:
+        kept.append(tensors[0].clone())
+
+    monkeypatch.setattr(State, "save", keep)
+    config = probing(features=features, learning_rates=(0.1,), epochs=1)
+    evaluator = make("run", probe=config)
+    evaluator.run("probe")
+    (found,) = kept
+    images, backbone, cpu = evaluator._images, evaluator._backbone, torch.device("cpu")
+    bank, _ = images.features(backbone, "train", config.interpolation, 64)
+    for weights_seed, batches_seed in ((1, 1), (0, 1), (1, 0)):
+        heads = LinearHeads(backbone.dim, 3, config, weights_seed, cpu)
+        with images.augmented(config, batches_seed) as epochs:
+            if features == "cached":
+                heads.fit(partial(shuffled, bank, config.batch_size, batches_seed, cpu))
+            else:
+                heads.fit(lambda number, epochs=epochs: ((backbone.represent(x), y) for x, y in epochs(number)))  # type: ignore[misc]
+        assert torch.equal(heads._weight_HDC, found) == (weights_seed == batches_seed == 1)
 
 
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
@@ -302,6 +343,24 @@ def test_other_settings_or_weights_do_not_go_on_from_a_state(
         next(evaluator._backbone.module.parameters()).mul_(2)
     assert evaluator._state("probe", evaluator._images, config).data == {}
     assert make("run", probe=config)._state("probe", evaluator._images, config).data["epoch"] == 1
+
+
+def test_a_choice_on_another_split_does_not_go_on_from_a_state(
+    make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = State.save
+    config = tuning(few, epochs=1, head_learning_rates=(0.1,))
+
+    def killed(state: State, done: str, **changes: Any) -> None:
+        save(state, done, **changes)
+        if changes.get("tried") == 1:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "save", killed)
+        make("run", labels1=config).run("labels1")
+    found, expected = (make(folder, labels1=config, select_on="test").run("labels1") for folder in ("run", "fresh"))
+    assert found == expected
 
 
 def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: Path) -> None:

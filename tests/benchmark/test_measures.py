@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regbench.benchmark.evaluate.measures import (
-    LIDAR_DELTA,
     alignment,
     alpha_req,
     lidar,
@@ -140,10 +139,10 @@ def test_lidar_of_perfectly_separated_images_is_the_rank_of_their_means() -> Non
 
 
 def test_lidar_by_its_formula() -> None:
-    """With the square root of Σ_w as in the paper, in plain loops."""
+    """With the square root of Σ_w and δ = 1e-4 as in the paper, in plain loops."""
     x = gaussian(30, 6, 5) * torch.tensor([1.0, 2.0, 0.5, 0.1, 0.0]) + 3 * gaussian(30, 1, 5, seed=1)
     mean = x.mean(dim=(0, 1))
-    between, within = torch.zeros(5, 5, dtype=torch.float64), LIDAR_DELTA * torch.eye(5, dtype=torch.float64)
+    between, within = torch.zeros(5, 5, dtype=torch.float64), 1e-4 * torch.eye(5, dtype=torch.float64)
     for views in x:
         centre = views.mean(dim=0)
         between += torch.outer(centre - mean, centre - mean) / 30

@@ -539,6 +539,15 @@ def test_it_may_end_between_any_two_files(
         assert contents(data / "insects") == contents(tmp_path / "insects")
     # The manifest is the last one, and all that it missed.
     assert renamed[-1].name == "unfinished.json" and len(renamed) == 7
+    # Beside files that are written anew there is no manifest of the old ones.
+    for last in (0, 4):  # noqa: B007  # for replace_some
+        renamed.clear()
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "replace", replace_some)
+            prepare(config, tmp_path, source_dir=root, progress=False, force=True)
+        with pytest.raises(RegbenchError, match="is not prepared"):
+            Manifest.load(tmp_path, "insects")
+        prepare(config, tmp_path, source_dir=root, progress=False)
 
 
 def unfinished(tmp_path: Path, root: Path, config: DatasetConfig) -> Path:

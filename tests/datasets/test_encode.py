@@ -157,6 +157,19 @@ def test_shrinking_averages_and_quality_is_obeyed(folder_config: Config) -> None
     assert sizes[0] < sizes[1] / 2
 
 
+def test_shrinking_is_bicubic_and_keeps_colours_sharp(folder_config: Config) -> None:
+    content = saved(RGB, "PNG")
+    sample = encode(content, 0, "", folder_config(resize_px=13, jpeg_quality=100))
+    assert isinstance(sample, Sample)
+    bicubic, bilinear = (
+        np.asarray(RGB.resize((19, 13), kind)).astype(int)
+        for kind in (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
+    )
+    # A JPEG of the best quality is off by a few levels, and by far more where its colours are not of every pixel.
+    assert np.abs(pixels(sample) - bicubic).max() <= 6
+    assert np.abs(bilinear - bicubic).max() > 20
+
+
 def test_results_come_in_order_and_not_far_ahead() -> None:
     drawn = []
 
