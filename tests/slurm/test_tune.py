@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, load_run, load_sweep
-from regbench.benchmark.run import run_cell
+from regbench.benchmark.run import chosen_hyperparameters, run_cell
 from regbench.cli import main
 from regbench.datasets.loader import EvalLoader
 from regbench.files import write_text
@@ -185,6 +185,9 @@ def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder:
     expected = [(cells[0].id, 0), ("", 1), (cells[3].id, 0), (untrained.id, 0), ("", 1)]
     assert [(cell.id if cell.seed == 0 else "", cell.seed) for cell in finals] == expected
     assert finals[1].label == "VICReg"
+    # There was nothing to choose for the network without training, whose test split is open as that of the chosen.
+    for cell, selected_on in ((untrained, "given"), (cells[0], "tuning")):
+        assert chosen_hyperparameters(folder / cell.id, cell, final=True)["selected_on"] == selected_on
 
 
 def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: Path, tiny_data_dir: Path) -> None:
@@ -289,6 +292,27 @@ def test_a_search_proposes_equally_many_distinct_configurations(
     weights = [entry["params"]["method.alignment_weight"] for entry in sfrik]
     assert all(1 <= weight <= 10_000 for weight in weights)
     assert {entry["params"]["method.alignment_weight"] for entry in others[0]} <= {"10", "20", "30"}
+
+
+def test_a_search_seeks_the_best_on_the_scale_it_is_given(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After four that are drawn at random, of which a logarithmic scale has as many below 100 as above."""
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
+    # Proposals depend on all that the sweep's file says.
+    rows = ["method=sfrik_l2 method.alignment_weight=tag(log,interval(1,10000))"]
+    path = sweep_file(tmp_path, rows, ["epochs=1", "optimizer.warmup_epochs=0"])
+    weights = []
+    for best in (1.0, 10_000.0):
+        (entries,) = search(path, folder, 6, best=best)
+        weights.append([entry["params"]["method.alignment_weight"] for entry in entries])
+        for file in folder.rglob("*.json"):
+            file.unlink()
+    low, high = weights
+    assert low[:4] == high[:4]
+    assert min(low[:4]) < 100 < max(low[:4])
+    assert sum(low[4:]) < 100 < sum(high[4:])
 
 
 def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path, settings: list[str], folder: Path) -> None:
