@@ -10,13 +10,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from regbench import methods
+from regbench import RegbenchError, methods
 from regbench.benchmark.config import Cell, Cluster, Runtime, Sweep
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.plan import Needs, predict
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.published import PUBLISHED
 
 GPU_SHARE = 0.9
 """Of a GPU's memory that a prediction may take: workspaces, the CUDA context and fragments need the rest."""
+
+ASSUMED_FLOP_PER_S = 50e12
+"""Of a GPU on which no like cell has run: an A100 trains a ResNet-50 in bf16 with about so many (2,000 images/s)."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,9 @@ class Planned:
         gpus: Of its training, over all nodes.
         needs: Of a training step; None for an untrained network.
         fits: Whether that fits the GPUs, if their memory is known.
-        gpu_hours: By the time of like cells that have run; None if there are none.
+        gpu_hours: By the time of like cells that have run, else those of the training by its FLOP; None if neither is
+            known.
+        from_flop: Whether they are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
     """
 
     cell: Cell
@@ -38,6 +45,7 @@ class Planned:
     needs: Needs | None
     fits: bool | None
     gpu_hours: float | None
+    from_flop: bool
 
 
 def plan(sweep: Sweep, *, progress: bool) -> list[Planned]:
@@ -66,8 +74,28 @@ def plan(sweep: Sweep, *, progress: bool) -> list[Planned]:
         limit = pretrain.gpu_memory_gib
         fits = None if needs is None or limit is None else needs.peak_bytes <= GPU_SHARE * limit * 2**30
         done = (folder / sweep.name / cell.id / "record.json").exists()
-        planned.append(Planned(cell, done, pretrain.processes, needs, fits, None if done else hours.of(cell)))
+        known_hours = None if done else hours.of(cell)
+        flop_hours = None
+        if not done and known_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
+            flop_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
+        gpu_hours = known_hours if flop_hours is None else flop_hours
+        planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, flop_hours is not None))
     return planned
+
+
+def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
+    """GPU hours of the training; None if the number of images is not known."""
+    dataset = cell.dataset
+    try:
+        manifest = Manifest.load(data_dir, dataset.name)
+        images: int | None = manifest.splits[manifest.pretraining_split]["num_samples"]
+    except RegbenchError:  # not prepared yet
+        published = PUBLISHED[dataset.published].num_images if dataset.published else {}
+        images = dataset.train_per_class and dataset.train_per_class * dataset.num_classes
+        images = images or published.get("unlabeled", published.get("train"))
+    if images is None:
+        return None
+    return images // cell.batch_size * cell.epochs * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
 
 
 def needs_of(cell: Cell, runtime: Runtime, cluster: Cluster) -> Needs:
@@ -143,21 +171,29 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             "TFLOP/step": f"{needs.flop_per_step / 1e12:.3g}" if needs else "–",
             "sent GB/step": f"{needs.sent_bytes_per_step / 1e9:.3g}" if needs else "–",
             "checkpoint GB": f"{needs.checkpoint_bytes / 1e9:.3g}" if needs else "–",
-            "GPU hours": "–" if entry.gpu_hours is None else f"{entry.gpu_hours:.3g}",
+            "GPU hours": "–" if entry.gpu_hours is None else f"{'≈ ' * entry.from_flop}{entry.gpu_hours:.3g}",
         }
 
 
 def summary(planned: Sequence[Planned]) -> str:
     """The plan in one line."""
     todo = [entry for entry in planned if not entry.done]
-    hours = [entry.gpu_hours for entry in todo]
-    known = sum(value for value in hours if value is not None)
-    unknown = sum(value is None for value in hours)
     parts = [f"{len(planned)} cells, {len(planned) - len(todo)} done, {len(todo)} to run"]
-    if todo and unknown < len(todo):
-        parts.append(f"{known:.3g} GPU hours by the time of like cells" + f" ({unknown} cells unknown)" * bool(unknown))
-    elif todo:
-        parts.append("GPU hours unknown: no like cell has run yet")
+    timed, estimated = (
+        [entry.gpu_hours for entry in todo if entry.gpu_hours is not None and entry.from_flop == from_flop]
+        for from_flop in (False, True)
+    )
+    if timed:
+        parts.append(f"{sum(timed):.3g} GPU hours by the time of like cells")
+    if estimated:
+        of = f" of {len(estimated)} cells" if len(estimated) < len(todo) else ""
+        parts.append(
+            f"≈ {sum(estimated):.3g} GPU hours for the training{of}: an estimate from FLOP, as no like cell has run "
+            f"yet, at {ASSUMED_FLOP_PER_S / 1e12:g} TFLOP/s a GPU"
+        )
+    if unknown := len(todo) - len(timed) - len(estimated):
+        of = f" of {unknown} cells" if unknown < len(todo) else ""
+        parts.append(f"GPU hours{of} unknown: no like cell has run yet")
     peaks = [entry.needs.peak_bytes for entry in todo if entry.needs]
     if peaks:
         # Two checkpoints lie side by side while a cell trains.

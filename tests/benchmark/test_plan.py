@@ -150,6 +150,11 @@ def test_parameters_checkpoint_and_what_is_sent() -> None:
     assert needs.sent_bytes_per_step == pytest.approx(gradients + gathered, rel=0.005)
 
 
+def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
+    one, four = (predict(small_cell("batch_size=256"), world_size=ranks).flop_per_step for ranks in (1, 4))
+    assert four == pytest.approx(one, rel=0.01)
+
+
 def test_sharing_the_momentum() -> None:
     whole, shared = (predict(small_cell(), world_size=4, shard_optimizer=shard) for shard in (False, True))
     assert shared.parts_bytes["momentum"] < 0.3 * whole.parts_bytes["momentum"]

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from regbench.benchmark.config import load_run
+from regbench.benchmark.config import STAGES, load_run
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.lease import read_attempts
 from regbench.cli import main
 from regbench.slurm import manage
+from regbench.slurm.job import SlurmJob
 from regbench.slurm.status import CellStatus
 from tests.plugin import install
 from tests.slurm.standin import Standin
@@ -389,6 +390,32 @@ def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, fault
     (status,) = user.statuses()
     assert status.state == "failed"
     assert "ValueError: the true error" in status.detail
+
+
+def test_the_processes_of_a_job_know_each_other(
+    standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixth of eight on two nodes, in two lives of a job."""
+    environment = {"JOB_ID": "7", "PROCID": "5", "LOCALID": "1", "NTASKS": "8", "NNODES": "2", "JOB_NODELIST": "n[1-2]"}
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    for name in (*ranks, "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
+    monkeypatch.setattr("regbench.slurm.job._log_to_file", lambda: None)  # pytest has handlers of its own
+    handler = signal.getsignal(signal.SIGCONT)
+    cell, runtime = load_run(tiny)
+    try:
+        SlurmJob()(cell.to_dict(), runtime, "own", STAGES)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        SlurmJob()(cell.to_dict(), runtime, "own", STAGES)
+    finally:
+        signal.signal(signal.SIGCONT, handler)
+    assert [seen[0][name] for name in ranks] == ["5", "8", "1", "4", "localhost"]
+    assert seen[0]["MASTER_PORT"] != seen[1]["MASTER_PORT"]
 
 
 def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:

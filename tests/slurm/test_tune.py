@@ -166,6 +166,20 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     assert tune.choose(folder) == choice
 
 
+def test_the_choice_is_by_the_score_of_its_own_split(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+) -> None:
+    two = cells[:2]
+    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
+        score(folder, cell, tuning)
+        record = json.loads((folder / cell.id / "tuning.json").read_text())
+        record["scores"].insert(0, {"name": "knn_top1", "split": "test", "value": test, "unit": "%"})
+        write_text(folder / cell.id / "tuning.json", json.dumps(record))
+    (entry,) = tune.choose(folder)["choices"]
+    assert (entry["chosen"], entry["ranking"][0]["value"]) == (two[1].id, 60.0)
+
+
 def test_a_tuning_can_do_without_linear_probing(
     tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
 ) -> None:

@@ -1,0 +1,86 @@
+"""What a sweep will take: hours by cells that have run or by FLOP, and what fits a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench.benchmark.config import load_grid
+from regbench.files import write_text
+from regbench.slurm.plan import plan, rows, summary
+
+IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet50", "batch_size=256", "cluster.gpus=8")
+
+
+def ran(runs: Path, overrides: list[str], **more: Any) -> None:
+    """A finished cell of another sweep."""
+    cell = load_grid(overrides).cells[0]
+    record = {
+        "status": "done",
+        "method": cell.plain()["method"]["name"],
+        "cell": cell.plain(),
+        "environment": {"world_size": 1},
+        "cost": {"train_s": 1.0, "evaluate_s": 0.0},
+        **more,
+    }
+    write_text(runs / "other" / cell.id / "record.json", json.dumps(record))
+
+
+def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:
+    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for the evaluation, takes 10 epochs 1800 s."""
+    runs = tmp_path / "runs"
+    environment, cost = {"world_size": 2}, {"train_s": 120.0, "evaluate_s": 600.0}
+    ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
+    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost={"train_s": 1e9, "evaluate_s": 1e9})
+    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost={"train_s": 1e9, "evaluate_s": 1e9})
+    planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]), progress=False)
+    assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
+    assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
+    assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
+    # Of another method there is at least the time of the same network on the same images: the median of both.
+    (other,) = plan(load_grid([*tiny, "method=simclr"]), progress=False)
+    assert other.gpu_hours is not None
+    assert not other.from_flop
+
+
+def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
+    """100 epochs of 1,281,167 images, two views each, in a ResNet-50: 24.5 GFLOP a view, and the projector's."""
+    where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
+    settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.hidden_dim=64", "epochs=100"]
+    (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]), progress=False)
+    assert entry.from_flop
+    assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 24.3e9 / 50e12 / 3600, rel=0.02)
+    (row,) = rows([entry])
+    assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
+    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary([entry])
+    assert "at 50 TFLOP/s a GPU" in summary([entry])
+
+
+def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:
+    """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
+    (own,) = plan(load_grid([*tiny, "method=vicreg"]), progress=False)
+    (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]), progress=False)
+    unknown = [*tiny, "method=vicreg", "runtime.device=cuda", "dataset.name=other", "dataset.train_per_class=null"]
+    (images,) = plan(load_grid(unknown), progress=False)
+    assert (own.gpu_hours, images.gpu_hours) == (None, None)
+    assert gpu.gpu_hours is not None
+    assert gpu.needs is not None
+    assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)  # 120 images, 2 epochs
+    assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
+    assert "GPU hours of 1 cells unknown" in summary([own, gpu])
+    assert "for the training of 1 cells: an estimate" in summary([own, gpu])
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.89, True), (0.91, False)])
+def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str], share: float, fits: bool) -> None:
+    settings = [*tiny, "method=vicreg"]
+    (entry,) = plan(load_grid(settings), progress=False)
+    assert entry.needs is not None
+    assert entry.fits is None
+    gib = entry.needs.peak_bytes / share / 2**30
+    (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]), progress=False)
+    assert limited.fits is fits
+    assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]
