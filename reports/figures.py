@@ -57,6 +57,9 @@ LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the P
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 
+_TEXT_PT = 9
+_SMALLEST_TEXT_PX = 11  # of an SVG on the page
+
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
@@ -313,7 +316,7 @@ def settings(ink: str) -> AbstractContextManager[None]:
     return matplotlib.rc_context(
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
-            "font.size": 9,
+            "font.size": _TEXT_PT,
             "svg.fonttype": "none",
             "svg.hashsalt": "regbench",
             "axes.spines.top": False,
@@ -574,6 +577,9 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor").replace("xlink:href", "href")
+    # Where there is less room, as on a phone, the page scrolls rather than make the text smaller than can be read.
+    width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
+    text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r"(\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough, and half the size

@@ -76,9 +76,10 @@ document.getElementById("theme").addEventListener("click", () => {
 function sortable(table, sort) {
   const heads = $$("thead th", table);
   heads.forEach((head, column) => {
-    const button = h("button", { type: "button", title: "Sort" }, ...head.childNodes);
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
+    // The button is for the keyboard and for screen readers; a click anywhere in the cell does the same.
+    head.replaceChildren(h("button", { type: "button" }, ...head.childNodes));
+    head.title = "Sort";
+    head.addEventListener("click", () => {
       const first = head.classList.contains("n") ? "descending" : "ascending";
       const other = first === "descending" ? "ascending" : "descending";
       const next = head.getAttribute("aria-sort") === first ? other : first;

@@ -7,8 +7,9 @@ correction (1979) keeps the chance of one false difference at 5 % for all of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -66,13 +67,38 @@ class Best:
 
     Attributes:
         rows: Their positions: the best mean, and those that the test cannot tell from it.
-        tested: How many rows were held against the best.
-        untested: Positions of those that share too few seeds with it.
+        top: The position of the best mean; None where there is no score.
+        p: Position of each other row with a score -> corrected p of its difference from the best; NaN with fewer than
+            `MIN_PAIRS` seeds in common.
     """
 
-    rows: frozenset[int]
-    tested: int
-    untested: tuple[int, ...]
+    rows: frozenset[int] = frozenset()
+    top: int | None = None
+    p: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> int:
+        """How many rows were held against the best."""
+        return len(self.p) - len(self.untested)
+
+    @property
+    def untested(self) -> tuple[int, ...]:
+        """Positions of those that share too few seeds with it."""
+        return tuple(i for i, p in self.p.items() if math.isnan(p))
+
+    def reason(self, i: int) -> str:
+        """Why a row is among them, or is not; empty where it has no score."""
+        if i == self.top:
+            return "the best mean of this column"
+        if i not in self.p:
+            return ""
+        if math.isnan(self.p[i]):
+            tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
+        else:
+            told = "significantly" if self.p[i] <= LEVEL else "not significantly"
+            tested = f"{told} different from the best: p = {self.p[i]:.2g} (paired t-test, Holm's correction)"
+        same = i in self.rows and not self.p[i] > LEVEL
+        return f"the same as the best, as printed; {tested}" if same else tested
 
 
 def best(scores: Sequence[Mapping[int, float]], decimals: int = 2) -> Best:
@@ -84,11 +110,10 @@ def best(scores: Sequence[Mapping[int, float]], decimals: int = 2) -> Best:
     """
     means = [float(np.mean(list(row.values()))) if row else -np.inf for row in scores]
     if not any(scores):
-        return Best(frozenset(), 0, ())
+        return Best()
     top = int(np.argmax(means))
     equal = {i for i, mean in enumerate(means) if round(mean, decimals) == round(means[top], decimals)}
     others = [i for i, row in enumerate(scores) if row and i != top]
     p = holm([c.p for c in compare(scores[top], [scores[i] for i in others])])
     alike = {i for i, value in zip(others, p, strict=True) if value > LEVEL}
-    untested = tuple(i for i, value in zip(others, p, strict=True) if np.isnan(value))
-    return Best(frozenset(equal | alike | {top}), len(others) - len(untested), untested)
+    return Best(frozenset(equal | alike | {top}), top, dict(zip(others, p, strict=True)))

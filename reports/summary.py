@@ -466,11 +466,32 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
         "Bold: the best mean of its column, and every row that a paired t-test over shared seeds cannot tell from it "
         f"at {100 * LEVEL:.0f} % (Holm's correction for up to {tested} comparisons with the best)."
     ]
+    notes += [note for name, one in zip(names, found, strict=True) if (note := _crossing(summary, name, one))]
     untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
     if untested:
         shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
         notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
+
+
+def _crossing(summary: Summary, name: str, one: Best) -> str:
+    """Why a mean is bold though a higher one is not; empty where there is no such one."""
+    means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
+    low = min(one.rows, key=lambda i: means[i], default=None)
+    high = max(means.keys() - one.rows, key=lambda i: means[i], default=None)
+    if low is None or high is None or means[high] <= means[low]:
+        return ""
+    below, above = (f"{summary.rows[i].name} ({means[i]:.2f})" for i in (low, high))
+    why = (
+        "shares too few seeds with the best to be tested"
+        if high in one.untested
+        else "differs from it by much the same on every seed, which the test can tell"
+    )
+    score = name.replace("_top", " top-").replace("_", " ")
+    return (
+        f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
+        f"so much over them that it cannot be told from the best; the second {why}."
+    )
 
 
 def _machine(record: Record) -> str:

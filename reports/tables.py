@@ -16,7 +16,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from regbench.reports import paper
-from regbench.reports.significance import MIN_PAIRS, compare, holm
+from regbench.reports.significance import MIN_PAIRS, Best, compare, holm
 from regbench.reports.summary import DASH as DASH
 from regbench.reports.summary import SELECTION_TITLES, Configuration, Row, Stat, Summary, best_notes, is_setting
 
@@ -73,10 +73,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one cell; bold marks the best of its column."""
+    """Text of one cell; bold marks the best of its column, and `why` says why it is bold or is not."""
 
     text: str
     bold: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -266,13 +267,15 @@ def accuracy_table(summary: Summary) -> Table:
     names = [*known, *sorted({name for name, _ in measured} - set(known))]
     shown = [(name, split) for split in ("test", "tuning") for name in names if (name, split) in measured]
     columns = _head(summary) + [Column(f"{score_name(name)}, {split}") for name, split in shown]
-    test = _accuracies(summary, [name for name, split in shown if split == "test"])
+    tested = [name for name, split in shown if split == "test"]
+    test = _accuracies(summary, tested)
     body = [
         [*_name(row), *test[i], *(Cell(spread(row.score(name, split), 2)) for name, split in shown if split != "test")]
         for i, row in enumerate(summary.rows)
     ]
     body += _missing_rows(summary, len(columns))
     notes = ["The tuning split chooses; it is no result."]
+    notes += best_notes(summary, [name for name in tested if name not in MEASURE_NAMES])
     if any(name in MEASURE_NAMES for name, _ in shown):
         notes.append("Measures without labels have no best.")
     return Table("accuracy", "Accuracy", columns, body, notes)
@@ -544,11 +547,11 @@ def _accuracies(summary: Summary, names: Sequence[str]) -> list[list[Cell]]:
     """For each row a cell for each of some test scores; bold where no row is known to be better."""
     body: list[list[Cell]] = [[] for _ in summary.rows]
     for name in names:
-        best = frozenset() if name in MEASURE_NAMES else summary.best(name).rows
+        best = Best() if name in MEASURE_NAMES else summary.best(name)
         for i, row in enumerate(summary.rows):
             s = row.score(name)
             few = f" (n={s.n})" if s is not None and s.n < len(row.records) else ""
-            body[i].append(Cell(spread(s, 2) + few, i in best))
+            body[i].append(Cell(spread(s, 2) + few, i in best.rows, best.reason(i)))
     return body
 
 

@@ -21,6 +21,7 @@ Make = Callable[..., Path]
 Open = Callable[..., Page]
 
 LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "RBF kernel", "AUH", "SimCLR", "VICReg", "W-MSE", "DCL", "TCR")
+PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
 EVIL = "</script><img src=x onerror=alert(1)>"
 COST = """method,form,auto,n,q,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
 vicreg,textbook,False,64,128,1,4.0,4096,a CPU,1,2.14,float32
@@ -68,6 +69,7 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail("no Chromium: CI has to test the page in one (apt-get install chromium)")
         pytest.skip("no Chromium to open the page with (apt-get install chromium)")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -84,7 +86,7 @@ def visit(browser: Browser, site: Path) -> Iterator[Open]:
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 800}, **settings})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("requestfailed", lambda request: wrong.append(request.url))
@@ -128,6 +130,32 @@ def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     names = [name for name in column(page, "#s1-leaderboard", "method") if name != EVIL]
     assert names == sorted(names, key=str.casefold)
     assert page.locator("#s1-leaderboard [aria-sort]").count() == 1
+
+
+def test_the_whole_cell_of_a_columns_head_sorts(visit: Open) -> None:
+    page = visit()
+    head = page.locator("#s1-leaderboard thead th", has_text="images/s")
+    assert head.evaluate("(head) => getComputedStyle(head).cursor") == "pointer"
+    box = head.bounding_box()
+    assert box is not None
+    orders = []
+    for corner in ((1, 1), (box["width"] - 2, 1), (1, box["height"] - 2), (box["width"] - 2, box["height"] - 2)):
+        head.click(position={"x": corner[0], "y": corner[1]})
+        orders.append(head.get_attribute("aria-sort"))
+    head.get_by_role("button").click()
+    orders.append(head.get_attribute("aria-sort"))
+    head.get_by_role("button").press("Space")
+    orders.append(head.get_attribute("aria-sort"))
+    assert orders == ["descending", "ascending"] * 3
+    cells = page.locator("#s1-cells thead th", has_text="seed")
+    cells.click(position={"x": 1, "y": 1})
+    expect(cells).to_have_attribute("aria-sort", "descending")
+
+
+def test_bold_says_why(visit: Open) -> None:
+    page = visit()
+    cells = page.locator("#s1-leaderboard tbody td[title]")
+    assert "the best mean of this column" in {cell.get_attribute("title") for cell in cells.all()}
 
 
 def test_filters(visit: Open) -> None:
@@ -245,6 +273,14 @@ def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
 def test_a_phone(visit: Open) -> None:
     page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    sizes_px = page.evaluate(
+        """$$(".draw svg text").map((text) => {
+            const { a, b } = text.getScreenCTM();
+            return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b);
+        })"""
+    )
+    assert len(sizes_px) > 100
+    assert min(sizes_px) > 10.9
     page.locator("#s1-cells tbody tr a").first.tap()
     dialog = page.locator("dialog[open]")
     assert dialog.evaluate("(d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390")

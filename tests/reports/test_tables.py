@@ -392,6 +392,44 @@ def test_bold_within_significance(record: Make, summary: Callable[[], Summary]) 
     assert linear["p_holm"].max() >= linear["p"].max()
 
 
+def test_a_lower_mean_in_bold_is_explained(record: Make, summary: Callable[[], Summary]) -> None:
+    for seed, (varied, lost) in enumerate(((3.0, 0.5), (-0.5, 0.5), (1.5, 0.52))):
+        record("AUH", seed, linear=70.0 + seed)
+        record("SimCLR", seed, linear=70.0 + seed - lost)
+        record("VICReg", seed, linear=70.0 + seed - varied)
+    (note,) = (note for note in tables.leaderboard(summary()).notes if note.startswith("No mistake"))
+    assert "VICReg (69.67) is bold and SimCLR (70.49) is not" in note
+    assert "much the same on every seed" in note
+    record("DCL", 0, linear=70.9)
+    table = tables.leaderboard(summary())
+    assert [(row[0].text, row[2].text, row[2].bold) for row in table.rows] == [
+        ("AUH", "71.00 ± 1.00", True),
+        ("DCL", "70.90", False),
+        ("SimCLR", "70.49 ± 0.99", False),
+        ("VICReg", "69.67 ± 2.36", True),
+    ]
+    assert [row[2].why for row in table.rows] == [
+        "the best mean of this column",
+        "not tested against the best: fewer than 3 seeds in common",
+        "significantly different from the best: p = 0.00035 (paired t-test, Holm's correction)",
+        "not significantly different from the best: p = 0.32 (paired t-test, Holm's correction)",
+    ]
+    (note,) = (note for note in table.notes if note.startswith("No mistake"))
+    assert "in linear top-1, VICReg (69.67) is bold and DCL (70.90) is not" in note
+    assert "shares too few seeds" in note
+    assert note in tables.accuracy_table(summary()).notes
+
+
+def test_what_is_printed_alike_is_bold_alike(record: Make, summary: Callable[[], Summary]) -> None:
+    for seed in range(3):
+        record("AUH", seed, linear=70.001)
+        record("SimCLR", seed, linear=70.002)
+    table = tables.leaderboard(summary())
+    assert [row[2].bold for row in table.rows] == [True, True]
+    assert table.rows[1][2].why.startswith("the same as the best, as printed; significantly different from the best")
+    assert not any(note.startswith("No mistake") for note in table.notes)
+
+
 def test_with_two_shared_seeds_nothing_is_said(record: Make, summary: Callable[[], Summary]) -> None:
     for seed in range(3):
         record("AUH", seed, linear=75.0)
