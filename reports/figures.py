@@ -433,12 +433,12 @@ def _scatter(
     labels = []
     places = []
     for p in points:
-        row, s = p.row, style[p.row.label]
-        x, y = p.x.mean / unit.divisor, p.y.mean
+        row, price, accuracy, s = p.row, p.x, p.y, style[p.row.label]
+        x, y = price.mean / unit.divisor, accuracy.mean
         places.append((x, y))
-        value = f"{_text(p.x, unit.decimals, unit.divisor)} {unit.name or against.name}"
-        gid = marks.add(s, [p.place], f"{row.name}: {_text(p.y, 2)} %, {value}, n = {p.y.n}")
-        dx, dy = (p.x.spread or 0.0) / unit.divisor, p.y.spread or 0.0
+        value = f"{_text(price, unit.decimals, unit.divisor)} {unit.name or against.name}"
+        gid = marks.add(s, [p.place], f"{row.name}: {_text(accuracy, 2)} %, {value}, n = {accuracy.n}")
+        dx, dy = (price.spread or 0.0) / unit.divisor, accuracy.spread or 0.0
         if dx or dy:  # horizontal bar, gap, vertical bar
             gap = math.nan
             bars = [x - dx, x + dx, gap, x, x], [y, y, gap, y - dy, y + dy]

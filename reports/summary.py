@@ -487,7 +487,7 @@ def _crossing(summary: Summary, name: str, one: Best) -> str:
         if high in one.untested
         else "differs from it by much the same on every seed, which the test can tell"
     )
-    score = name.replace("_top", " top-").replace("_", " ")
+    score = name.replace("_top", " top-").replace("knn", "kNN").replace("_", " ")
     return (
         f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
         f"so much over them that it cannot be told from the best; the second {why}."

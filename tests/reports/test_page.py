@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "RBF kernel", "AUH", "Sim
 PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
 EVIL = "</script><img src=x onerror=alert(1)>"
 COST = """method,form,auto,n,q,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
-vicreg,textbook,False,64,128,1,4.0,4096,a CPU,1,2.14,float32
-vicreg,gram,True,64,128,1,2.0,1024,a CPU,1,2.14,float32
+vicreg,textbook,False,64,128,1,4.0,8388608,a CPU,1,2.14,float32
+vicreg,gram,True,64,128,1,2.0,1048576,a CPU,1,2.14,float32
 vicreg,gram,True,64,256,1,3.0,,a CPU,1,2.14,float32
-vicreg,textbook,False,128,128,1,8.0,8192,a CPU,1,2.14,float32
-vicreg,gram,True,128,128,1,5.0,2048,a CPU,1,2.14,float32
+vicreg,textbook,False,128,128,1,8.0,33554432,a CPU,1,2.14,float32
+vicreg,gram,True,128,128,1,5.0,4194304,a CPU,1,2.14,float32
 vicreg,gram,True,128,256,1,9.0,,a CPU,1,2.14,float32
 auh,gram,True,128,256,1,,,a CPU,1,2.14,float32
 """
@@ -98,6 +99,43 @@ def visit(browser: Browser, site: Path) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+class Drawn:
+    """A figure of a page, read back in the units of its axes.
+
+    Args:
+        page: The page's HTML.
+        title: The figure's.
+        log: Which axes are logarithmic.
+    """
+
+    def __init__(self, page: str, title: str, log: str = "") -> None:
+        start = page.index("<svg", page.index(f"<figcaption>{title}</figcaption>"))
+        svg = ElementTree.fromstring(page[start : page.index("</svg>", start) + len("</svg>")])
+        (axes,) = (g for g in svg.iter("g") if g.get("id", "").endswith("axes_1"))
+        self.heads = [axis.findall(".//text")[-1].text for axis in (axes[1], axes[2])]
+        self._scales = [self._scale(axes[1 + i], name, name in log) for i, name in enumerate("xy")]
+        self._marks = [g for g in axes.iter("g") if g.get("class") == "mark"]
+
+    def _scale(self, axis: ElementTree.Element, along: str, log: bool) -> Callable[[float], float]:
+        """From a place in the picture to the value there, by the axis's outermost ticks."""
+        ticks = []
+        for tick in axis:
+            text, place = tick.findtext(".//text"), tick.find(".//use")
+            if text and place is not None:
+                ticks.append((float(place.get(along, "")), float(text.replace("−", "-"))))
+        (a, low), (b, high) = ticks[0], ticks[-1]
+        if log:
+            return lambda place: float(low * (high / low) ** ((place - a) / (b - a)))
+        return lambda place: low + (high - low) * (place - a) / (b - a)
+
+    def markers(self, name: str) -> list[list[float]]:
+        """The values at which the markers of a row are, to three digits, in the order of x."""
+        own = [g for g in self._marks if (g.findtext("title") or "").startswith(f"{name}: ")]
+        places = [[float(use.get(axis, "")) for axis in "xy"] for g in own for use in g.iter("use")]
+        inside = sorted(place for place in places if place[0] < 283)  # those right of the plot are of labels
+        return [[float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)] for place in inside]
 
 
 def column(page: Page, table: str, head: str) -> list[str]:
@@ -333,6 +371,24 @@ def test_figures_and_methods(site: Path) -> None:
     ):
         assert f"<figcaption>{title}</figcaption>" in text
     assert text.count('class="front"') == 2 * 3 + 2 * 2  # two scores against each cost of both tasks
+    energy = Drawn(text, "Linear probing against energy of the GPUs")
+    assert energy.heads == ["energy of the GPUs (Wh)", "linear probing, top-1 (%)"]
+    assert energy.markers("SFRIK (L=2), q=512") == [[250.0, 81.9]]
+    time = Drawn(text, "Weighted kNN against training time")
+    assert time.heads == ["training time (s)", "weighted kNN, top-1 (%)"]
+    assert time.markers("SFRIK (L=3), q=2048") == [[32.0, 72.2]]
+    rank = Drawn(text, "Linear probing against effective rank", log="x")
+    assert rank.heads == ["effective rank", "linear probing, top-1 (%)"]
+    assert rank.markers("SFRIK (L=2), q=512") == [[45.0, 81.9]]
+    dimension = Drawn(text, "Linear probing against the embedding dimension", log="x")
+    assert dimension.heads == ["embedding dimension q", "linear probing, top-1 (%)"]
+    assert dimension.markers("SFRIK (L=2)") == [[512.0, 81.9], [2050.0, 82.9]]
+    curve = Drawn(text, "Alignment")
+    assert curve.heads == ["epoch", "alignment"]
+    assert curve.markers("SFRIK (L=2), q=512") == [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3]]
+    cost = Drawn(text, "Extra memory against batch n, q = 128", log="xy")
+    assert cost.heads == ["batch n", "extra memory (MiB)"]
+    assert cost.markers("vicreg, gram, extra memory (MiB)") == [[64.0, 1.0], [128.0, 4.0]]
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
 
 

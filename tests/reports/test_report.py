@@ -110,7 +110,9 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("sweep")
-def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
+def test_the_page_stands_alone(runs: Path, tmp_path: Path, record: Make) -> None:
+    lives = [("2026-11-20T23:59:00+00:00", None), ("2026-11-23T01:00:00+00:00", "2026-11-24T05:30:00+00:00")]
+    record("DCL", 5, attempts=[{"started": started, "finished": finished} for started, finished in lives])
     page = Page(write_report([runs / "quickstart"], tmp_path / "report").page.read_text())
     assert page.loads
     outside = {load for load in page.loads if not load.startswith("#")}
@@ -131,8 +133,9 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     ):
         assert word in page.text
     for word in (
-        "2026-11-21 to 2026-11-22",
-        "14 finished",
+        "2026-11-20 to 2026-11-24",
+        "15 finished",
+        "0, 1, 5",
         "abc1234",
         "somebody, 2021",
     ):

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from regbench.reports import tables
 from regbench.reports.paper_tables import paper_tables
 from regbench.reports.records import read_records
+from regbench.reports.significance import holm
 from regbench.reports.summary import Summary, summarize
 from tests.reports.conftest import signed
 
@@ -36,6 +40,213 @@ def grid(table: tables.Table) -> dict[str, dict[str, str]]:
 
 
 KNN, LINEAR = "kNN top-1 (%)", "linear top-1 (%)"
+
+
+@pytest.fixture
+def golden(runs: Path, record: Make, summary: Callable[[], Summary]) -> Summary:
+    """Three rows in which no two numbers are the same, so that none can stand in for another."""
+    for i in range(3):
+        for k, label in enumerate(("VICReg", "AUH")):
+            number = i + 10 * k
+            values = {
+                ("knn_top1", "test"): 70.0 + i - 8 * k,
+                ("linear_top1", "test"): 77.0 + 2 * i - 9 * k * (i + 1) / 2,
+                ("linear_top5", "test"): 91.0 + i / 2 - k,
+                ("voc07_map", "test"): 55.0 + i / 4 - k,
+                ("alignment", "test"): 1.5 + i / 10 + k,
+                ("knn_top1", "tuning"): 61.0 + i / 5 - 3 * k,
+                ("linear_top1", "tuning"): 66.0 + i / 8 - 4 * k,
+            }
+            record(
+                label,
+                i,
+                scores=[
+                    {"name": name, "value": v, "unit": "" if name == "alignment" else "%", "split": s, "protocol": name}
+                    for (name, s), v in values.items()
+                ],
+                cost={
+                    "train_s": 3600.0 * (11 + number),
+                    "evaluate_s": 60.0 * (21 + 2 * number),
+                    "img_per_s": 1500.0 + 100 * number,
+                    "step_ms": 150.0 + 10 * number,
+                    "loss_ms": 4.0 + number / 4,
+                    "peak_memory_bytes": (5 + number / 8) * 2**30,
+                    "peak_memory_kind": "CUDA allocated",
+                    "energy_gpu_joules": 3.6e6 * (13 + 3 * number),
+                    "energy_cpu_joules": 3600.0 * (31 + 4 * number),
+                },
+                history=[
+                    {"epoch": 1, "effective_rank": 400.0, "alignment": 3.0},
+                    {"epoch": 2, "effective_rank": 50.0 + 2 * number, "alignment": 0.2 + number / 50},
+                ],
+                choice={"hyperparameters": {"selected_on": "tuning", "budget": 16 + k, "score": "knn_top1"}},
+                cell={"method": {"name": "m", "alignment_weight": 125.0 + k, "label": label}},
+            )
+    record("untrained", 0, knn=49.0, linear=59.5)
+    plan = [{"id": f"{i:012x}", "label": "VICReg", "seed": 3 + i, "epochs": 3} for i in range(2)]
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
+    return summary()
+
+
+def texts(table: tables.Table) -> list[list[str]]:
+    """The head and the rows, with ** around what is bold."""
+    head = [column.name for column in table.columns]
+    return [head, *([f"**{c.text}**" if c.bold else c.text for c in row] for row in table.rows)]
+
+
+def test_golden_leaderboard(golden: Summary) -> None:
+    head = ["method", KNN, LINEAR, "n", "linear − untrained", "effective rank", "alignment", "train time (h)"]
+    head += ["images/s", "loss (ms/step)", "peak memory (GiB)", "GPU energy (kWh)", "CPU energy (Wh)"]
+    auh = ["AUH", "63.00 ± 1.00", "**70.00 ± 2.50**", "3", "+10.50", "72.0 ± 2.0", "0.42 ± 0.02", "22.00", "2,600"]
+    vicreg = [
+        "VICReg",
+        "**71.00 ± 1.00**",
+        "**79.00 ± 2.00**",
+        "3 of 5",
+        "+19.50",
+        "52.0 ± 2.0",
+        "0.22 ± 0.02",
+        "12.00",
+    ]
+    assert texts(tables.leaderboard(golden)) == [
+        head,
+        [*vicreg, "1,600", "4.25", "5.12", "16.00", "35.00"],
+        [*auh, "6.75", "6.38", "46.00", "75.00"],
+        ["untrained", "49.00", "59.50", "1", *["–"] * 9],
+    ]
+
+
+def test_golden_leaderboard_in_numbers(golden: Summary) -> None:
+    expected: dict[str, list[Any]] = {
+        "sweep": ["quickstart"] * 3,
+        "label": ["VICReg", "AUH", "untrained"],
+        "chosen_on_test": [False] * 3,
+        "n": [3, 3, 1],
+        "n_missing": [2, 0, 0],
+        "n_diverged": [0, 0, 0],
+        "configurations_tried": [1, 1, 1],
+        "tuning_budget": [16, 17, None],
+        "knn_top1_percent": [71.0, 63.0, 49.0],
+        "knn_top1_percent_std": [1.0, 1.0, None],
+        "knn_top1_n": [3, 3, 1],
+        "knn_top1_best": [True, False, False],
+        "knn_top1_minus_untrained": [22.0, 14.0, None],
+        "linear_top1_percent": [79.0, 70.0, 59.5],
+        "linear_top1_percent_std": [2.0, 2.5, None],
+        "linear_top1_n": [3, 3, 1],
+        "linear_top1_best": [True, True, False],
+        "linear_top1_minus_untrained": [19.5, 10.5, None],
+        "train_s": [43200.0, 79200.0, None],
+        "img_per_s": [1600.0, 2600.0, None],
+        "step_ms": [160.0, 260.0, None],
+        "loss_ms": [4.25, 6.75, None],
+        "peak_memory_bytes": [5.125 * 2**30, 6.375 * 2**30, None],
+        "energy_gpu_joules": [16 * 3.6e6, 46 * 3.6e6, None],
+        "energy_cpu_joules": [35 * 3600.0, 75 * 3600.0, None],
+        "effective_rank": [52.0, 72.0, None],
+        "effective_rank_std": [2.0, 2.0, None],
+        "alignment": [0.22, 0.42, None],
+        "alignment_std": [0.02, 0.02, None],
+        "paper_linear_top1_percent": [None] * 3,
+    }
+    frame = tables.leaderboard_frame(golden)
+    assert list(frame.columns) == list(expected)
+    for name, values in expected.items():
+        found = [None if pd.isna(value) else value for value in frame[name]]
+        assert found == [pytest.approx(v) if isinstance(v, float) else v for v in values], name
+
+
+def test_golden_accuracies(golden: Summary) -> None:
+    head = ["method", "kNN top-1 (%), test", "linear top-1 (%), test", "linear top-5 (%), test"]
+    head += ["VOC07 mAP, 11-point (%), test", "alignment, test", "kNN top-1 (%), tuning", "linear top-1 (%), tuning"]
+    vicreg = ["**71.00 ± 1.00**", "**79.00 ± 2.00**", "**91.50 ± 0.50**", "**55.25 ± 0.25**", "1.60 ± 0.10"]
+    auh = ["63.00 ± 1.00", "**70.00 ± 2.50**", "90.50 ± 0.50", "54.25 ± 0.25", "2.60 ± 0.10"]
+    assert texts(tables.accuracy_table(golden)) == [
+        head,
+        ["VICReg", *vicreg, "61.20 ± 0.20", "66.12 ± 0.12"],
+        ["AUH", *auh, "58.20 ± 0.20", "62.12 ± 0.12"],
+        ["untrained", "49.00", "59.50", *["–"] * 5],
+    ]
+
+
+def test_golden_costs(golden: Summary) -> None:
+    head = ["method", "training (h)", "evaluation (min)", "images/s", "step (ms)", "loss (ms/step)", "loss / step (%)"]
+    assert texts(tables.time_table(golden)) == [
+        head,
+        ["VICReg", "12.00 ± 1.00", "23.0 ± 2.0", "1,600 ± 100", "160.0 ± 10.0", "4.25 ± 0.25", "2.7"],
+        ["AUH", "22.00 ± 1.00", "43.0 ± 2.0", "2,600 ± 100", "260.0 ± 10.0", "6.75 ± 0.25", "2.6"],
+    ]
+    assert texts(tables.memory_table(golden)) == [
+        ["method", "peak memory (GiB)", "measured as"],
+        ["VICReg", "5.12 ± 0.12", "CUDA allocated"],
+        ["AUH", "6.38 ± 0.12", "CUDA allocated"],
+    ]
+    energy = tables.energy_table(golden)
+    assert energy is not None
+    assert texts(energy) == [
+        ["method", "GPU energy (kWh)", "GPU mean power (W)", "CPU energy (Wh)", "CPU mean power (W)"],
+        ["VICReg", "16.00 ± 3.00", "1,333", "35.00 ± 4.00", "3"],
+        ["AUH", "46.00 ± 3.00", "2,091", "75.00 ± 4.00", "3"],
+    ]
+
+
+def test_golden_hyperparameters(golden: Summary) -> None:
+    head = ["method", "q", "batch", "epochs", "hyperparameters", "kNN top-1 (%), tuning", "n", "chosen on", "tried"]
+    assert texts(tables.hyperparameters_table(golden)) == [
+        head,
+        ["AUH", "512", "256", "3", "alignment_weight=126.0", "58.20 ± 0.20", "3", "tuning", "17"],
+        ["VICReg", "512", "256", "3", "alignment_weight=125.0", "61.20 ± 0.20", "3", "tuning", "16"],
+    ]
+
+
+def test_golden_significance(record: Make, summary: Callable[[], Summary]) -> None:
+    """Differences of 5 ± 1, 12 ± 2 and 7 ± 1 over three seeds. With two degrees of freedom p = 1 − t/√(t² + 2)."""
+    for seed in range(3):
+        record("AUH", seed, linear=80.0 + 3 * seed, knn=None)
+        record("SimCLR", seed, linear=76.0 + 2 * seed, knn=None)
+        record("VICReg", seed, linear=70.0 + seed, knn=None)
+    p = {t2: 1 - math.sqrt(t2 / (t2 + 2)) for t2 in (75, 108, 147)}  # t² = 3 (mean / deviation)²
+    largest = 3 * p[147]  # of three; twice the next p and the last p alone are smaller, and never fall below
+    assert largest > 2 * p[108] > p[75] > 0.01
+    frame = tables.significance_frame(summary())
+    assert frame.drop(columns=["p", "p_holm"]).to_numpy().tolist() == [
+        ["linear_top1", "AUH", "SimCLR", 3, 5.0],
+        ["linear_top1", "AUH", "VICReg", 3, 12.0],
+        ["linear_top1", "SimCLR", "VICReg", 3, 7.0],
+    ]
+    assert frame["p"].tolist() == pytest.approx([p[75], p[108], p[147]])
+    assert frame["p_holm"].tolist() == pytest.approx([largest] * 3)
+    assert texts(tables.significance_table(summary())) == [
+        ["", "1", "2", "3"],
+        ["1. AUH", "–", "0.013", "0.009"],
+        ["2. SimCLR", "0.013", "–", "0.007"],
+        ["3. VICReg", "0.009", "0.007", "–"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("p", "corrected"),
+    [
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.02, 0.021], [0.04, 0.04]),
+        ([0.6, 0.7], [1.0, 1.0]),
+        ([0.03], [0.03]),
+        ([0.04, math.nan, 0.01], [0.04, math.nan, 0.02]),
+        ([], []),
+    ],
+)
+def test_holms_correction(p: list[float], corrected: list[float]) -> None:
+    assert holm(p) == pytest.approx(corrected, nan_ok=True)
+
+
+@pytest.mark.parametrize(("lost", "bold"), [(3.257, True), (4.7, False)])
+def test_bold_is_by_the_corrected_p(record: Make, summary: Callable[[], Summary], lost: float, bold: bool) -> None:
+    """Two rows that lose by 3.257 ± 1 on three seeds have p = 0.03 each, 0.06 corrected; by 4.7 ± 1, 0.015 and 0.03."""
+    for seed in range(3):
+        record("AUH", seed, linear=80.0)
+        record("SimCLR", seed, linear=80.0 - lost + seed - 1)
+        record("VICReg", seed, linear=80.0 - lost + (2 * seed) % 3 - 1)
+    assert [row[2].bold for row in tables.leaderboard(summary()).rows] == [True, bold, bold]
 
 
 def test_mean_and_spread_over_seeds(record: Make, summary: Callable[[], Summary]) -> None:
