@@ -164,7 +164,7 @@ def test_an_answer_that_is_no_number_is_none() -> None:
 
 def test_every_image_comes_once_in_an_epoch_in_an_order_of_its_own() -> None:
     features = Features(torch.arange(70.0)[:, None].repeat(1, 6), torch.arange(70))
-    orders = {}
+    orders: dict[tuple[int, int], tuple[int, ...]] = {}
     for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 0)):
         found = list(shuffled(features, 32, seed, CPU, epoch))
         assert [len(y) for _, y in found] == [32, 32, 6]
