@@ -20,6 +20,7 @@ from regbench.benchmark.distributed import environment_ranks
 from regbench.benchmark.run import run_cell
 from tests.conftest import TINY
 from tests.history import history
+from tests.waiting import PATIENCE_S
 
 # Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
 STEPS = (
@@ -92,7 +93,7 @@ def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedPr
         )
     try:
         with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
-            said = list(pool.map(lambda process: process.communicate(timeout=300), processes))
+            said = list(pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes))
         ended = zip(processes, said, strict=True)
         return [subprocess.CompletedProcess(process.args, process.returncode, *text) for process, text in ended]
     finally:

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from regbench.benchmark import lease
 from regbench.benchmark.lease import Attempt, LeaseLost, claim, is_running, last_attempt, read_attempts
+from tests.waiting import PATIENCE_S, wait_for
 
 HOLDER = """
 import os, sys, time
@@ -22,10 +23,10 @@ from pathlib import Path
 from regbench.benchmark.lease import claim
 attempt = claim(Path(sys.argv[1]), 60.0)
 if (child := os.fork()) == 0:
-    time.sleep(60)
+    time.sleep(3600)
     os._exit(0)
 print(child, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -88,7 +89,7 @@ def test_one_of_many_gets_it(tmp_path: Path) -> None:
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    assert sorted(process.communicate(timeout=60)[0] for process in processes) == [""] * 7 + ["1\n"]
+    assert sorted(process.communicate(timeout=PATIENCE_S)[0] for process in processes) == [""] * 7 + ["1\n"]
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
 
@@ -135,27 +136,46 @@ def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path) -> None:
             os.kill(child, 9)
 
 
-def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(tmp_path: Path) -> None:
+class Clocks:
+    """Of a host on which time goes by while somebody waits, and only then."""
+
+    def __init__(self, meanwhile: Callable[[float], None]) -> None:
+        self.now_s, self._meanwhile = 0.0, meanwhile
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1.8e9 + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._meanwhile(self.now_s)
+
+
+def test_a_silent_owner_elsewhere_is_replaced_after_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(tmp_path, hostname="another")
-    began_s = time.monotonic()
-    assert claimed(tmp_path, lease_s=0.6).number == 2
-    assert time.monotonic() - began_s >= 0.6
+    clocks = Clocks(lambda _: None)
+    rewrite(tmp_path, heartbeat=clocks.time())
+    monkeypatch.setattr(lease, "time", clocks)
+    assert claimed(tmp_path, lease_s=20.0).number == 2
+    assert 20 <= clocks.now_s <= 21
 
 
-def test_an_owner_elsewhere_that_shows_itself_is_not(tmp_path: Path) -> None:
+def test_an_owner_elsewhere_that_shows_itself_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = stopped(tmp_path, hostname="another")
-    found: list[Attempt | None] = []
-    waiting = threading.Thread(target=lambda: found.append(claim(tmp_path, 0.8)))
-    waiting.start()
-    for beat in range(100, 115):
+
+    def beat(now_s: float) -> None:
         # Its clock is an hour off: only that its heartbeat changes counts.
-        rewrite(tmp_path, beat=beat, heartbeat=time.time() + 3600)
-        time.sleep(0.1)
-    assert waiting.is_alive()
-    assert not found
-    (tmp_path / "record.json").write_text("{}")
-    waiting.join(10)
-    assert found == [None]
+        rewrite(tmp_path, beat=100 + int(now_s / 18), heartbeat=clocks.time() + 3600)
+        if now_s > 200:
+            (tmp_path / "record.json").write_text("{}")
+
+    clocks = Clocks(beat)
+    beat(0.0)
+    monkeypatch.setattr(lease, "time", clocks)
+    assert claim(tmp_path, 20.0) is None
+    assert 200 < clocks.now_s < 202
     assert attempt.number == 1
 
 
@@ -175,10 +195,7 @@ def test_a_restarted_slurm_job_takes_over_from_its_earlier_life(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     second = claimed(tmp_path, lease_s=30.0)
     assert second.number == 2
-    end_s = time.monotonic() + 10
-    while not first.lost:  # it finds out by itself, at its next heartbeat
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    wait_for(lambda: first.lost)  # it finds out by itself, at its next heartbeat
     second.check()
 
 

@@ -35,6 +35,7 @@ from regbench.benchmark.train import Trained, train
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 from tests.history import history
+from tests.waiting import PATIENCE_S
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
 
@@ -513,7 +514,7 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     def slow(*args: Any) -> Trained:
         entered.append(1)
         inside.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_S)
         return train_once(*args)
 
     monkeypatch.setattr(run_module, "train", slow)
@@ -521,14 +522,14 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     first, second = (threading.Thread(target=lambda: records.append(finish(cell, runtime, "here"))) for _ in "ab")
     assert not is_running(last_attempt(directory))
     first.start()
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE_S)
     assert is_running(last_attempt(directory))
     second.start()
     second.join(0.3)
     assert second.is_alive()
     go_on.set()
-    first.join(120)
-    second.join(120)
+    first.join(PATIENCE_S)
+    second.join(PATIENCE_S)
     assert not is_running(last_attempt(directory))
     assert len(entered) == 1
     assert json.loads(json.dumps(records[0])) == json.loads(json.dumps(records[1]))

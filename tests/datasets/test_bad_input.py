@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from regbench.datasets.loader import EvalLoader
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify
+from tests.waiting import PATIENCE_S, wait_for
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
@@ -453,13 +453,6 @@ def start(data: Path, source: Path, held: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", "manifest.json")}
 
@@ -489,7 +482,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(tmp_pa
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), dtype=np.uint8)
         Image.fromarray(noise).save(root / "val" / "bee" / f"{number:02d}.jpg")
     with start(tmp_path, root, "small files") as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert said == f"cannot write {tmp_path / 'insects' / 'test.beton'}: File too large\n"
     names = {path.name for path in (tmp_path / "insects").iterdir()}
@@ -616,7 +609,7 @@ def test_a_second_writer_waits_and_writes_nothing(tmp_path: Path, root: Path) ->
             assert second.stderr is not None
             assert second.stderr.readline() == f"waiting for another process that prepares {folder}\n"
             (tmp_path / "go on").touch()
-            assert first.wait(timeout=60) == 0
+            assert first.wait(timeout=PATIENCE_S) == 0
             written_ns = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"}
-            assert second.wait(timeout=60) == 0
+            assert second.wait(timeout=PATIENCE_S) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != ".lock"} == written_ns

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytest.importorskip("ffcv")
 
 USE_AND_EXIT = """
@@ -30,7 +32,7 @@ def test_a_process_with_two_workers_ends(data_dir: Path) -> None:
     """With TBB, which numba prefers where the system has it, some processes waited for ever at exit."""
     command = [sys.executable, "-c", USE_AND_EXIT, str(data_dir)]
     env = os.environ | {"NUMBA_NUM_THREADS": "2"}  # also on a machine with one core
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["workqueue"]
 
@@ -60,7 +62,7 @@ def test_ctrl_c_ends_a_process_in_its_epoch(data_dir: Path, backend: str) -> Non
         assert process.stdout.readline() == b"0\n"
         # As a terminal does: to all processes of the group.
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert b"KeyboardInterrupt" in errors

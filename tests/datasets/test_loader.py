@@ -35,6 +35,7 @@ from regbench.datasets.config import (
 from regbench.datasets.crops import boxes_of, center_boxes
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]
 Open = Callable[..., PretrainingLoader]
@@ -566,7 +567,7 @@ except RegbenchError as refusal:
 
 def test_without_ffcv_the_other_backend_runs(data_dir: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FFCV, str(data_dir)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WITHOUT_FFCV, str(data_dir)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     first, refusal = done.stdout.splitlines()
@@ -641,7 +642,7 @@ class _Compiling:
         return list(self.overloads)
 
     def __call__(self, *arguments: object) -> None:
-        assert self._looked.wait(60)
+        assert self._looked.wait(PATIENCE_S)
         self._decode(*arguments)
 
 

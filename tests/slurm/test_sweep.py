@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from regbench.cli import main
 from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status
 from tests.history import untimed
+from tests.waiting import PATIENCE_S, wait_for
 
 # ------------------------------------------------------------------ status, from files alone
 
@@ -201,7 +202,7 @@ class Sweep:
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self.command(*options), capture_output=True, text=True, cwd=self.folder, check=False, timeout=300
+            self.command(*options), capture_output=True, text=True, cwd=self.folder, check=False, timeout=PATIENCE_S
         )
         assert "Traceback" not in done.stderr
         return done
@@ -217,13 +218,6 @@ class Sweep:
 @pytest.fixture
 def own(program: str, tiny: list[str], tmp_path: Path) -> Sweep:
     return Sweep(program, tiny, tmp_path)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def descendants(pid: int) -> list[int]:
@@ -346,7 +340,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
         wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
         jobs = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130, errors
