@@ -139,7 +139,7 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         rows, expected = history(record), history(record_of(one, name))
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
-        for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate"):
+        for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "images"):
             for number, (row, other) in enumerate(zip(rows, expected, strict=True)):
                 rel = early if number < 3 else late
                 assert row[key] == pytest.approx(other[key], rel=rel), (name, key, number)

@@ -166,6 +166,30 @@ def test_visreg() -> None:
     }
 
 
+def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
+    """As if the deviations were numbers; those of the whole form, by differences, are others."""
+    z1, z2 = (torch.from_numpy(z) for z in draw(6, 3, seed=9))
+    method = methods.build("visreg", directions=40, center_weight=0.0, scale_weight=0.0, regularization_weight=1.0)
+    torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, ())))
+        directions = torch.nn.functional.normalize(torch.randn(3, 40, dtype=torch.float64), dim=0)
+    quantiles = torch.special.ndtri(torch.arange(1, 7, dtype=torch.float64) / 7)[:, None]
+
+    def shape(z: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+        projections = ((z - z.mean(dim=0)) / (deviation + 1e-4)) @ directions
+        value: torch.Tensor = (projections.sort(dim=0).values - quantiles).square().mean() / 2
+        return value
+
+    leaf = z1.clone().requires_grad_()
+    (fixed,) = torch.autograd.grad(shape(leaf, z1.std(dim=0, correction=0)), leaf)
+    (flowing,) = torch.autograd.grad(shape(leaf, leaf.std(dim=0, correction=0)), leaf)
+    torch.manual_seed(0)
+    (found,) = torch.autograd.grad(method.loss(leaf, z2), leaf)
+    torch.testing.assert_close(found, fixed)
+    assert (found - flowing).norm() > 0.1 * found.norm()
+
+
 @pytest.mark.parametrize("name", ["sigreg", "visreg"])
 def test_directions_are_drawn_anew_and_follow_the_seed(name: str) -> None:
     z1, z2 = (torch.from_numpy(z) for z in draw(6, 4, seed=8))
