@@ -1,81 +1,143 @@
-"""Checkpoints: `checkpoint-<attempt>-<step>.pt`, the last two of a run.
+"""Files of tensors: checkpoints of a training, and how far an evaluation has come; of each the last two are kept.
 
-No file is ever written twice and the attempt's number is in the name, so a process that has lost the run cannot
-overwrite what its successor wrote. The files are torch's zip archives, in which every part carries a CRC-32.
+`checkpoint-<attempt>-<step>-<digest>.pt`: no file is ever written twice and the attempt's number is in the name, so a
+process that has lost the run cannot overwrite what its successor wrote. The name also holds the beginning of the
+SHA-256 of the whole file, which is compared before torch looks at it: whatever was damaged, it is recognised.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import logging
-import pickle
-import time
-import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from regbench.benchmark.directory import checkpoint_files
-from regbench.files import write_atomically
+from regbench.benchmark.directory import TensorFile, tensor_files
+from regbench.files import write_digested
 
 log = logging.getLogger("regbench")
 
 _KEPT = 2
 
 
-def load_checkpoint(directory: Path, map_location: Any = "cpu") -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; None if there is none.
+class Damaged(ValueError):
+    """A file whose content is not what its name says, or that cannot be read."""
 
-    A damaged one is set aside as `….damaged`, with a warning.
+
+@dataclass(frozen=True)
+class Saved:
+    """A file of tensors that was written or read as a whole.
+
+    Attributes:
+        file: Its name.
+        step: Its running number: the steps done.
+        sha256: Of its content.
     """
-    for path in checkpoint_files(directory):
-        try:
-            return read_checkpoint(path, map_location)
-        except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            log.warning(
-                "%s is damaged (%s); going back to the checkpoint before it", path, " ".join(str(error).split())
-            )
-            path.replace(path.with_name(f"{path.name}.damaged"))
-    return None
+
+    file: str
+    step: int
+    sha256: str
 
 
-def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """One checkpoint, its checksums compared.
-
-    Raises:
-        ValueError, zipfile.BadZipFile, RuntimeError: If the file is damaged.
-    """
-    with zipfile.ZipFile(path) as archive:
-        if (bad := archive.testzip()) is not None:
-            raise ValueError(f"checksum of {bad} differs")
-    state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
-    return state
+def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
+    """Writes the checkpoint of a training after `step` steps; see `save_tensors`."""
+    return save_tensors(directory, "checkpoint", attempt, step, state)
 
 
-def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> float:
-    """Writes a checkpoint and removes those older than the one before it.
+def load_checkpoint(directory: Path, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
+    """The newest checkpoint that is whole; see `load_tensors`."""
+    return load_tensors(directory, "checkpoint", map_location)
+
+
+def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]) -> Saved:
+    """Writes a file of tensors and removes those older than the one before it.
 
     Args:
         directory: The run directory.
-        attempt: Number of the attempt that writes.
-        step: Steps done.
+        kind: What the name begins with: "checkpoint" or "evaluation-<protocol>".
+        attempt: Number of the attempt that writes. Files of later attempts are not touched.
+        number: Running number, such as the steps done.
         state: Tensors and plain data.
 
     Returns:
-        The seconds it took.
+        What was written.
     """
-    began_s = time.perf_counter()
-    path = directory / f"checkpoint-{attempt:04d}-{step:09d}.pt"
-    write_checkpoint(path, state)
-    for old in checkpoint_files(directory)[_KEPT:]:
-        old.unlink(missing_ok=True)
-    return time.perf_counter() - began_s
+    path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
+    named, sha256 = write_digested(path, functools.partial(_save, state))
+    for old in _written_until(directory, kind, attempt)[_KEPT:]:
+        old.path.unlink(missing_ok=True)
+    return Saved(named.name, number, sha256)
 
 
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes one file that `read_checkpoint` reads, atomically."""
-    write_atomically(path, functools.partial(_save, state))
+def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
+    """The newest file of a kind that is whole; None if there is none.
+
+    A damaged one is set aside as `….damaged`, with a warning.
+    """
+    for file in tensor_files(directory, kind):
+        try:
+            return read_tensors(file, map_location)
+        except FileNotFoundError:  # whoever wrote it has just replaced it
+            continue
+        except Damaged as error:
+            log.warning("%s is damaged (%s); going back to the one before it", file.path, error)
+            with contextlib.suppress(OSError):
+                file.path.replace(file.path.with_name(f"{file.path.name}.damaged"))
+    return None
+
+
+def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved]:
+    """One file of tensors.
+
+    Raises:
+        Damaged: If its content is not what its name says, or cannot be read.
+        FileNotFoundError: If it is not there.
+    """
+    try:
+        with file.path.open("rb") as opened:
+            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            if not sha256.startswith(file.digest):
+                raise Damaged("its content is not what the SHA-256 in its name was taken of")
+            opened.seek(0)
+            state: dict[str, Any] = torch.load(opened, map_location=map_location, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    return state, Saved(file.path.name, file.number, sha256)
+
+
+def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict[str, Any]:
+    """The file of tensors that another process wrote or read, or that a record names.
+
+    Raises:
+        Damaged: If it is not there, or is not what it was then.
+    """
+    kind = saved.file.partition("-")[0]
+    for file in tensor_files(directory, kind):
+        if file.path.name == saved.file:
+            with contextlib.suppress(FileNotFoundError):
+                state, found = read_tensors(file, map_location)
+                if found != saved:
+                    raise Damaged("its content is not what its SHA-256 was taken of")
+                return state
+    raise Damaged("it is not there")
+
+
+def remove_tensors(directory: Path, kind: str, attempt: int) -> None:
+    """Removes the files of a kind that this attempt or one before it wrote."""
+    for file in _written_until(directory, kind, attempt):
+        file.path.unlink(missing_ok=True)
+
+
+def _written_until(directory: Path, kind: str, attempt: int) -> list[TensorFile]:
+    # A process that was stopped and goes on must not remove what its successor wrote.
+    return [file for file in tensor_files(directory, kind) if file.attempt <= attempt]
 
 
 class _Output:

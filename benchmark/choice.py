@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from regbench.files import write_text
+from regbench.benchmark.directory import read_numbered
+from regbench.benchmark.lease import Attempt
+from regbench.files import signed
 
 
 class Choices:
-    """The file `choice.json` of a run directory.
+    """The file `choice-<attempt>.json` of a run directory.
 
     Its entry "hyperparameters" says how the cell was chosen, and there is one for each protocol that chose something
     itself, such as a learning rate: on which split, from which candidates with which scores.
+
+    Attributes:
+        attempt: At the run; its file is written.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Continues the file, if it is there.
+    def __init__(self, attempt: Attempt) -> None:
+        """Continues the file of the attempt before, if there is one.
 
         Args:
-            path: Of the file.
+            attempt: At the run.
         """
-        self.path = path
-        self._entries: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.attempt = attempt
+        self._entries: dict[str, Any] = read_numbered(attempt.directory, "choice.json")
+
+    @property
+    def path(self) -> Path:
+        """The file, which is there as soon as something was noted."""
+        return self.attempt.path("choice.json")
 
     def note(self, what: str, entry: dict[str, Any]) -> None:
-        """Writes down one choice."""
-        if self._entries.get(what) != entry:
+        """Writes down one choice.
+
+        Raises:
+            LeaseLost: If another process has taken over the run.
+        """
+        if self._entries.get(what) != entry or not self.path.exists():
             self._entries[what] = entry
-            write_text(self.path, json.dumps(self._entries, indent=1))
+            self.attempt.write("choice.json", signed(self._entries).encode())
 
     @property
     def entries(self) -> dict[str, Any]:

@@ -1,23 +1,38 @@
-"""The run directory: where it is, whether it is finished, which checkpoints it has.
+"""What a run directory holds, and how its files are found.
 
-Apart from the code that trains, and without torch, whose import takes longer than telling how ten thousand runs stand.
+Nothing here needs torch, whose import takes longer than telling how ten thousand runs stand.
+
+A file that an attempt at the run rewrites carries the attempt's number: `metrics-0002.jsonl`. So a process that has
+lost the run, and goes on after its successor has finished it, can reach none of the successor's files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regbench.files import write_bytes
+import yaml
+
+from regbench.files import DIGITS, verified, write_new, write_there
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Runtime
 
-SCHEMA_VERSION = 4
+log = logging.getLogger("regbench")
+
+SCHEMA_VERSION = 5
 """Of records and of a tuning's choice."""
+
+_NUMBERED = re.compile(r"\.?[a-z]\w*(?:-[a-z]\w*)*-(\d{4,})[-.].*")
+_ATTEMPT = re.compile(r"(\d{4,})\.json")
+_TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
 
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
@@ -43,15 +58,112 @@ def read_tuned(directory: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_metrics(directory: Path, history: Sequence[Mapping[str, Any]]) -> str | None:
-    """Writes `metrics.jsonl`, a line for each finished epoch; returns its SHA-256, None without an epoch."""
-    if not history:
-        return None
-    rows = "".join(json.dumps(row) + "\n" for row in history).encode()
-    write_bytes(directory / "metrics.jsonl", rows)
-    return hashlib.sha256(rows).hexdigest()
+def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
+    """Writes `config.yaml`, which is the same for all attempts at a cell, once; mends what is not it."""
+    path, text = directory / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False)
+    if not write_new(path, text) and path.read_text(errors="replace") != text:
+        log.warning("%s is not that of the cell; it is written anew", path)
+        write_there(path, text.encode())
+
+
+def attempt_numbers(directory: Path) -> list[int]:
+    """The numbers of all attempts that have a file in the folder `attempts`, the first one first."""
+    try:
+        names = os.listdir(directory / "attempts")  # noqa: PTH208  # ten times as quick as iterdir
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match)
+
+
+def highest_number(directory: Path) -> int:
+    """The highest number of an attempt that any file of the directory carries; 0 without one."""
+    numbered = filter(None, map(_number, os.listdir(directory)))  # noqa: PTH208
+    return max([0, *attempt_numbers(directory), *numbered])
+
+
+def numbered_file(directory: Path, name: str, attempt: int) -> Path:
+    """Where the attempt keeps what others keep elsewhere: `choice.json` of attempt 2 is `choice-0002.json`."""
+    path = directory / name
+    return path.with_name(f"{path.stem}-{attempt:04d}{path.suffix}")
+
+
+def numbered_files(directory: Path, name: str) -> list[Path]:
+    """The files `name` of all attempts, that of the last one first."""
+    stem, suffix = Path(name).stem, Path(name).suffix
+    found = [path for path in directory.glob(f"{stem}-*{suffix}") if path.stem[len(stem) + 1 :].isdecimal()]
+    return sorted(found, key=lambda path: _number(path.name) or 0, reverse=True)
+
+
+def read_numbered(directory: Path, name: str) -> dict[str, Any]:
+    """What the last attempt that wrote a whole file `name` wrote with `signed`; nothing without one."""
+    for path in numbered_files(directory, name):
+        try:
+            return verified(path.read_bytes())
+        except (OSError, ValueError) as error:
+            log.warning("%s is damaged (%s); going back to the one before it", path, error)
+    return {}
+
+
+def remove_earlier_leftovers(directory: Path, attempt: int) -> None:
+    """Removes the temporary files that killed attempts before this one left; a later one's are not touched."""
+    for path in directory.glob(".*"):
+        if (number := _number(path.name)) is not None and number < attempt:
+            path.unlink(missing_ok=True)
+
+
+def _number(name: str) -> int | None:
+    """The number of the attempt that a file's name carries."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A file of tensors: `<kind>-<attempt>-<number>-<beginning of its SHA-256>.pt`.
+
+    Attributes:
+        path: The file.
+        attempt: Number of the attempt that wrote it.
+        number: A running number, such as the steps done.
+        digest: The first digits of its SHA-256.
+    """
+
+    path: Path
+    attempt: int
+    number: int
+    digest: str
+
+
+def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
+    """The files of a kind, the newest first: those of a later attempt are newer, whatever their running number.
+
+    Args:
+        directory: The run directory.
+        kind: What the names begin with, or a pattern of it, such as "evaluation-*".
+    """
+    matches = [match for path in directory.glob(f"{kind}-*.pt") if (match := _TENSORS.fullmatch(path.name))]
+    found = [TensorFile(directory / m[0], int(m[2]), int(m[3]), m[4]) for m in matches if fnmatchcase(m[1], kind)]
+    return sorted(found, key=lambda file: (file.attempt, file.number), reverse=True)
+
+
+def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
+    """What a finished run does without: files of attempts before the last that no record names, leftovers of kills.
+
+    Args:
+        directory: Of a run that is finished, or has come through its tuning.
+        checkpoints: Whether it shall do without the last checkpoint too, which holds the trained weights.
+    """
+    records = [record for record in (read_tuned(directory), read_record(directory)) if record]
+    named = {entry["file"] for record in records for what in ("metrics", "checkpoint") if (entry := record.get(what))}
+    kept = [path for path in checkpoint_files(directory) if path.name in named] or checkpoint_files(directory)[:1]
+    found = [path for path in checkpoint_files(directory) if checkpoints or path not in kept]
+    for name in ("choice.json", "environment.json", "metrics.jsonl", "scores.json"):
+        found += [path for path in numbered_files(directory, name)[1:] if path.name not in named]
+    for pattern in ("evaluation-*.pt", "*.damaged", ".*.*", "attempts/.*.*"):
+        found += directory.glob(pattern)
+    return found
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """The checkpoints of a run directory, the newest first."""
-    return sorted(directory.glob("checkpoint-*.pt"), reverse=True)
+    return [file.path for file in tensor_files(directory, "checkpoint")]

@@ -9,18 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from regbench import RegbenchError
 from regbench.benchmark.backbones import Published, load_backbone
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import Cell, load_run
-from regbench.benchmark.directory import SCHEMA_VERSION, read_record
+from regbench.benchmark.directory import SCHEMA_VERSION, read_record, write_config
 from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.measure import environment
 from regbench.benchmark.run import attempt_at, attempts_record, data_record, distinct, resolve, score
 from regbench.datasets.manifest import Manifest
-from regbench.files import cell_id, signed, write_new, write_text
+from regbench.files import cell_id, signed
 
 METHOD = "external"
 
@@ -74,9 +72,9 @@ def evaluate_backbone(
             assert record is not None
             return directory, record
         surroundings = environment(compute.device)
-        write_text(directory / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
-        write_text(directory / "environment.json", json.dumps(surroundings, indent=2))
-        choices = Choices(directory / "choice.json")
+        write_config(directory, plain)
+        attempt.write("environment.json", json.dumps(surroundings, indent=2).encode())
+        choices = Choices(attempt)
         selected_on = "test" if cell.evaluation.select_on == "test" else "given"
         nothing = dict.fromkeys(("score", "budget", "record", "sha256"))
         choices.note("hyperparameters", {"selected_on": selected_on, **nothing})
@@ -84,7 +82,7 @@ def evaluate_backbone(
         evaluator = Evaluator(
             cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed
         )
-        done = score(directory, evaluator, attempt, label, cell.evaluation.protocols)
+        done = score(attempt, evaluator, label, cell.evaluation.protocols, published.sha256)
         attempt.update(outcome="done")
         attempt.beat()
         record = {
@@ -104,10 +102,10 @@ def evaluate_backbone(
             "data": data_record(manifest),
             "attempts": attempts_record(directory),
             "command": _command(source, overrides, label, name, only),
-            "metrics_sha256": None,
+            "metrics": None,
+            "checkpoint": None,
         }
-        attempt.check()
-        write_new(directory / "record.json", signed(record))
+        attempt.write_record("record.json", signed(record))
     record = read_record(directory)
     assert record is not None
     return directory, record

@@ -2,8 +2,10 @@
 
 An attempt is a file `attempts/0003.json`. Creating it is the claim: the file system lets only one process do so. Its
 owner rewrites it every few seconds. Whoever finds the last attempt ended, dead or silent may begin the next; an
-owner that finds a higher number than its own has lost the run and stops. Nothing here depends on locks, on clocks that
-agree or on a scheduler, none of which can be had on every cluster's file system.
+owner that finds a higher number than its own, a record that it did not write, or its own file gone has lost the run and
+stops. It may be stopped itself between that look and what it writes then; so all that it writes carries its number, and
+only the record has one name for all, which the first takes. Nothing here depends on locks, on clocks that agree or on a
+scheduler, none of which can be had on every cluster's file system.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from regbench.files import write_text
+from regbench import RegbenchError
+from regbench.benchmark.directory import attempt_numbers, highest_number, numbered_file
+from regbench.files import write_new, write_there
 
 log = logging.getLogger("regbench")
 
@@ -29,8 +33,8 @@ _CLOCK_SKEW_S = 300.0
 _BEATS_PER_LEASE = 6
 
 
-class LeaseLost(RuntimeError):
-    """Another process has begun a later attempt at this run; this one must write no more."""
+class LeaseLost(RegbenchError):
+    """Another process works on this run or has finished it, or its folder is gone; this one must write no more."""
 
 
 def now() -> str:
@@ -40,28 +44,26 @@ def now() -> str:
 
 def read_attempts(directory: Path) -> list[dict[str, Any]]:
     """All attempts at the run, the first one first."""
-    return [_read(path) for path in _files(directory)]
+    return [_read(directory, number) for number in attempt_numbers(directory)]
 
 
 def last_attempt(directory: Path) -> dict[str, Any] | None:
     """The attempt with the highest number, if there is one."""
-    files = _files(directory)
-    return _read(files[-1]) if files else None
+    numbers = attempt_numbers(directory)
+    return _read(directory, numbers[-1]) if numbers else None
 
 
-def _files(directory: Path) -> list[Path]:
+def _path(directory: Path, number: int) -> Path:
+    return directory / "attempts" / f"{number:04d}.json"
+
+
+def _read(directory: Path, number: int) -> dict[str, Any]:
+    path = _path(directory, number)
     try:
-        names = sorted(entry for entry in os.listdir(directory / "attempts") if entry[0] != ".")  # noqa: PTH208
-    except FileNotFoundError:
-        return []
-    return [directory / "attempts" / name for name in names]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    # Empty while it is being made, or for ever if its maker was killed at that moment.
-    text = path.read_text()
-    made: dict[str, Any] = json.loads(text) if text else {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60}
-    return {"number": int(path.stem), "ended": None, "owner": {}, "progress": {}, **made}
+        made = dict(json.loads(path.read_text()))
+    except ValueError:  # damaged: its owner is as good as unknown
+        made = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60}
+    return {"ended": None, "owner": {}, "progress": {}, **made, "number": number}
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
@@ -111,30 +113,22 @@ class Attempt:
     """The right to write into a run directory, as long as no later attempt has begun.
 
     Attributes:
+        directory: The run directory.
         number: The fencing number: 1, 2, ...
-        lost: Whether a later attempt was seen.
+        lost: Why it must write no more, once that was seen; else empty.
+        finished: Whether it has written the run's record, after which it writes no more either.
     """
 
-    def __init__(self, directory: Path, number: int, lease_s: float) -> None:
-        """For `claim` to call, which made the file."""
-        self.number = number
-        self.lost = False
-        self._directory = directory
-        self._path = directory / "attempts" / f"{number:04d}.json"
+    def __init__(self, directory: Path, number: int, state: dict[str, Any]) -> None:
+        """For `claim` to call, which made the file with this state."""
+        self.directory, self.number = directory, number
+        self.lost = ""
+        self.finished = False
+        self._path = _path(directory, number)
         self._lock = threading.Lock()
-        self._state: dict[str, Any] = {
-            "owner": _identity(),
-            "lease_s": lease_s,
-            "started": now(),
-            "finished": None,
-            "ended": None,
-            "error": None,
-            "beat": 0,
-            "progress": {},
-        }
+        self._state = state
         self._stopped = threading.Event()
-        self.beat()
-        self._thread = threading.Thread(target=self._keep, args=(lease_s / _BEATS_PER_LEASE,), daemon=True)
+        self._thread = threading.Thread(target=self._keep, args=(state["lease_s"] / _BEATS_PER_LEASE,), daemon=True)
         self._thread.start()
 
     def _keep(self, period_s: float) -> None:
@@ -142,39 +136,84 @@ class Attempt:
             self.beat()
 
     def beat(self) -> None:
-        """Shows that the owner lives, and looks whether it has been superseded."""
+        """Shows that the owner lives, and looks whether it has lost the run."""
         with self._lock:
-            # A full disk must not end the training: the next beat tries again.
-            with contextlib.suppress(OSError):
-                files = _files(self._directory)
-                self.lost = self.lost or (bool(files) and files[-1].name > self._path.name)
             self._state["beat"] += 1
             self._state["heartbeat"] = time.time()
+            # A full disk must not end the training: the next beat tries again.
             with contextlib.suppress(OSError):
-                write_text(self._path, json.dumps(self._state, indent=1))
+                self._look()
+                if self._path.exists():  # one that was removed is not made again
+                    write_there(self._path, _text(self._state))
+
+    def _look(self) -> None:
+        if self.lost or self.finished:
+            return
+        if not self._path.exists():
+            self.lost = f"{self._path} was removed"
+        elif (last := attempt_numbers(self.directory)[-1:]) > [self.number]:
+            self.lost = f"attempt {self.number} was superseded by attempt {last[0]}"
+        elif (self.directory / "record.json").exists():
+            self.lost = f"attempt {self.number} was superseded: another process has finished the run"
 
     def check(self) -> None:
         """Returns if this attempt may still write.
 
         Raises:
-            LeaseLost: If a later attempt has begun.
+            LeaseLost: If a later attempt has begun or the run is finished, or the attempt's file was removed.
         """
-        files = _files(self._directory)
-        self.lost = self.lost or files[-1].name > self._path.name
+        self._look()
         if self.lost:
-            raise LeaseLost(f"{self._directory}: attempt {self.number} was superseded; it writes no more")
+            raise LeaseLost(f"{self.directory}: {self.lost}; this process writes no more")
+
+    def path(self, name: str) -> Path:
+        """Where this attempt keeps a file of which every attempt has its own: `choice.json` as `choice-0002.json`."""
+        return numbered_file(self.directory, name, self.number)
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Writes a file of which every attempt has its own, atomically; returns its path.
+
+        Raises:
+            LeaseLost: As `check`.
+        """
+        self.check()
+        write_there(self.path(name), data)
+        return self.path(name)
+
+    def write_record(self, name: str, text: str) -> None:
+        """Writes "record.json" or "tuning.json", of which there is at most one, whoever comes first.
+
+        Raises:
+            LeaseLost: As `check`, and if another process has finished the run.
+        """
+        self.check()
+        if write_new(self.directory / name, text):
+            self.finished = name == "record.json"
+        else:
+            self.check()
 
     def update(self, **progress: Any) -> None:
         """What the next beat tells of the run's progress."""
         with self._lock:
             self._state["progress"] = {**self._state["progress"], **progress}
 
+    def began(self, **where: Any) -> None:
+        """Notes from where a part of the run goes on: what tells attempts that come farther from those that do not."""
+        with self._lock:
+            progress = self._state["progress"]
+            self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
+        self.beat()
+
     def end(self, how: str, error: str | None = None) -> None:
-        """The last beat: `how` is "done", "diverged", "failed", "interrupted", "requeued" or "superseded"."""
+        """The last beat: `how` is "done", "failed", "interrupted" or "superseded"."""
         self._stopped.set()
         self._thread.join()
         self._state.update(ended=how, error=error, finished=now())
         self.beat()
+
+
+def _text(state: dict[str, Any]) -> bytes:
+    return json.dumps(state, indent=1).encode()
 
 
 def claim(directory: Path, lease_s: float) -> Attempt | None:
@@ -189,36 +228,59 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         lease_s: How long an owner may be silent.
 
     Returns:
-        The attempt, or None if the run was finished while this process waited.
+        The attempt, or None if the run was finished while this process waited. Its number is above every number that
+        a file of the directory carries, so that nothing of earlier attempts is ever taken for its own.
+
+    Raises:
+        LeaseLost: If the directory was removed while this process waited.
     """
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
     seen: tuple[int, int] | None = None
     since_s = time.monotonic()
     while not (directory / "record.json").exists():
-        last = last_attempt(directory)
-        if last is not None and not _is_free(last):
-            if (last["number"], last["beat"]) != seen:
-                if seen is None:
-                    owner = last["owner"]
-                    log.info(
-                        "%s: process %s on %s is at work here; waiting for it",
-                        *(directory, owner.get("pid", "?"), owner.get("hostname", "?")),
-                    )
-                seen, since_s = (last["number"], last["beat"]), time.monotonic()
-            if _owner_lives(last["owner"]) or time.monotonic() - since_s < lease_s:
-                time.sleep(min(1.0, lease_s / 20))
-                continue
-        number = last["number"] + 1 if last else 1
-        file = directory / "attempts" / f"{number:04d}.json"
         try:
-            file.open("x").close()
-        except FileExistsError:
-            continue
+            # Before the look at the last attempt: whoever claims in the meantime takes the number after this one.
+            highest = highest_number(directory)
+            last = last_attempt(directory)
+            if last is not None and not _is_free(last):
+                if (last["number"], last["beat"]) != seen:
+                    if seen is None:
+                        owner = last["owner"]
+                        log.info(
+                            "%s: process %s on %s is at work here; waiting for it",
+                            *(directory, owner.get("pid", "?"), owner.get("hostname", "?")),
+                        )
+                    seen, since_s = (last["number"], last["beat"]), time.monotonic()
+                if _owner_lives(last["owner"]) or time.monotonic() - since_s < lease_s:
+                    time.sleep(min(1.0, lease_s / 20))
+                    continue
+            number, state = highest + 1, _begun(lease_s)
+            if not write_new(_path(directory, number), _text(state).decode()):
+                continue
+        except FileNotFoundError as error:
+            if (directory / "attempts").exists():  # a claim was taken back
+                continue
+            raise LeaseLost(f"{directory} was removed while this process waited for its turn") from error
         if (directory / "record.json").exists():  # written between the first look and the claim
-            file.unlink()
+            _path(directory, number).unlink()
             break
-        return Attempt(directory, number, lease_s)
+        return Attempt(directory, number, state)
     return None
+
+
+def _begun(lease_s: float) -> dict[str, Any]:
+    """What an attempt's file holds when it is made."""
+    return {
+        "owner": _identity(),
+        "lease_s": lease_s,
+        "started": now(),
+        "finished": None,
+        "ended": None,
+        "error": None,
+        "beat": 0,
+        "heartbeat": time.time(),
+        "progress": {},
+    }
 
 
 def _is_free(last: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import subprocess
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from regbench import methods
 from regbench.benchmark.config import Cell, load_sweep
-from regbench.benchmark.directory import SCHEMA_VERSION, write_metrics
+from regbench.benchmark.directory import SCHEMA_VERSION
 from regbench.files import signed
 
 EPOCHS = 100
@@ -98,7 +99,10 @@ def make(folder: Path, count: int) -> None:
     for cell in tqdm(cells(count), desc="made", unit="", disable=not sys.stderr.isatty()):
         run = folder / cell.id
         run.mkdir(parents=True)
-        data = {**record(cell, folder.name, draw), "metrics_sha256": write_metrics(run, history(draw))}
+        metrics = "".join(json.dumps(row) + "\n" for row in history(draw)).encode()
+        (run / "metrics-0001.jsonl").write_bytes(metrics)
+        named = {"file": "metrics-0001.jsonl", "sha256": hashlib.sha256(metrics).hexdigest()}
+        data = {**record(cell, folder.name, draw), "metrics": named, "checkpoint": None}
         (run / "config.yaml").write_text(yaml.dump(data["cell"], Dumper=yaml.CSafeDumper, sort_keys=False))
         (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(signed(data))
         plan.append({"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs})

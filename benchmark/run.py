@@ -16,22 +16,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.checkpoint import load_checkpoint
+from regbench.benchmark.checkpoint import Damaged, Saved, load_checkpoint, read_saved, remove_tensors
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
-from regbench.benchmark.directory import SCHEMA_VERSION, read_record, run_directory, write_metrics
+from regbench.benchmark.directory import (
+    SCHEMA_VERSION,
+    read_numbered,
+    read_record,
+    read_tuned,
+    remove_earlier_leftovers,
+    run_directory,
+    write_config,
+)
 from regbench.benchmark.distributed import World, connect, environment_ranks
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
+from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.interruption import Interruption
 from regbench.benchmark.lease import Attempt, LeaseLost, claim, now, read_attempts
 from regbench.benchmark.measure import environment
 from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train
+from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train, write_metrics
 from regbench.datasets.manifest import Manifest
-from regbench.files import remove_leftovers, signed, write_new, write_text
+from regbench.files import signed, write_new
 from regbench.methods.kernel import KernelEnergy
 from regbench.methods.spectrum import expand
 
@@ -113,7 +121,7 @@ def run_cell(
     Raises:
         RegbenchError: If the run is refused. The message is kept with the attempt.
         Interrupted: If a signal asked to stop.
-        LeaseLost: If a later attempt took over.
+        LeaseLost: If another process took over or finished the run, or the run directory was removed.
     """
     run = _Run(cell, runtime, sweep, interruption or Interruption())
     run.directory.mkdir(parents=True, exist_ok=True)
@@ -122,34 +130,44 @@ def run_cell(
         with connect(run.compute.device) as world:
             attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s)) if world.rank == 0 else None
             if attempt is not None:
-                run.begin()
+                run.begin(attempt)
             if world.from_first(attempt is not None) and "pretrain" in stages:
                 trained = run.pretrain(world, attempt)
         if world.rank > 0:
             return None
-        if attempt is not None and not (run.directory / "record.json").exists() and set(stages) != {"pretrain"}:
+        if attempt is not None and not attempt.finished and set(stages) != {"pretrain"}:
             run.evaluate(attempt, trained or run.pretrained(), stages)
-        return read_record(run.directory)
+    return read_record(run.directory)
 
 
 @contextlib.contextmanager
 def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
-    """Holds an attempt at the run and notes how it ended; None if the run is finished."""
+    """Holds an attempt at the run and notes how it ended; None if the run is finished.
+
+    Raises:
+        LeaseLost: If the attempt lost the run on the way, whatever went wrong because of that.
+    """
     attempt = claim(directory, lease_s)
     if attempt is None:
         yield None
         return
-    remove_leftovers(directory)
+    remove_earlier_leftovers(directory, attempt.number)
     try:
         yield attempt
-    except LeaseLost:
-        attempt.end("superseded")
-        raise
-    except KeyboardInterrupt:
-        attempt.end("interrupted")
-        raise
+        if not attempt.finished:
+            attempt.check()
     except BaseException as error:
-        attempt.end("failed", f"{type(error).__name__}: {error}")
+        with contextlib.suppress(LeaseLost):
+            attempt.check()
+        stopped = isinstance(error, KeyboardInterrupt)
+        if attempt.lost:
+            attempt.end("superseded")
+            if not stopped and not isinstance(error, LeaseLost):
+                attempt.check()
+        elif stopped:
+            attempt.end("interrupted")
+        else:
+            attempt.end("failed", f"{type(error).__name__}: {error}")
         raise
     attempt.end("done")
 
@@ -162,7 +180,7 @@ class _Run:
         self.directory = run_directory(runtime, sweep, cell)
         self.compute = resolve(runtime)
 
-    def begin(self) -> None:
+    def begin(self, attempt: Attempt) -> None:
         """Writes what the run is made of; refuses it where it cannot end well, before the training."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset.name)
         selection_splits(self.cell.evaluation, self.cell.dataset, self.compute.data_dir)
@@ -172,8 +190,8 @@ class _Run:
             "compile": self.compute.compile,
             "shard_optimizer": self.compute.shard_optimizer,
         }
-        write_text(self.directory / "config.yaml", yaml.safe_dump(self.cell.plain(), sort_keys=False))
-        write_text(self.directory / "environment.json", json.dumps(self.surroundings, indent=2))
+        write_config(self.directory, self.cell.plain())
+        attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
 
     def pretrain(self, world: World, attempt: Attempt | None) -> Trained | None:
         """The trained network; None if the run diverged, whose record is then written."""
@@ -190,14 +208,12 @@ class _Run:
 
     def pretrained(self) -> Trained:
         """The network that an earlier job trained."""
-        network = SiameseNetwork(self.cell.network, self.cell.embedding_dim, self.cell.dataset.channels, self.cell.seed)
-        progress = Progress()
-        if (state := load_checkpoint(self.directory)) is not None:
-            network.load_state_dict(state["network"])
-            progress = Progress(**state["progress"])
+        loaded = load_checkpoint(self.directory)
+        progress = Progress(**loaded[0]["progress"]) if loaded else Progress()
         if len(progress.history) < self.cell.epochs:
             raise RegbenchError(f"{self.directory} is not trained to the end; run the stage pretrain first")
-        return Trained(network=network.to(self.compute.device), progress=progress)
+        network = _network(self.cell, loaded[0] if loaded else None).to(self.compute.device)
+        return Trained(network=network, progress=progress, checkpoint=loaded[1] if loaded else None)
 
     def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
         """The scores of the stages asked for and, with the last, the record; finished ones are not repeated.
@@ -205,11 +221,12 @@ class _Run:
         Raises:
             RegbenchError: If the final scores are asked for of a cell that its tuning has not chosen.
         """
-        choices = Choices(self.directory / "choice.json")
+        choices = Choices(attempt)
         choices.note("hyperparameters", chosen_hyperparameters(self.directory, self.cell, final="final" in stages))
         evaluator = _evaluator(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
-        done = score(self.directory, evaluator, attempt, self.cell.label, protocols)
+        weights = trained.checkpoint.sha256 if trained.checkpoint else None
+        done = score(attempt, evaluator, self.cell.label, protocols, weights)
         scores = distinct(entry for name in ("selection", *protocols) for entry in done[name]["scores"])
         status = "done" if "final" in stages else "tuned"
         headlines = [entry for entry in scores if entry["name"] in ("knn_top1", "linear_top1")]
@@ -218,12 +235,14 @@ class _Run:
         self.surroundings["loader"] = done["selection"]["loader"]
         seconds = sum(done[name]["seconds"] for name in ("selection", *protocols))
         choice = choices.entries if status == "done" else None
-        self._write_record(attempt, status, scores, trained.progress, evaluate_s=seconds, choice=choice)
+        more = {"evaluate_s": seconds, "choice": choice, "checkpoint": trained.checkpoint}
+        self._write_record(attempt, status, scores, trained.progress, **more)
 
     def _write_record(
         self, attempt: Attempt, status: str, scores: list[dict[str, Any]], progress: Progress, **more: Any
     ) -> None:
         evaluate_s = more.pop("evaluate_s", 0.0)
+        checkpoint: Saved | None = more.pop("checkpoint", None)
         method = self.cell.method
         attempt.beat()
         record: dict[str, Any] = {
@@ -244,23 +263,31 @@ class _Run:
             "data": data_record(self.manifest),
             "attempts": attempts_record(self.directory),
             "command": f"regbench train --config {self.directory / 'config.yaml'}",
+            "metrics": write_metrics(attempt, progress),
+            "checkpoint": checkpoint and asdict(checkpoint),
         }
-        attempt.check()
-        record["metrics_sha256"] = write_metrics(self.directory, progress.history)
-        # There is at most one record, whoever comes first.
-        write_new(self.directory / ("tuning.json" if status == "tuned" else "record.json"), signed(record))
+        attempt.write_record("tuning.json" if status == "tuned" else "record.json", signed(record))
 
 
 def score(
-    directory: Path, evaluator: Evaluator, attempt: Attempt, label: str, protocols: Sequence[str]
+    attempt: Attempt, evaluator: Evaluator, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
     """What hyperparameters are selected by, then the protocols; what `scores.json` holds is not repeated.
+
+    Args:
+        attempt: At the run.
+        evaluator: Of the network.
+        label: For the log.
+        protocols: To evaluate.
+        weights: What tells the network's weights from others; scores of others are not taken up.
 
     Returns:
         "selection" and each protocol -> its scores, the seconds it took and what read the images.
     """
-    path = directory / "scores.json"
-    done: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    kept = read_numbered(attempt.directory, "scores.json")
+    done: dict[str, dict[str, Any]] = kept["done"] if kept and kept["weights"] == weights else {}
+    if done:
+        attempt.began(scores=list(done))
     attempt.update(stage="tune")
     for name in ("selection", *protocols):
         if name != "selection":
@@ -271,8 +298,8 @@ def score(
         began_s = time.perf_counter()
         scores = evaluator.select() if name == "selection" else evaluator.run(name)
         done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
-        attempt.check()
-        write_text(path, json.dumps(done, indent=1))
+        attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
+        remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         log.info("%s: %s", label, ", ".join(map(_shown, scores)))
     return done
 
@@ -333,7 +360,7 @@ def attempts_record(directory: Path) -> list[dict[str, Any]]:
         {
             **{name: entry.get(name) for name in ("number", "started", "finished", "ended", "error")},
             "hostname": entry["owner"].get("hostname"),
-            "from_step": entry["progress"].get("from_step"),
+            "from_step": entry["progress"].get("began", {}).get("step"),
         }
         for entry in attempts
     ]
@@ -375,13 +402,13 @@ def _training_cost(progress: Progress) -> dict[str, Any]:
 
 
 def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Evaluates the last checkpoint of a run directory anew.
+    """Evaluates the final weights of a run directory anew.
 
     What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
     else is only returned.
 
     Args:
-        directory: With `config.yaml` and a checkpoint.
+        directory: With `config.yaml` and the last checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
         only: The protocols; none: those of the run.
 
@@ -389,8 +416,8 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
         The scores.
 
     Raises:
-        RegbenchError: If the directory holds no checkpoint, an override is refused, or the cell's tuning has not chosen
-            it.
+        RegbenchError: If the directory does not hold the final weights, an override is refused, or the cell's tuning
+            has not chosen it.
     """
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
@@ -415,16 +442,12 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
     hyperparameters = chosen_hyperparameters(directory, own, final=True)
     if cell.evaluation.select_on == "test":
         hyperparameters["selected_on"] = "test"
-    state = load_checkpoint(directory)
-    if state is None and own.epochs:
-        raise RegbenchError(f"{directory} has no checkpoint; give the directory of a run that has trained")
-    network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
-    if state is not None:
-        network.load_state_dict(state["network"])
+    network = _network(own, _final_state(directory, own))
     scores = []
-    # The run's own choice.json stays as it is.
-    with tempfile.TemporaryDirectory() as folder:
-        choices = Choices(Path(folder) / "choice.json")
+    # The run's own files stay as they are.
+    with tempfile.TemporaryDirectory() as folder, attempt_at(Path(folder), runtime.lease_s) as attempt:
+        assert attempt is not None
+        choices = Choices(attempt)
         choices.note("hyperparameters", hyperparameters)
         evaluator = _evaluator(cell, network.to(compute.device), compute, choices)
         if not only or "knn" in only:
@@ -448,9 +471,44 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
                 "finished": now(),
                 "command": shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),
             }
+            _later(directory, protocol).parent.mkdir(exist_ok=True)
             write_new(_later(directory, protocol), signed(entry))
             log.info("%s: written to %s", protocol, _later(directory, protocol))
     return scores
+
+
+def _network(cell: Cell, state: Mapping[str, Any] | None) -> SiameseNetwork:
+    """The network of a cell with the weights of a checkpoint, or as it is initialised."""
+    network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
+    if state is not None:
+        network.load_state_dict(state["network"])
+    return network
+
+
+def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
+    """The checkpoint with the final weights of a run; None of a network without training.
+
+    Raises:
+        RegbenchError: If the run has no such checkpoint, or has it no longer.
+    """
+    if not cell.epochs:
+        return None
+    record = read_record(directory) or read_tuned(directory)
+    if record is None:
+        loaded = load_checkpoint(directory)
+        if loaded is None or len(loaded[0]["progress"]["history"]) < cell.epochs:
+            raise RegbenchError(f"{directory} is not trained to the end; give the directory of a run that is")
+        return loaded[0]
+    if record["checkpoint"] is None:
+        raise RegbenchError(f"{directory} has no final weights: its status is {record['status']}")
+    saved = Saved(**record["checkpoint"])
+    try:
+        return read_saved(directory, saved)
+    except Damaged as error:
+        raise RegbenchError(
+            f"{directory / saved.file}, which holds the final weights, cannot be evaluated: {error}; train them "
+            f"again: regbench train --config {directory / 'config.yaml'} --name again"
+        ) from error
 
 
 def _later(directory: Path, protocol: str) -> Path:

@@ -34,7 +34,7 @@ def make(folder: Path, cells: int) -> None:
             "progress": {"epoch": 50, "epochs": 100, "img_per_s": 1000.0, "remaining_s": 900.0},
         }
         (attempts / "0001.json").write_text(json.dumps(attempt))
-        (folder / cell / "metrics.jsonl").write_text((json.dumps(row) + "\n") * 50)
+        (folder / cell / "metrics-0001.jsonl").write_text((json.dumps(row) + "\n") * 50)
         if state == "done":
             (folder / cell / "record.json").write_text(record)
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))

@@ -62,7 +62,7 @@ def measure(settings: list[str]) -> tuple[float, float]:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             sys.exit(process.returncode)
-        (metrics,) = Path(runs).glob("manual/*/metrics.jsonl")
+        (metrics,) = Path(runs).glob("manual/*/metrics-*.jsonl")
         epochs = [json.loads(line) for line in metrics.read_text().splitlines()]
     images = sum(epoch["images"] for epoch in epochs)
     return statistics.median(e["images"] / e["epoch_s"] for e in epochs), 1e3 * (used.ru_utime + used.ru_stime) / images

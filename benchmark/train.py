@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
+import json
 import logging
 import math
 import random
@@ -21,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.checkpoint import Damaged, Saved, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.config import Cell
-from regbench.benchmark.directory import write_metrics
 from regbench.benchmark.distributed import World, synchronize_batch_norm
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import Attempt, LeaseLost
@@ -121,10 +122,12 @@ class Trained:
     Attributes:
         network: With its last weights, on the device.
         progress: The history and the cost.
+        checkpoint: Where the weights are kept; None of a network without training, and on every rank but the first.
     """
 
     network: SiameseNetwork
     progress: Progress
+    checkpoint: Saved | None
 
 
 def train(
@@ -143,7 +146,7 @@ def train(
     Args:
         cell: What to train.
         compute: On what.
-        directory: Run directory; checkpoints and `metrics.jsonl` are written there.
+        directory: Run directory; checkpoints and the history are written there.
         world: The processes that train.
         attempt: The right to write; None on every rank but the first.
         interruption: Tells when to stop.
@@ -191,6 +194,7 @@ class _Training:
             group=world.group if compute.shard_optimizer else None,
         )
         self.progress = Progress()
+        self._saved: Saved | None = None
         self._resume()
         self.progress.world_size = world.size
         if compute.compile:
@@ -200,23 +204,25 @@ class _Training:
         self._written_s = time.monotonic()
 
     def _resume(self) -> None:
-        """Takes up the last checkpoint; every rank the same one."""
-        state = load_checkpoint(self.directory, self.compute.device) if self.world.rank == 0 else None
-        step = self.world.from_first(None if state is None else state["progress"]["step"])
-        if step is None:
+        """Takes up the last checkpoint; every rank the same file."""
+        directory, device = self.directory, self.compute.device
+        loaded = load_checkpoint(directory, device) if self.world.rank == 0 else None
+        saved: Saved | None = self.world.from_first(loaded and loaded[1])
+        if saved is None:
             return
-        if state is None:
-            state = load_checkpoint(self.directory, self.compute.device)
-        if state is None or state["progress"]["step"] != step:
+        try:
+            state = loaded[0] if loaded else read_saved(directory, saved, device)
+        except Damaged as error:
             raise RegbenchError(
-                f"{self.directory}: not all ranks see the checkpoint of step {step}; is the folder shared?"
-            )
+                f"{directory}: not all ranks see {saved.file} as the first does ({error}); is the folder shared?"
+            ) from error
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
+        self._saved = saved
         if self.attempt is not None:
-            self.attempt.update(from_step=step)
-            write_metrics(self.directory, self.progress.history)  # a kill may have come between the two files
+            self.attempt.began(step=saved.step)
+            write_metrics(self.attempt, self.progress)
 
     def run(self) -> Trained:
         cell, world, progress = self.cell, self.world, self.progress
@@ -243,7 +249,7 @@ class _Training:
                 step = self._step()
                 while len(progress.history) < cell.epochs:
                     self._epoch(step, loader)
-        return Trained(network=self.network, progress=progress)
+        return Trained(network=self.network, progress=progress, checkpoint=self._saved)
 
     def _step(self) -> Step:
         cell, world, device = self.cell, self.world, self.compute.device
@@ -292,11 +298,13 @@ class _Training:
                 laps.append([waiting, *stepped.marks])
                 ends = progress.step % len(loader) == 0
                 due = time.monotonic() - self._written_s >= self.compute.checkpoint_s
-                lost = self.attempt is not None and self.attempt.lost
+                lost = self.attempt is not None and bool(self.attempt.lost)
                 # A few numbers over the CPU: every rank must come to the same decision in the same step.
                 stop, write, superseded = self.world.maximum(self.interruption.requested, due, lost)
                 if superseded:
-                    raise LeaseLost(f"{self.directory}: another process has taken over this run")
+                    if self.attempt is not None:
+                        self.attempt.check()
+                    raise LeaseLost(f"{self.directory}: the first rank has lost the run")
                 if ends or stop or write or progress.step % LOGGING_STEPS == 0:
                     progress.epoch_s = time.perf_counter() - began_s
                     self._look(losses, laps, stepped, len(loader))
@@ -402,13 +410,25 @@ class _Training:
         if self.attempt is not None:
             self.attempt.check()
             state = {"network": self.network.state_dict(), "optimizer": optimizer, "progress": vars(self.progress)}
-            save_checkpoint(self.directory, self.attempt.number, self.progress.step, state)
-            write_metrics(self.directory, self.progress.history)
+            self._saved = save_checkpoint(self.directory, self.attempt.number, self.progress.step, state)
+            write_metrics(self.attempt, self.progress)
             self.attempt.beat()
         self._written_s = time.monotonic()
         took_s = time.perf_counter() - began_s
         self.progress.checkpoint_s += took_s  # known to the next checkpoint and to the record
         return took_s
+
+
+def write_metrics(attempt: Attempt, progress: Progress) -> dict[str, str] | None:
+    """Writes the attempt's `metrics.jsonl`, a line for each finished epoch.
+
+    Returns:
+        What a record says of it: its name and SHA-256; None without an epoch, when there is no such file.
+    """
+    if not progress.history:
+        return None
+    rows = "".join(json.dumps(row) + "\n" for row in progress.history).encode()
+    return {"file": attempt.write("metrics.jsonl", rows).name, "sha256": hashlib.sha256(rows).hexdigest()}
 
 
 def _seed(seed: int, step: int) -> None:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.reports.records import Choices, Found, Record, find_runs, judge
-from regbench.reports.verify import Misfit
+from regbench.reports.verify import Misfit, file_misfits
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ def check_records(folders: Sequence[Path]) -> Check:
     """Checks every record under some folders, and says all that `judge` finds, not only what a report leaves out.
 
     Looked at are: the schema; the SHA-256 that a record, a later evaluation and a tuning's choice state of their own
-    content, and a record of `metrics.jsonl`; `config.yaml` against the record's cell; the directory's name, the
-    record's cell id and the id of the cell; that scores are finite and percentages within 0 and 100; that the
-    configurations which a tuning chose are there, and that a record's choice is the one on disk; that all records of a
-    data set saw the same images.
+    content, and a record of its history and, where they are still there, of its final weights; `config.yaml` against
+    the record's cell; the directory's name, the record's cell id and the id of the cell; that scores are finite and
+    percentages within 0 and 100; that the configurations which a tuning chose are there, and that a record's choice is
+    the one on disk; that all records of a data set saw the same images.
 
     Args:
         folders: Folders of sweeps, sweeps or run directories.
@@ -59,7 +59,10 @@ def check_records(folders: Sequence[Path]) -> Check:
     for run, path in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):
         judged = judge(run, path, choices)
         misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
-        records += [judged.record] if judged.record is not None else []
+        if judged.record is not None:
+            records.append(judged.record)
+            weights = judged.record.checkpoint
+            misfits += file_misfits(weights if weights and weights.path.exists() else None)
     misfits += _check_choices(found, choices)
     return Check(len(runs), (*map(str, misfits), *_check_contents(records)))
 

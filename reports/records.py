@@ -27,16 +27,17 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.reports.verify import (
     Misfit,
+    NamedFile,
     config_misfits,
     content_misfits,
-    history_misfits,
+    file_misfits,
     id_misfits,
 )
 
 if TYPE_CHECKING:
     import pyarrow
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 STATUSES = ("done", "diverged", "tuned")
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")
@@ -70,6 +71,8 @@ class Record:
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
         command: The command that runs the cell again; empty where the record does not state one.
         sha256: Digest of the record's content, as it states it.
+        metrics: The file with the history of the training, beside the record; None where nothing was trained.
+        checkpoint: The one with the final weights, if they were not removed since; None where nothing was trained.
     """
 
     path: Path
@@ -90,6 +93,8 @@ class Record:
     regularizer: dict[str, str] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     sha256: str = ""
+    metrics: NamedFile | None = None
+    checkpoint: NamedFile | None = None
 
     @property
     def untrained(self) -> bool:
@@ -110,15 +115,17 @@ class Record:
         records, and a report draws those of a few. Empty where there is none.
         """
         try:
-            return _curves(self.path.with_name("metrics.jsonl"))
+            return _curves(self.metrics.path) if self.metrics else {}
         except (ValueError, OSError):
             return {}
 
     @functools.cached_property
     def at_end(self) -> dict[str, float]:
         """Numbers of the last line of the training history by name; empty without one, as in `curves`."""
+        if self.metrics is None:
+            return {}
         try:
-            last = self.path.with_name("metrics.jsonl").read_bytes().rstrip().rpartition(b"\n")[2]
+            last = self.metrics.path.read_bytes().rstrip().rpartition(b"\n")[2]
             return {name: float(value) for name, value in _object(last, "a line").items() if _is_number(value)}
         except (ValueError, OSError):
             return {}
@@ -519,7 +526,7 @@ def judge(run: Run, path: Path, choices: Choices) -> Judged:
         *id_misfits(path, record.cell_id, raw["cell"]),
         *_score_misfits(path, record.scores),
         *config_misfits(path.with_name("config.yaml"), raw["cell"]),
-        *history_misfits(path.with_name("metrics.jsonl"), raw.get("metrics_sha256")),
+        *file_misfits(record.metrics),
     ]
     if (path.name == "tuning.json") != (record.status == "tuned"):
         misfits.append(Misfit(path, f"status is {record.status!r}, which belongs into another file"))
@@ -601,7 +608,20 @@ def parse(path: Path, raw: dict[str, Any]) -> Record:
         regularizer={k: str(v) for k, v in _mapping(raw.get("regularizer") or {}, "regularizer").items()},
         spectrum=None if raw.get("spectrum") is None else tuple(map(float, _get(raw, "spectrum", list))),
         sha256=_get(raw, "sha256", str),
+        metrics=_named(raw, "metrics", path),
+        checkpoint=_named(raw, "checkpoint", path),
     )
+
+
+def _named(raw: dict[str, Any], what: str, path: Path) -> NamedFile | None:
+    """A file that the record at `path` names."""
+    if raw.get(what) is None:
+        return None
+    named = _get(raw, what, dict)
+    file, sha256 = (_get(named, key, str, f"{what}.") for key in ("file", "sha256"))
+    if Path(file).name != file:
+        raise ValueError(f"{what}.file is {file!r:.80}, not the name of a file beside the record")
+    return NamedFile(path.with_name(file), sha256)
 
 
 @dataclass(frozen=True)
@@ -660,7 +680,7 @@ def _object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _curves(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a `metrics.jsonl` that hold numbers."""
+    """The columns of a history that hold numbers."""
     history = [_object(line, "a line") for line in path.read_bytes().splitlines()]
     for row in history:
         _get(row, "epoch", int)

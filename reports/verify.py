@@ -42,17 +42,26 @@ def content_misfits(path: Path, raw: Mapping[str, Any]) -> Iterator[Misfit]:
         yield Misfit(path, f"its content is not what its sha256 was taken of; {_WHY}")
 
 
-def history_misfits(path: Path, stated: object) -> Iterator[Misfit]:
-    """The training's history against the SHA-256 that its record states; none is where nothing was trained."""
-    if stated is None:
+@dataclass(frozen=True)
+class NamedFile:
+    """A file that a record names, and the SHA-256 that it states of it."""
+
+    path: Path
+    sha256: str
+
+
+def file_misfits(named: NamedFile | None) -> Iterator[Misfit]:
+    """A file that a record names; none is where nothing was trained."""
+    if named is None:
         return
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with named.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        yield Misfit(path, f"cannot be read ({error.strerror})")
+        yield Misfit(named.path, f"cannot be read ({error.strerror})")
         return
-    if found != stated:
-        yield Misfit(path, f"its content is not what the record's metrics_sha256 was taken of; {_WHY}")
+    if found != named.sha256:
+        yield Misfit(named.path, f"its content is not what the record's SHA-256 of it was taken of; {_WHY}")
 
 
 def id_misfits(path: Path, stated: str, cell: Mapping[str, Any]) -> Iterator[Misfit]:

@@ -23,7 +23,7 @@ from regbench.slurm.queue import ask, reason
 
 log = logging.getLogger("regbench")
 
-# A job that begins so many times at the same step will never come farther.
+# A job that begins so many times at the same place will never come farther.
 _FRUITLESS_ATTEMPTS = 10
 # Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
 _PATIENCE_S = 600
@@ -143,13 +143,19 @@ def _refuse_fruitless(directory: Path) -> None:
     """Ends what would go round for ever, such as jobs whose time does not suffice for the first checkpoint.
 
     Raises:
-        RegbenchError: If many attempts in a row began where the one before began.
+        RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation.
     """
-    last = read_attempts(directory)[-_FRUITLESS_ATTEMPTS:]
-    steps = {attempt["progress"].get("from_step") for attempt in last}
-    if len(last) == _FRUITLESS_ATTEMPTS and len(steps) == 1 and all(a["ended"] != "failed" for a in last):
+    mine = [a for a in read_attempts(directory) if a["owner"].get("slurm_job_id") == os.environ["SLURM_JOB_ID"]]
+    last = mine[-_FRUITLESS_ATTEMPTS:]
+    began = [attempt["progress"].get("began", {}) for attempt in last]
+    if (
+        len(last) == _FRUITLESS_ATTEMPTS
+        and began.count(began[0]) == len(last)
+        and all(attempt["ended"] != "failed" for attempt in last)
+    ):
+        where = ", ".join(f"{part}: {done}" for part, done in began[0].items()) or "the beginning"
         raise RegbenchError(
-            f"{directory}: {len(last)} attempts came no farther than step {steps.pop() or 0}; "
-            "give the jobs more time (cluster.time_minutes) or write checkpoints more often "
-            "(runtime.checkpoint_minutes), then delete the folder `attempts`"
+            f"{directory}: {len(last)} lives of this job came no farther than {where}; give the same command again "
+            "with more time (cluster.time_minutes) or more frequent checkpoints (runtime.checkpoint_minutes), or try "
+            "once more as it was: regbench retry"
         )

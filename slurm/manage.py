@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regbench import RegbenchError
-from regbench.benchmark.directory import checkpoint_files
+from regbench.benchmark.directory import superfluous_files
 from regbench.slurm.queue import adopt, cancel, jobs_of, release, require_slurm, submissions, was_submitted
 from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
 
@@ -169,7 +169,7 @@ class Cleaned:
 
 
 def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
-    """Removes what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of kills.
+    """Removes what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
 
     Args:
         folder: The sweep.
@@ -181,8 +181,7 @@ def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
         if status.state not in FINISHED:
             continue
         directory = status.directory
-        found += checkpoint_files(directory)[0 if checkpoints else 1 :]
-        found += [*directory.glob("*.damaged"), *directory.glob(".*.*"), *(directory / "attempts").glob(".*.*")]
+        found += superfluous_files(directory, checkpoints=checkpoints)
     size_bytes = sum(path.stat().st_size for path in found)
     if not dry_run:
         for path in found:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import submitit
-import yaml
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from regbench import RegbenchError
 from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime
+from regbench.benchmark.directory import write_config
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import ask, reason, settle
@@ -85,7 +85,8 @@ def submit(
     for cell, cluster in cells:
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
     for cell, _ in cells:
-        write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain(), sort_keys=False))
+        (folder / cell.id).mkdir(parents=True, exist_ok=True)
+        write_config(folder / cell.id, cell.plain())
     arrays = []
     longest = _longest_array()
     for cluster, members in groups.values():

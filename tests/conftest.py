@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from regbench.benchmark.config import load_run
+from regbench.benchmark.lease import Attempt, claim
 from regbench.datasets.prepare import prepare
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -91,6 +92,24 @@ def _as_it_was() -> Iterator[None]:
 def tiny(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
     """Overrides for a run on it, with run directories in `tmp_path / "runs"`; one thread, as two runs must agree."""
     return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+
+
+@pytest.fixture
+def claimed() -> Iterator[Callable[[Path], Attempt]]:
+    """Begins the next attempt at a run directory, as a process does that comes after the end of the one before."""
+    last: dict[Path, Attempt] = {}
+
+    def begin(directory: Path) -> Attempt:
+        if directory in last:
+            last.pop(directory).end("interrupted")
+        attempt = claim(directory, 60.0)
+        assert attempt is not None
+        last[directory] = attempt
+        return attempt
+
+    yield begin
+    for attempt in last.values():
+        attempt.end("interrupted")
 
 
 @pytest.fixture(scope="session")

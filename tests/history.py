@@ -8,10 +8,10 @@ from typing import Any
 
 
 def history(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of its `metrics.jsonl`; the record's command names the directory."""
-    if record["metrics_sha256"] is None:
+    """The rows of the file that the record names; its command names the directory."""
+    if record["metrics"] is None:
         return []
-    path = Path(record["command"].split()[-1]).with_name("metrics.jsonl")
+    path = Path(record["command"].split()[-1]).with_name(record["metrics"]["file"])
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

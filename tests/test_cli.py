@@ -327,7 +327,7 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
         start_new_session=True,
     )
     try:
-        wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
         (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
         _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
@@ -336,7 +336,7 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
     assert not is_running(last_attempt(directory))
-    done = len((directory / "metrics.jsonl").read_text().splitlines())
+    done = len((directory / "metrics-0001.jsonl").read_text().splitlines())
     assert 1 <= done < 4000
     assert [attempt["ended"] for attempt in read_attempts(directory)] == ["interrupted"]
 

@@ -117,7 +117,7 @@ class Evaluator:
     def _probe(self, protocol: str, images: Images, config: ProbeConfig, name: str, *, final: bool = True) -> Scores:
         """The scores on the split that chooses the learning rate and, if `final`, on the test split."""
         splits = _selection(self._config, protocol, self._images.dataset, self._compute.data_dir)
-        heads, state = self._heads(protocol, images, config)
+        heads = self._heads(protocol, images, config)
 
         def accuracies(split: str) -> list[tuple[float, float]]:
             return heads.accuracies(self._features_of(images, split, config.interpolation))
@@ -134,11 +134,10 @@ class Evaluator:
             f"{config.epochs} epochs{_steps(config.milestones)}, learning rate {labels[chosen]}"
         )
         text += _chosen_from(selected_on, labels)
-        state.remove()
         return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text)]
 
-    def _fit_heads(self, protocol: str, images: Images, config: ProbeConfig) -> tuple[LinearHeads, State]:
-        """Trained linear layers, and what keeps how far their training is."""
+    def _fit_heads(self, protocol: str, images: Images, config: ProbeConfig) -> LinearHeads:
+        """Trained linear layers."""
         device = self._compute.device
         state = self._state(protocol, images, config)
         heads = LinearHeads(self._backbone.dim, images.dataset.num_classes, config, self._seed, device)
@@ -148,7 +147,7 @@ class Evaluator:
         else:
             with images.augmented(config, self._seed) as epochs:
                 heads.fit(lambda number: ((self._backbone.represent(x), y) for x, y in epochs(number)), state)
-        return heads, state
+        return heads
 
     def labels1(self) -> Scores:
         """Semi-supervised learning with 1 % of the labels."""
@@ -199,7 +198,6 @@ class Evaluator:
             f"learning rates of backbone and linear layer {labels[chosen]}"
         )
         text += _chosen_from(selected_on, labels)
-        state.remove()
         return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text)]
 
     def voc07(self) -> Scores:
@@ -278,8 +276,8 @@ class Evaluator:
         splits = Manifest.load(self._compute.data_dir, dataset.name).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
         settings = [asdict(config), asdict(dataset), content, self._config.select_on, self._seed]
-        path = self._choices.path.with_name(f"evaluation-{protocol}.pt")
-        return State(path, fingerprint(self._backbone.module, settings), self._compute.device)
+        key = fingerprint(self._backbone.module, settings)
+        return State(self._choices.attempt, protocol, key, self._compute.device)
 
 
 def selection_splits(config: EvaluationConfig, dataset: DatasetConfig, data_dir: Path) -> list[str]:

@@ -1,20 +1,18 @@
-"""How far a long evaluation has come: a file in the run directory, so that a kill costs an epoch at most."""
+"""How far a long evaluation has come: files in the run directory, so that a kill costs an epoch at most."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import pickle
 import time
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from regbench.benchmark.checkpoint import read_checkpoint, write_checkpoint
+from regbench.benchmark.checkpoint import load_tensors, save_tensors
+from regbench.benchmark.lease import Attempt
 
 log = logging.getLogger("regbench")
 
@@ -23,34 +21,33 @@ SAVE_EVERY_S = 10.0
 
 
 class State:
-    """What one evaluation has done so far, kept in a file of its own.
+    """What one evaluation has done so far, kept in files of its own.
 
     Attributes:
         data: What was kept; empty at the beginning.
     """
 
-    def __init__(self, path: Path, key: str, device: torch.device) -> None:
-        """Goes on from the file, if it is there, is whole, and is of the same evaluation.
+    def __init__(self, attempt: Attempt, protocol: str, key: str, device: torch.device) -> None:
+        """Goes on from the last file, if there is one of the same evaluation that is whole.
 
         Args:
-            path: The file.
+            attempt: At the run.
+            protocol: The evaluation's name.
             key: Of the evaluation: all that decides its outcome, see `fingerprint`.
             device: Where the tensors are wanted.
         """
-        self._path, self._key = path, key
-        self._name = path.stem.removeprefix("evaluation-")
+        self._attempt, self._protocol, self._key = attempt, protocol, key
         self._written_s = time.monotonic()
+        self._number = 0
         self.data: dict[str, Any] = {}
-        if not path.exists():
+        if (found := load_tensors(attempt.directory, state_kind(protocol), device)) is None:
             return
-        try:
-            found = read_checkpoint(path, device)
-        except (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            log.warning("%s is damaged (%s); the evaluation begins anew", path, " ".join(str(error).split()))
-            return
-        if found.pop("key", None) == key:
-            self.data = found
-            log.info("%s: goes on after %s", self._name, found["done"])
+        state, file = found
+        self._number = file.step
+        if state.pop("key", None) == key:
+            self.data = state
+            attempt.began(**{protocol: state["done"]})
+            log.info("%s: goes on after %s", protocol, state["done"])
 
     def save(self, done: str, *, last: bool = False, **changes: Any) -> None:
         """Keeps `changes` beside what was kept; writes them if it is time to.
@@ -59,17 +56,24 @@ class State:
             done: What is done, in words.
             last: Write in any case.
             changes: Tensors and plain data; whatever is written must still have its value of now.
+
+        Raises:
+            LeaseLost: If another process has taken over the run.
         """
         self.data |= {"done": done, **changes}
         now_s = time.monotonic()
         if last or now_s - self._written_s >= SAVE_EVERY_S:
-            write_checkpoint(self._path, {"key": self._key, **self.data})
+            attempt, kind = self._attempt, state_kind(self._protocol)
+            attempt.check()
+            self._number += 1
+            save_tensors(attempt.directory, kind, attempt.number, self._number, {"key": self._key, **self.data})
             self._written_s = now_s
-            log.info("%s: %s", self._name, done)
+            log.info("%s: %s", self._protocol, done)
 
-    def remove(self) -> None:
-        """Removes the file: the evaluation is over."""
-        self._path.unlink(missing_ok=True)
+
+def state_kind(protocol: str) -> str:
+    """What the names of the files begin with in which an evaluation keeps its state."""
+    return f"evaluation-{protocol}"
 
 
 def fingerprint(module: nn.Module, settings: Any) -> str:

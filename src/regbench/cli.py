@@ -356,7 +356,7 @@ def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str
 def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
 
-    Prints the scores and the run directory, which holds config.yaml, checkpoints, metrics.jsonl and record.json. A
+    Prints the scores and the run directory, which holds config.yaml, checkpoints, histories and record.json. A
     cell that is finished is not trained again.
     """
     from regbench.benchmark.config import load_config, load_run

@@ -7,9 +7,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+
+DIGITS = 16
+"""Of the SHA-256 in the name of a file that tells its content."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -19,17 +22,70 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         path: The file; its folder is made if missing. A reader sees the old content or the new, never a part.
         write: Called with the open temporary file.
     """
-    _write(path, write, Path.replace)
-
-
-def write_new(path: Path, text: str) -> None:
-    """Writes `path` atomically, unless it is there already: then nothing happens."""
-    with contextlib.suppress(FileExistsError):
-        _write(path, lambda file: file.write(text.encode()), lambda temporary, path: path.hardlink_to(temporary))
-
-
-def _write(path: Path, write: Callable[[IO[bytes]], Any], name: Callable[[Path, Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _written(path, write) as temporary:
+        temporary.replace(path)
+
+
+def write_there(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` atomically, into a folder that is there.
+
+    A folder that was removed is not made again: whoever removed it while a process was at work wants it gone.
+    """
+    with _written(path, lambda file: file.write(data)) as temporary:
+        temporary.replace(path)
+
+
+def write_new(path: Path, text: str) -> bool:
+    """Writes `path` atomically, into a folder that is there, unless the file is there already: then nothing happens.
+
+    Returns:
+        Whether it was written. Of several processes that try, one alone is told so.
+    """
+    with _written(path, lambda file: file.write(text.encode())) as temporary, contextlib.suppress(FileExistsError):
+        path.hardlink_to(temporary)
+        return True
+    return False
+
+
+def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path, str]:
+    """Writes a file whose name tells its content, atomically, into a folder that is there.
+
+    Args:
+        path: Its name without the digest.
+        write: Called with an open file that can be written to from beginning to end, and flushed.
+
+    Returns:
+        The file, such as `a-0123456789abcdef.pt` for `a.pt` with the first digits of its SHA-256, and all digits.
+    """
+    sha256 = hashlib.sha256()
+
+    def digested(file: IO[bytes]) -> None:
+        write(cast("IO[bytes]", _Digesting(file, sha256.update)))
+
+    with _written(path, digested) as temporary:
+        named = path.with_name(f"{path.stem}-{sha256.hexdigest()[:DIGITS]}{path.suffix}")
+        temporary.replace(named)
+    return named, sha256.hexdigest()
+
+
+class _Digesting:
+    """A file that shows what is written to it."""
+
+    def __init__(self, file: IO[bytes], show: Callable[[Any], None]) -> None:
+        self._file, self._show = file, show
+
+    def write(self, data: Any) -> int:
+        self._show(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextlib.contextmanager
+def _written(path: Path, write: Callable[[IO[bytes]], Any]) -> Iterator[Path]:
+    """A temporary file beside `path` with its content, on the disk; removed at the end if it is still there."""
     handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(temporary_name)
     try:
@@ -38,7 +94,7 @@ def _write(path: Path, write: Callable[[IO[bytes]], Any], name: Callable[[Path, 
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # mkstemp makes it private, and others are to read it
-        name(temporary, path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -81,6 +137,20 @@ def cell_id(cell: Mapping[str, Any]) -> str:
 
 
 def signed(data: Mapping[str, Any]) -> str:
-    """Plain data as JSON with the digest of its content, by which a report can tell that nobody changed it."""
+    """Plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
     plain = json.loads(json.dumps(data))
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1)
+
+
+def verified(text: str | bytes) -> dict[str, Any]:
+    """What `signed` made text of.
+
+    Raises:
+        ValueError: If the text is not that any more.
+    """
+    data = json.loads(text)
+    stated = data.pop("sha256", None) if isinstance(data, dict) else None
+    if stated is None or stated != digest(data):
+        raise ValueError("its content is not what its sha256 was taken of")
+    found: dict[str, Any] = data
+    return found

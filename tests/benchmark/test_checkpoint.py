@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -9,31 +10,39 @@ from pathlib import Path
 import pytest
 import torch
 
-from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.checkpoint import Saved, load_checkpoint, save_checkpoint
 from regbench.benchmark.directory import checkpoint_files
 
 
-def save(directory: Path, step: int, attempt: int = 1) -> float:
+def save(directory: Path, step: int, attempt: int = 1) -> Saved:
     return save_checkpoint(directory, attempt, step, {"weights": torch.full((1000,), float(step)), "step": step})
 
 
+def names(directory: Path) -> list[str]:
+    """Of its checkpoints, without the digests."""
+    return [path.name.rpartition("-")[0] for path in checkpoint_files(directory)]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def step_of(directory: Path) -> int | None:
-    state = load_checkpoint(directory)
-    return None if state is None else int(state["step"])
+    loaded = load_checkpoint(directory)
+    return None if loaded is None else int(loaded[0]["step"])
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
     for step in (3, 7, 12):
-        assert save(tmp_path, step) > 0
-        state = load_checkpoint(tmp_path)
-        assert state is not None
+        saved = save(tmp_path, step)
+        loaded = load_checkpoint(tmp_path)
+        assert loaded is not None
+        state, found = loaded
+        assert found == saved == Saved(saved.file, step, sha256(tmp_path / saved.file))
         assert state["step"] == step
         assert torch.equal(state["weights"], torch.full((1000,), float(step)))
-    assert [path.name for path in checkpoint_files(tmp_path)] == [
-        "checkpoint-0001-000000012.pt",
-        "checkpoint-0001-000000007.pt",
-    ]
+    assert names(tmp_path) == ["checkpoint-0001-000000012", "checkpoint-0001-000000007"]
 
 
 def test_a_later_attempt_wins_whatever_the_step(tmp_path: Path) -> None:
@@ -73,7 +82,7 @@ def test_a_damaged_one_falls_back_to_the_one_before(
     path.write_bytes(damage(path.read_bytes()))
     assert step_of(tmp_path) == 3
     assert f"{path} is damaged" in caplog.text
-    assert "going back to the checkpoint before it" in caplog.text
+    assert "going back to the one before it" in caplog.text
     assert path.with_name(f"{path.name}.damaged").exists()
     save(tmp_path, 7)  # the resumed run gets there again
     assert step_of(tmp_path) == 7
@@ -92,7 +101,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="cannot"):
         save_checkpoint(tmp_path, 1, 7, {"not a tensor": Unpicklable()})
     assert step_of(tmp_path) == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0001-000000003.pt"]
+    assert names(tmp_path) == ["checkpoint-0001-000000003"]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 class Unpicklable:

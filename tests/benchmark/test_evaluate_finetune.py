@@ -16,6 +16,7 @@ from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Backbone
 from regbench.benchmark.evaluate.finetune import FineTuned
 from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.lease import Attempt
 
 CPU = torch.device("cpu")
 RATES = (0.02, 0.3)
@@ -78,14 +79,17 @@ def by_hand(module: nn.Module, sizes: tuple[int, ...]) -> nn.Sequential:
     return model
 
 
-def tuned(path: Path, module: nn.Module) -> tuple[FineTuned, State]:
-    return FineTuned(Backbone(module, 5), 3, config(), RATES, 7, CPU), State(path, "key", CPU)
+Claimed = Callable[[Path], Attempt]
 
 
-def test_weights_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+def tuned(attempt: Attempt, module: nn.Module) -> tuple[FineTuned, State]:
+    return FineTuned(Backbone(module, 5), 3, config(), RATES, 7, CPU), State(attempt, "labels1", "key", CPU)
+
+
+def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> None:
     module = small_backbone()
     before = copy.deepcopy(module.state_dict())
-    network, state = tuned(tmp_path / "evaluation-labels1.pt", module)
+    network, state = tuned(claimed(tmp_path), module)
     network.fit(batches(), state)
     found, expected = network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
     assert found.keys() == expected.keys()
@@ -100,9 +104,9 @@ def test_weights_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     assert not module.training
 
 
-def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path) -> None:
+def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path, claimed: Claimed) -> None:
     module = small_backbone()
-    network, state = tuned(tmp_path / "evaluation-labels1.pt", module)
+    network, state = tuned(claimed(tmp_path), module)
     network.fit(batches((16, 1)), state)
     for name, value in by_hand(module, (16,)).state_dict().items():
         torch.testing.assert_close(network.state_dict()[name], value)
@@ -114,10 +118,10 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("at", [1, 3])
 def test_training_goes_on_after_a_kill_as_if_there_was_none(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
-    path, module = tmp_path / "evaluation-labels1.pt", small_backbone()
+    module = small_backbone()
     walked: list[int] = []
 
     def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -130,13 +134,13 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
         walked.append(epoch)
         return batches()(epoch)
 
-    network, state = tuned(path, module)
+    network, state = tuned(claimed(tmp_path), module)
     with pytest.raises(Killed):
         network.fit(killed, state)
-    resumed, state = tuned(path, module)
+    resumed, state = tuned(claimed(tmp_path), module)
     resumed.fit(counted, state)
     assert walked == list(range(at, 4))
-    undisturbed, state = tuned(tmp_path / "other.pt", module)
+    undisturbed, state = tuned(claimed(tmp_path / "other"), module)
     undisturbed.fit(batches(), state)
     for name, value in undisturbed.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regbench.benchmark.config import ProbeConfig
+from regbench.benchmark.directory import tensor_files
 from regbench.benchmark.evaluate import Features, LinearHeads
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.linear import correct_answers, shuffled
 from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.lease import Attempt
 
 CPU = torch.device("cpu")
 PROBE = ProbeConfig(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
@@ -180,13 +182,20 @@ class Killed(BaseException):
     pass
 
 
+Claimed = Callable[[Path], Attempt]
+
+
+def state(attempt: Attempt, key: str = "key") -> State:
+    return State(attempt, "probe", key, CPU)
+
+
 @pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
 @pytest.mark.parametrize("at", [0, 3, 4])
 def test_training_goes_on_after_a_kill_as_if_there_was_none(
-    at: int, config: ProbeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, config: ProbeConfig, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
-    train, path = batches(draw(70, 4, seed=5), (32, 32, 6)), tmp_path / "evaluation-probe.pt"
+    train = batches(draw(70, 4, seed=5), (32, 32, 6))
     walked: list[int] = []
 
     def killed(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -200,47 +209,45 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
         return train(epoch)
 
     with pytest.raises(Killed):
-        LinearHeads(6, 4, config, 4, CPU).fit(killed, State(path, "key", CPU))
-    assert path.exists() == (at > 0)
+        LinearHeads(6, 4, config, 4, CPU).fit(killed, state(claimed(tmp_path)))
+    assert bool(tensor_files(tmp_path, "evaluation-probe")) == (at > 0)
     resumed = LinearHeads(6, 4, config, 4, CPU)
-    resumed.fit(counted, State(path, "key", CPU))
+    resumed.fit(counted, state(claimed(tmp_path)))
     assert walked == list(range(at, config.epochs))
     undisturbed = fitted(config, 4)
     for name in ("_weight_HDC", "_bias_HC", "_mean_D", "_variance_D"):
         assert torch.equal(getattr(resumed, name), getattr(undisturbed, name)), name
     # All is trained: a third process only scores.
-    LinearHeads(6, 4, config, 4, CPU).fit(killed, State(path, "key", CPU))
+    LinearHeads(6, 4, config, 4, CPU).fit(killed, state(claimed(tmp_path)))
 
 
 def test_a_state_of_another_evaluation_or_a_damaged_one_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, claimed: Claimed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "evaluation-probe.pt"
-    State(path, "one", CPU).save("epoch 1 of 2", last=True, tensors=[torch.ones(5000)])
-    found = State(path, "one", CPU).data
-    assert (found["done"], len(found["tensors"][0])) == ("epoch 1 of 2", 5000)
-    assert State(path, "another", CPU).data == {}
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 255
-    for damaged in (bytes(content), content[:-20], b""):
-        path.write_bytes(damaged)
+    for epoch in (1, 2):
+        state(claimed(tmp_path)).save(f"epoch {epoch} of 3", last=True, tensors=[torch.ones(5000)])
+    found = state(claimed(tmp_path)).data
+    assert (found["done"], len(found["tensors"][0])) == ("epoch 2 of 3", 5000)
+    assert state(claimed(tmp_path), "another").data == {}
+    for left in ("epoch 1 of 3", None):
+        path = tensor_files(tmp_path, "evaluation-probe")[0].path
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 255
+        path.write_bytes(content)
         caplog.clear()
-        assert State(path, "one", CPU).data == {}
-        assert "is damaged" in caplog.text
-    State(path, "one", CPU).remove()
-    assert not path.exists()
+        assert state(claimed(tmp_path)).data.get("done") == left
+        assert f"{path} is damaged" in caplog.text
 
 
-def test_short_epochs_do_not_all_write(tmp_path: Path) -> None:
+def test_short_epochs_do_not_all_write(tmp_path: Path, claimed: Claimed) -> None:
     """The last one does; what is written is what training had then."""
-    path = tmp_path / "evaluation-probe.pt"
     written: list[int] = []
 
     def watched(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if path.exists():
+        if tensor_files(tmp_path, "evaluation-probe"):
             written.append(epoch)
         return batches(draw(70, 4, seed=5), (32, 32, 6))(epoch)
 
-    LinearHeads(6, 4, PROBE, 4, CPU).fit(watched, State(path, "key", CPU))
+    LinearHeads(6, 4, PROBE, 4, CPU).fit(watched, state(claimed(tmp_path)))
     assert written == []
-    assert State(path, "key", CPU).data["epoch"] == PROBE.epochs
+    assert state(claimed(tmp_path)).data["epoch"] == PROBE.epochs

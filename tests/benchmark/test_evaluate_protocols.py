@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,12 +14,14 @@ import torch
 from regbench import RegbenchError
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import Cell, EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig, load_run
+from regbench.benchmark.directory import read_numbered, tensor_files
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Images
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.measures import alignment
 from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.lease import Attempt
 from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import resolve
 from regbench.benchmark.train import Compute
@@ -68,11 +69,11 @@ def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def make(cell: Cell, compute: Compute, tmp_path: Path) -> Make:
+def make(cell: Cell, compute: Compute, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Make:
     """An evaluator of the same untrained network in a folder of its own, with a changed configuration."""
 
     def evaluator(folder: str, **changes: Any) -> Evaluator:
-        choices = Choices(tmp_path / folder / "choice.json")
+        choices = Choices(claimed(tmp_path / folder))
         choices.note("hyperparameters", {"selected_on": "given"})
         network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 0)
         backbone = Backbone(network.backbone, network.representation_dim)
@@ -152,12 +153,13 @@ def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, t
         "chosen on",
     ):
         assert part in scores[0]["protocol"]
-    entry = json.loads((tmp_path / "run" / "choice.json").read_text())["places205_learning_rate"]
+    entry = read_numbered(tmp_path / "run", "choice.json")["places205_learning_rate"]
     assert entry["selected_on"] == "tuning"
     assert entry["chosen"] == 0.1
     assert entry["candidates"].keys() == {"0.001", "0.1"}
     assert entry["candidates"]["0.1"] == named(scores)["places205_top1", "tuning"]
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["choice.json"]
+    (file,) = tensor_files(tmp_path / "run", "evaluation-places205")  # whoever keeps the scores removes it
+    assert file.number == 1
 
 
 @pytest.mark.parametrize("features", ["cached", "augmented"])
@@ -195,7 +197,7 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
         assert torch.equal(value, before[name]), name
     names = [(f"{protocol}_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")]
     assert list(named(scores)) == names
-    entry = json.loads((tmp_path / "run" / "choice.json").read_text())[f"{protocol}_learning_rates"]
+    entry = read_numbered(tmp_path / "run", "choice.json")[f"{protocol}_learning_rates"]
     assert list(entry["candidates"]) == [
         f"{backbone:g} and {head:g}" for backbone in backbone_rates for head in head_rates
     ]
@@ -256,7 +258,7 @@ def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_
         scores = evaluator.run(protocol)
         assert {score["split"] for score in scores} == {"test"}
         assert "chosen on test from" in scores[0]["protocol"]
-        assert json.loads((tmp_path / "run" / "choice.json").read_text())[entry]["selected_on"] == "test"
+        assert read_numbered(tmp_path / "run", "choice.json")[entry]["selected_on"] == "test"
 
 
 def test_what_cannot_be_evaluated_is_refused_before_training(
@@ -322,12 +324,12 @@ def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
             found = make("killed", **settings).run(protocol)
             break
         except Killed:
-            assert [path.name for path in (tmp_path / "killed").glob("*.pt")] == [f"evaluation-{protocol}.pt"]
+            (file, *_) = tensor_files(tmp_path / "killed", f"evaluation-{protocol}")
+            assert file.number == len(saved)
     assert found == expected
     assert len(saved) == len(set(saved)) == (3 if protocol != "labels1" else 2 * (2 + 1))
-    choices = [json.loads((tmp_path / name / "choice.json").read_text()) for name in ("undisturbed", "killed")]
+    choices = [read_numbered(tmp_path / name, "choice.json") for name in ("undisturbed", "killed")]
     assert choices[0] == choices[1]
-    assert not list((tmp_path / "killed").glob("*.pt"))
 
 
 def test_other_settings_or_weights_do_not_go_on_from_a_state(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.evaluate import Backbone, Evaluator
 from regbench.benchmark.evaluate.measures import measures
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
+from regbench.benchmark.lease import Attempt
 from regbench.benchmark.network import build_backbone
 from regbench.benchmark.run import resolve, run_cell
 from regbench.cli import main
@@ -93,7 +96,7 @@ def published(tiny: list[str]) -> list[str]:
 def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     tiny: list[str], finished: Path, voc_data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = (finished / "record.json").read_bytes(), (finished / "choice.json").read_bytes()
+    before = (finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()
     with caplog.at_level(logging.INFO, "regbench"):
         result = call(str(finished), *own(tiny), *VOC, *MEASURES, "--only", "voc07,knn,measures")
     assert result.exit_code == 0, result.output
@@ -105,7 +108,7 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert f"voc07: written to {folder / 'voc07.json'}" in caplog.text
     for protocol in ("voc07", "measures"):
         found = signed(folder / f"{protocol}.json")
-        assert (found["schema_version"], found["protocol"]) == (4, protocol)
+        assert (found["schema_version"], found["protocol"]) == (5, protocol)
         assert found["cell_id"] == record["cell_id"] == finished.name
         assert found["seconds"] > 0
         assert found["finished"] >= record["attempts"][0]["finished"]
@@ -123,7 +126,7 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert set(voc07["choice"]["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
     assert "voc07_cost" not in unlabelled["choice"]
     assert [(s["name"], s["split"], s["unit"]) for s in unlabelled["scores"]] == [(n, "tuning", "") for n in NAMES]
-    assert ((finished / "record.json").read_bytes(), (finished / "choice.json").read_bytes()) == before
+    assert ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()) == before
 
     written = (folder / "voc07.json").read_bytes()
     again = call(str(finished), *own(tiny), "--only", "voc07")
@@ -185,17 +188,25 @@ def test_refusals(arguments: list[str], part: str, tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------ the protocols on real images
 
 
-def evaluator(tiny: list[str], tmp_path: Path, *overrides: str) -> tuple[Evaluator, Backbone, Choices]:
+Made = tuple[Evaluator, Backbone, Choices]
+
+
+@pytest.fixture
+def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Callable[..., Made]:
+    return functools.partial(_evaluator, claimed(tmp_path), tiny)
+
+
+def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     cell, runtime = load_run([*tiny, *overrides])
     module, dim = build_backbone(cell.network, 3)
-    backbone, choices = Backbone(module, dim), Choices(tmp_path / "choice.json")
+    backbone, choices = Backbone(module, dim), Choices(attempt)
     made = Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
     return made, backbone, choices
 
 
-def test_measures_are_those_of_the_tuning_images(tiny: list[str], tmp_path: Path) -> None:
+def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Callable[..., Made]) -> None:
     """36 images in the tuning split, 20 of them and 8 at even distances; three views come from two pairs."""
-    found, backbone, _ = evaluator(tiny, tmp_path, *MEASURES, "seed=5")
+    found, backbone, _ = evaluator(*MEASURES, "seed=5")
     scores = {score["name"]: score["value"] for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
     common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "batch_size": 5, "device": torch.device("cpu")}
@@ -249,8 +260,10 @@ def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
         )
 
 
-def test_voc07_is_linear_svms_on_the_backbones_features(tiny: list[str], tmp_path: Path, voc_data_dir: Path) -> None:
-    found, backbone, choices = evaluator(tiny, tmp_path, *VOC)
+def test_voc07_is_linear_svms_on_the_backbones_features(
+    tiny: list[str], evaluator: Callable[..., Made], voc_data_dir: Path
+) -> None:
+    found, backbone, choices = evaluator(*VOC)
     choices.note("hyperparameters", {"selected_on": "given"})
     scores = {score["name"]: score["value"] for score in found.run("voc07")}
     cell, _ = load_run(tiny)
@@ -273,10 +286,10 @@ def test_voc07_is_linear_svms_on_the_backbones_features(tiny: list[str], tmp_pat
     assert all(candidates[name][f"{cost:g}"] == max(candidates[name].values()) for name, cost in chosen.items())
 
 
-def test_voc07_needs_a_backbone_for_colour_images(tiny: list[str], tmp_path: Path) -> None:
+def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
     with pytest.raises(RegbenchError, match="VOC2007 has colour images"):
-        evaluator(tiny, tmp_path, *grey)[0].run("voc07")
+        evaluator(*grey)[0].run("voc07")
 
 
 # ------------------------------------------------------------------ published weights
@@ -293,7 +306,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
     assert f"run directory: {directory}" in result.output
     record = signed(directory / "record.json")
     expected = {
-        "schema_version": 4,
+        "schema_version": 5,
         "cell_id": directory.name,
         "sweep": "published",
         "label": "VICReg (published)",
@@ -301,7 +314,8 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "seed": 0,
         "status": "done",
         "spectrum": None,
-        "metrics_sha256": None,
+        "metrics": None,
+        "checkpoint": None,
     }
     assert {key: record[key] for key in expected} == expected
     assert "regularizer" not in record
@@ -315,7 +329,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
     names = {(score["name"], score["split"]) for score in record["scores"]}
     assert {("knn_top1", "tuning"), ("knn_top1", "test"), ("linear_top1", "test"), ("voc07_map", "test")} <= names
     assert {(name, "tuning") for name in NAMES} <= names
-    choice = json.loads((directory / "choice.json").read_text())
+    choice = signed(directory / "choice-0001.json")
     assert record["choice"] == choice
     assert choice.keys() == {"hyperparameters", "probe_learning_rate", "voc07_cost"}
     assert choice["hyperparameters"]["selected_on"] == "given"

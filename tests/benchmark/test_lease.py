@@ -206,7 +206,7 @@ def test_a_full_disk_does_not_end_the_owner(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "write_text", full)
+        patch.setattr(lease, "write_there", full)
         attempt.beat()
     attempt.update(epoch=4)
     attempt.beat()

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark import train as train_module
-from regbench.benchmark.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.checkpoint import Saved, load_checkpoint, save_checkpoint
 from regbench.benchmark.config import Cell, Runtime, load_run
-from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.directory import checkpoint_files, numbered_files, read_numbered, read_record, run_directory
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import is_running, last_attempt
@@ -56,9 +56,9 @@ def numbers(record: dict[str, Any]) -> Any:
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    state = load_checkpoint(directory)
-    assert state is not None
-    network: dict[str, torch.Tensor] = state["network"]
+    loaded = load_checkpoint(directory)
+    assert loaded is not None
+    network: dict[str, torch.Tensor] = loaded[0]["network"]
     return network
 
 
@@ -135,7 +135,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
     assert read_record(directory) == json.loads(json.dumps(record))
     expected = {
-        "schema_version": 4,
+        "schema_version": 5,
         "cell_id": cell.id,
         "sweep": "mine",
         "label": "SFRIK (L=2)",
@@ -183,7 +183,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert len(record["attempts"]) == 1
     assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
-    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len((directory / record["metrics"]["file"]).read_text().splitlines()) == 2
 
 
 def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_data_dir: Path) -> None:
@@ -203,7 +203,7 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
                 batch_size=64,
                 device=torch.device("cpu"),
                 backend="torchvision",
-                choice=run_directory(runtime, "here", cell) / "choice.json",
+                choice=run_directory(runtime, "here", cell) / "choice-0001.json",
             ) as loader,
             loader.epoch() as batches,
             torch.no_grad(),
@@ -230,7 +230,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseE
     """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
     saved: list[int] = []
 
-    def stop(*args: Any) -> float:
+    def stop(*args: Any) -> Saved:
         if len(saved) == after_epoch:
             raise error
         saved.append(1)
@@ -281,7 +281,7 @@ def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
         with pytest.raises(Interrupted, match="SIGUSR1"):
             run_cell(cell, runtime, "disturbed", interruption=interruption)
     directory = run_directory(runtime, "disturbed", cell)
-    assert checkpoint_files(directory)[0].name == "checkpoint-0001-000000005.pt"
+    assert checkpoint_files(directory)[0].name.startswith("checkpoint-0001-000000005-")
     torch.randn(3)  # what else the process drew does not matter
     resumed = finish(cell, runtime, "disturbed")
     assert numbers(resumed) == numbers(undisturbed)
@@ -319,8 +319,8 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> Non
         run_cell(cell, runtime, "staged", ["tune"])
     for stage in ("pretrain", "tune"):
         assert run_cell(cell, runtime, "staged", [stage]) is None
-    scores = json.loads((run_directory(runtime, "staged", cell) / "scores.json").read_text())
-    splits = {score["split"] for entry in scores.values() for score in entry["scores"]}
+    scores = read_numbered(run_directory(runtime, "staged", cell), "scores.json")
+    splits = {score["split"] for entry in scores["done"].values() for score in entry["scores"]}
     assert splits == {"tuning"}  # the test split is not opened before the last stage
     staged = run_cell(cell, runtime, "staged", ["final"])
     assert staged is not None
@@ -383,15 +383,16 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
         patch.setattr("regbench.benchmark.train.write_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finish(cell, runtime, "here")
-    curve = run_directory(runtime, "here", cell) / "metrics.jsonl"
-    assert not curve.exists()
-    first = history(finish(cell, runtime, "here"))
-    assert [row["epoch"] for row in first] == [1, 2]
-    curve.unlink()
-    (curve.parent / "record.json").unlink()
+    directory = run_directory(runtime, "here", cell)
+    assert not numbered_files(directory, "metrics.jsonl")
+    first = finish(cell, runtime, "here")
+    assert [row["epoch"] for row in history(first)] == [1, 2]
+    (directory / first["metrics"]["file"]).unlink()
+    (directory / "record.json").unlink()
     record = finish(cell, runtime, "here")
-    assert history(record) == first
-    assert record["metrics_sha256"] == hashlib.sha256(curve.read_bytes()).hexdigest()
+    assert history(record) == history(first | {"metrics": record["metrics"]})
+    curve = directory / record["metrics"]["file"]
+    assert record["metrics"]["sha256"] == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
 def interrupted(*_: object) -> None:
@@ -421,7 +422,7 @@ def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], monke
 def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
     record = finish(cell, runtime, "here")
-    assert (record["label"], record["metrics_sha256"], record["status"]) == ("untrained", None, "done")
+    assert (record["label"], record["metrics"], record["status"]) == ("untrained", None, "done")
     assert len(record["scores"]) == 8
     cost = record["cost"]
     assert [cost[key] for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
@@ -443,7 +444,7 @@ def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.M
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "epochs=4")
     record = finish(cell, runtime, "here")
-    assert (record["status"], record["scores"], record["metrics_sha256"]) == ("diverged", [], None)
+    assert (record["status"], record["scores"], record["metrics"]) == ("diverged", [], None)
     what = record["diverged"]
     assert "not finite" in what["reason"]
     assert (what["epoch"], what["step"]) == (1, 3)  # the first step's rate is 0, so the second still sees good weights

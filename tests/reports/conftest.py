@@ -133,7 +133,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         }
         started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
         data = {
-            "schema_version": 4,
+            "schema_version": 5,
             "cell_id": identity,
             "sweep": sweep,
             "label": label,
@@ -143,7 +143,10 @@ def _recorder(runs: Path) -> Callable[..., Path]:
             "cell": settings,
             "scores": [_score(name, value, split) for name, value, split in values if value is not None],
             "cost": costs | (cost or {}),
-            "metrics_sha256": hashlib.sha256(metrics.encode()).hexdigest() if metrics else None,
+            "metrics": {"file": "metrics-0001.jsonl", "sha256": hashlib.sha256(metrics.encode()).hexdigest()}
+            if metrics
+            else None,
+            "checkpoint": None,
             "environment": versions
             | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
             | (environment or {}),
@@ -159,7 +162,7 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         path.parent.mkdir(parents=True)
         path.write_text(signed(data))
         if metrics:
-            path.with_name("metrics.jsonl").write_text(metrics)
+            path.with_name("metrics-0001.jsonl").write_text(metrics)
         (path.parent / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return path
 

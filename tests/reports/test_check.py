@@ -47,7 +47,7 @@ def _other_config(path: Path) -> None:
 
 def _evaluation(path: Path, **changes: Any) -> None:
     (path.parent / "evaluations").mkdir()
-    data = {"schema_version": 4, "cell_id": json.loads(path.read_text())["cell_id"], "scores": []} | changes
+    data = {"schema_version": 5, "cell_id": json.loads(path.read_text())["cell_id"], "scores": []} | changes
     (path.parent / "evaluations" / "voc07.json").write_text(signed(data).replace("VICReg", "AUH"))
 
 
@@ -63,8 +63,14 @@ def _evaluation(path: Path, **changes: Any) -> None:
         (_score(101.0), "knn_top1 on test is 101 %, outside 0 to 100 %"),
         (lambda path: path.with_name("config.yaml").unlink(), "config.yaml: is missing"),
         (lambda path: path.with_name("config.yaml").write_text("a: [\n"), "config.yaml: cannot be read"),
-        (lambda path: path.with_name("metrics.jsonl").unlink(), "metrics.jsonl: cannot be read (No such file"),
-        (lambda path: path.with_name("metrics.jsonl").write_text("{}\n"), "metrics.jsonl: its content is not what"),
+        (
+            lambda path: path.with_name("metrics-0001.jsonl").unlink(),
+            "metrics-0001.jsonl: cannot be read (No such",
+        ),
+        (
+            lambda path: path.with_name("metrics-0001.jsonl").write_text("{}\n"),
+            "metrics-0001.jsonl: its content is not what",
+        ),
         (_other_config, "config.yaml: differs from the record's cell in batch_size"),
         (lambda path: _evaluation(path, cell_id="0" * 12), "voc07.json: of cell 000000000000"),
         (lambda path: _evaluation(path, protocol="VICReg"), "voc07.json: its content is not what its sha256"),
@@ -99,7 +105,7 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     def write(**changes: Any) -> str:
         ranking = [{"cell_id": chosen, "value": 70.0, "status": "tuned", "hyperparameters": {}}]
         entry = {"label": "VICReg", "chosen": chosen, "ranking": ranking} | changes
-        text = signed({"schema_version": 4, "selected_on": "tuning", "choices": [entry]})
+        text = signed({"schema_version": 5, "selected_on": "tuning", "choices": [entry]})
         (runs / "quickstart" / "choice.json").write_text(text)
         return str(json.loads(text)["sha256"])
 

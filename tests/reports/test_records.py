@@ -143,7 +143,7 @@ def _evaluate(record: Path, **changes: Any) -> Path:
     score = {"name": "voc07_map", "value": 80.0, "unit": "%", "split": "test", "protocol": "SVM"}
     again = {"name": "knn_top1", "value": 1.0, "unit": "%", "split": "test", "protocol": "k = 20"}
     cell_id = json.loads(record.read_text())["cell_id"]
-    data = {"schema_version": 4, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
+    data = {"schema_version": 5, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
     path = record.parent / "evaluations" / "voc07.json"
     path.parent.mkdir()
     path.write_text(signed(data | changes))

@@ -195,8 +195,8 @@ def _another_choice(path: Path) -> None:
         (lambda path: path.with_name("config.yaml").write_text("1"), "config.yaml: differs from the record's cell in"),
         (lambda path: path.with_name("config.yaml").write_bytes(b"\xff"), "config.yaml: cannot be read"),
         (lambda path: path.with_name("config.yaml").unlink(), "config.yaml: is missing"),
-        (_add("metrics.jsonl", "{}\n"), "metrics.jsonl: its content is not what the record's metrics_sha256"),
-        (lambda path: path.with_name("metrics.jsonl").unlink(), "metrics.jsonl: cannot be read"),
+        (_add("metrics-0001.jsonl", "{}\n"), "metrics-0001.jsonl: its content is not what the record's SHA-256"),
+        (lambda path: path.with_name("metrics-0001.jsonl").unlink(), "metrics-0001.jsonl: cannot be read"),
         (_another_choice, "its hyperparameters were chosen in another version of"),
     ],
 )
@@ -226,7 +226,7 @@ def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path,
     score = {"name": "voc07_map", "value": 81.25, "unit": "%", "split": "test", "protocol": "SVM"}
     evaluation = path.parent / "evaluations" / "voc07.json"
     evaluation.parent.mkdir()
-    evaluation.write_text(signed({"schema_version": 4, "cell_id": path.parent.name, "scores": [score]}))
+    evaluation.write_text(signed({"schema_version": 5, "cell_id": path.parent.name, "scores": [score]}))
     entry = {"label": "AUH", "chosen": "a" * 12, "ranking": [{"cell_id": "a" * 12, "value": 12.34}]}
     choice = runs / "quickstart" / "choice.json"
     choice.write_text(signed({"budget": 2, "seeds": [0], "choices": [entry]}))

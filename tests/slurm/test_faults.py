@@ -338,7 +338,7 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
 def _check_writers(directory: Path, seen: set[tuple[int, int]]) -> None:
     """A checkpoint that appears is not of an attempt before one that wrote already."""
     names = (path.stem.split("-") for path in checkpoint_files(directory))
-    new = {(int(attempt), int(step)) for _, attempt, step in names} - seen
+    new = {(int(attempt), int(step)) for _, attempt, step, _ in names} - seen
     last = max((attempt for attempt, _ in seen), default=0)
     assert all(attempt >= last for attempt, _ in new), (directory, seen, new)
     seen |= new

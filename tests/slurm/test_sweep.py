@@ -124,7 +124,7 @@ def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
 def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
     plan(tmp_path, "a", "b")
     attempt(tmp_path / "a")
-    (tmp_path / "a" / "metrics.jsonl").mkdir()  # what must not be read cannot be
+    (tmp_path / "a" / "metrics-0001.jsonl").mkdir()  # what must not be read cannot be
     (tmp_path / "a" / "scores.json").mkdir()
     assert [cell.state for cell in sweep_status(tmp_path)] == ["running", "pending"]
 
@@ -144,15 +144,18 @@ def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: 
     assert everything.count("cell") >= 150
 
 
+CHECKPOINTS = [f"checkpoint-0001-00000000{step}-{step:016x}.pt" for step in (3, 6)]
+
+
 def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     plan(folder, "done", "failed")
     for name in ("done", "failed"):
         attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
-        for file in ("checkpoint-0001-000000003.pt", "checkpoint-0001-000000006.pt", ".checkpoint.x7"):
+        for file in (*CHECKPOINTS, ".checkpoint.x7"):
             (folder / name / file).write_bytes(bytes(1000))
     (folder / "done" / "record.json").write_text("{}")
-    (folder / "done" / "checkpoint-0001-000000009.pt.damaged").write_bytes(bytes(1000))
+    (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
     kept = {path.name for path in (folder / "failed").iterdir()}
 
     def clean(*options: str) -> str:
@@ -160,9 +163,7 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
 
     assert clean("--dry-run") == "would remove 3 files, 3e-06 GB\n"
     assert clean() == "removed 3 files, 3e-06 GB\n"
-    assert {path.name for path in (folder / "done").iterdir()} == {
-        *("attempts", "record.json", "checkpoint-0001-000000006.pt")
-    }
+    assert {path.name for path in (folder / "done").iterdir()} == {*("attempts", "record.json", CHECKPOINTS[1])}
     assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
 
@@ -299,14 +300,14 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     process = own.start()
     try:
         running = own.directory(*long)
-        wait_for(lambda: (running / "metrics.jsonl").exists() or process.poll() is not None)
+        wait_for(lambda: (running / "metrics-0001.jsonl").exists() or process.poll() is not None)
         assert own.states() == ["done", "running", "pending"]
     finally:
         kill(descendants(process.pid))
         process.communicate()
     wait_for(lambda: not is_running(last_attempt(running)))
     assert own.states() == ["done", "interrupted", "pending"]
-    epochs_done = len((running / "metrics.jsonl").read_text().splitlines())
+    epochs_done = len((running / "metrics-0001.jsonl").read_text().splitlines())
     assert 1 <= epochs_done < 12
     before_ns = written_ns(own.directory(*short))
 
@@ -329,7 +330,7 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     one, other = (load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell)))
     assert one is not None
     assert other is not None
-    assert all(torch.equal(value, other["network"][name]) for name, value in one["network"].items())
+    assert all(torch.equal(value, other[0]["network"][name]) for name, value in one[0]["network"].items())
 
 
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
@@ -337,7 +338,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     directory = own.directory("method=vicreg", "epochs=4000")
     process = own.start()
     try:
-        wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
         jobs = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)
@@ -354,7 +355,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert attempt["ended"] == "interrupted"
     checkpoint = load_checkpoint(directory)
     assert checkpoint is not None  # the step in which it was asked to stop
-    assert checkpoint["progress"]["step"] > 3 * len((directory / "metrics.jsonl").read_text().splitlines()) - 1
+    assert checkpoint[1].step > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
 
 
 def _is_ours(pid: int, folder: Path) -> bool:
@@ -405,7 +406,7 @@ def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
     directory = own.directory("method=vicreg", "epochs=8")
     process = own.start()
     try:
-        wait_for(lambda: (directory / "metrics.jsonl").exists() or process.poll() is not None)
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
     finally:
         process.kill()
         process.communicate()
