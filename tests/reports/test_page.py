@@ -72,7 +72,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium to open the page with (apt-get install chromium)")
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -260,6 +260,7 @@ def test_from_a_row_to_its_cells_and_what_made_them(visit: Open, site: Path) -> 
     assert f"  name: {made['cell']['method']['name']}\n" in text
     assert "embedding_dim: " + str(made["cell"]["embedding_dim"]) in text
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("window.setTimeout = () => 0")  # the button says so for a second and a half, which a test may miss
     dialog.get_by_role("button", name="Copy").first.click()
     expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == made["command"]
