@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.cluster import Cluster
 from tests.slurm.standin import Standin
 from tests.slurm.testbed import ACCOUNTING_COMMANDS, COMMANDS, Testbed, missing
 
@@ -52,3 +53,24 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
     made = Standin(tmp_path / "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(made.folder), os.environ["PATH"]]))
     return made
+
+
+@pytest.fixture
+def cluster(slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A user of the cluster, whose commands this process may give too."""
+    for name, value in slurm.env().items():
+        monkeypatch.setenv(name, value)
+    return Cluster(slurm, program, tiny, tmp_path)
+
+
+@pytest.fixture
+def small(slurm_cluster: Testbed) -> Iterator[Path]:
+    """A disk of a few megabytes that the nodes see; they only see what was mounted before they started."""
+    path = slurm_cluster.directory / "small"
+    if not path.is_mount():
+        pytest.skip("mounting a small disk takes root")
+    subprocess.run(["mount", "-o", "remount,size=7m", str(path)], check=True)
+    yield path
+    for left in path.rglob("*"):
+        if left.is_file():
+            left.unlink()

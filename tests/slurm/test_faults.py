@@ -10,9 +10,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,88 +21,11 @@ from regbench.benchmark.lease import read_attempts
 from regbench.benchmark.run import run_cell
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
-from tests.history import history, untimed
-from tests.plugin import install
-from tests.slurm.testbed import Testbed, wait_for
-from tests.slurm.user import User
+from tests.history import history
+from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
+from tests.slurm.testbed import wait_for
 
 pytestmark = pytest.mark.slurm
-
-EPOCHS = 120
-# What is loaded with the methods in the jobs. However fast the machine, a cell is still at work when its fault comes,
-# and reacts to signals at once all the same.
-PACE = """
-import os
-import time
-from pathlib import Path
-
-from regbench.methods.vicreg import VICReg
-
-JOB = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}" if "SLURM_ARRAY_JOB_ID" in os.environ else "{SLURM_JOB_ID}"
-whole = VICReg.value_and_gradient
-
-def paced(*args):
-    if "SLURM_JOB_ID" in os.environ and not Path(__file__).with_name(JOB.format_map(os.environ)).exists():
-        time.sleep(1)
-    return whole(*args)
-
-VICReg.value_and_gradient = paced
-"""
-
-
-class Cluster(User):
-    """A user whose cells all train for as many epochs, and the cluster to disturb."""
-
-    def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
-        super().__init__(slurm, program, tiny, folder)
-        self.slurm = slurm
-        self.pace = folder / "pace"
-        self.environment["PYTHONPATH"] = install(self.pace, "pace", PACE)
-
-    def hurry(self, job: str) -> None:
-        """Lets a job train at full speed; until then a step takes a second."""
-        (self.pace / job).touch()
-
-    def write(self, *cells: str, epochs: int = EPOCHS) -> None:
-        super().write(*(f"epochs={epochs} {cell}" for cell in cells))
-
-    def submit(self, *options: str) -> str:
-        return self.run("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options)
-
-    def statuses(self) -> list[CellStatus]:
-        return manage.statuses(self.sweep)
-
-    def wait(self, state: str, seconds: float = 240) -> None:
-        wait_for(lambda: {s.state for s in self.statuses()} == {state}, f"all cells {state}", seconds)
-
-
-@pytest.fixture
-def cluster(
-    slurm: Testbed, program: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    for name, value in slurm.env().items():
-        monkeypatch.setenv(name, value)
-    yield Cluster(slurm, program, tiny, tmp_path)
-
-
-def setting(number: int) -> str:
-    """What tells the cells apart: they all train alike, so that one undisturbed run serves to compare with."""
-    return f"evaluation.knn.temperature={0.07 + number / 1000:g}"
-
-
-def curve(record: dict[str, Any]) -> Any:
-    """What a disturbed run and an undisturbed one must agree on to the last bit."""
-    return untimed(record), [score for score in record["scores"] if score["name"].startswith("linear")]
-
-
-def owner(status: CellStatus) -> dict[str, Any]:
-    found: dict[str, Any] = read_attempts(status.directory)[-1]["owner"]
-    return found
-
-
-def is_training(status: CellStatus) -> bool:
-    """Whether the process of the last attempt lives; that of a job which is starting again has not claimed its run."""
-    return status.state == "running" and Path(f"/proc/{owner(status)['pid']}").exists()
 
 
 class Storm:
@@ -258,26 +180,13 @@ class Storm:
             if self.lost is not None and number in (3, 4, 5, 6, 8, 9):
                 continue  # one node has to be left, and nothing that Slurm is told reaches one that is away
             begun = len(read_attempts(status.directory))
-            if number in self.pending and 3 <= status.epochs_done < EPOCHS - 10 and is_training(status):
+            if number in self.pending and 3 <= status.epochs_done < self.cluster.epochs - 10 and is_training(status):
                 self.lives[number] = begun
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
             if number not in self.pending and status.state == "running" and begun > self.lives.get(number, 0):
                 self.cluster.hurry(status.job)
         return all(status.state in FINISHED for status in found) and self.lost is None
-
-
-@pytest.fixture
-def small(slurm_cluster: Testbed) -> Iterator[Path]:
-    """A disk of a few megabytes that the nodes see; they only see what was mounted before they started."""
-    path = slurm_cluster.directory / "small"
-    if not path.is_mount():
-        pytest.skip("mounting a small disk takes root")
-    subprocess.run(["mount", "-o", "remount,size=7m", str(path)], check=True)
-    yield path
-    for left in path.rglob("*"):
-        if left.is_file():
-            left.unlink()
 
 
 def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
@@ -288,7 +197,9 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         **dict.fromkeys((13, 14), "cluster.nodes=2"),
     }
     cluster.write(*(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in range(15)))
-    cells = [load_run([*cluster.tiny, f"epochs={EPOCHS}", "method=vicreg", setting(number)]) for number in range(15)]
+    cells = [
+        load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(number)]) for number in range(15)
+    ]
     directories = [cluster.sweep / cell.id for cell, _ in cells]
     cluster.sweep.mkdir(parents=True)
     (small / "run").mkdir()

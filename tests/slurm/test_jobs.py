@@ -343,10 +343,9 @@ def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
     """Its time is up while Slurm's controller is away; it is lost then, and tried again from elsewhere."""
     monkeypatch.chdir(user.folder)
     user.write("method=vicreg epochs=3")
-    user.submit("runtime.runs_dir=runs")
+    (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
+    user.submit("runtime.runs_dir=runs", f"runtime.data_dir={os.path.relpath(data_dir)}")
     (faults / "0-0").write_text("SIGUSR2")
-    user.slurm.away(0)
-    assert user.slurm.tasks()["1"]["state"] == "PENDING"
     (directory,) = (status.directory for status in user.statuses())
 
     threading.Thread(target=_leave_when_trained, args=(user.slurm, directory)).start()
@@ -430,3 +429,5 @@ def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None
     assert "/nowhere/apptainer: No such file or directory" in status.detail
     assert "was failed" in user.run("retry", "own")
     assert user.states() == ["queued"]
+    user.slurm.change("2", restarts=20)  # by nodes that were lost, say
+    assert user.slurm.run("2") == 2

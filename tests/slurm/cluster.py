@@ -1,0 +1,85 @@
+"""A sweep on a real Slurm cluster whose cells train slowly until their faults have come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.lease import read_attempts
+from regbench.slurm import manage
+from regbench.slurm.status import CellStatus
+from tests.history import untimed
+from tests.plugin import install
+from tests.slurm.testbed import Testbed
+from tests.slurm.user import User
+
+# What is loaded with the methods in the jobs. However fast the machine, a cell is still at work when its fault comes,
+# and reacts to signals at once all the same. A job whose rank has a file `<job>-<rank>` fails.
+PACE = """
+import os
+import time
+from pathlib import Path
+
+from regbench.methods.vicreg import VICReg
+
+JOB = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}" if "SLURM_ARRAY_JOB_ID" in os.environ else "{SLURM_JOB_ID}"
+whole = VICReg.value_and_gradient
+
+def paced(*args):
+    if "SLURM_JOB_ID" in os.environ:
+        job = Path(__file__).with_name(JOB.format_map(os.environ))
+        if not job.exists():
+            time.sleep(1)
+        if job.with_name(f"{job.name}-{os.environ['SLURM_PROCID']}").exists():
+            raise ValueError("a made-up error")
+    return whole(*args)
+
+VICReg.value_and_gradient = paced
+"""
+
+
+class Cluster(User):
+    """A user whose cells all train for as many epochs, and the cluster to disturb."""
+
+    def __init__(self, slurm: Testbed, program: str, tiny: list[str], folder: Path) -> None:
+        super().__init__(slurm, program, tiny, folder)
+        self.slurm, self.epochs = slurm, 120
+        self.pace = folder / "pace"
+        self.environment["PYTHONPATH"] = install(self.pace, "pace", PACE)
+
+    def hurry(self, job: str) -> None:
+        """Lets a job train at full speed; until then a step takes a second."""
+        (self.pace / job).touch()
+
+    def fail(self, job: str, rank: int) -> None:
+        """Lets the next step of one process of a job raise an error."""
+        (self.pace / f"{job}-{rank}").touch()
+
+    def write(self, *cells: str) -> None:
+        super().write(*(f"epochs={self.epochs} {cell}" for cell in cells))
+
+    def submit(self, *options: str) -> str:
+        return self.run("sweep", "own.yaml", "cluster=slurm", "cluster.cpus=1", "cluster.gpus=0", *options)
+
+    def statuses(self) -> list[CellStatus]:
+        return manage.statuses(self.sweep)
+
+
+def setting(number: int) -> str:
+    """What tells the cells apart: they all train alike, so that one undisturbed run serves to compare with."""
+    return f"evaluation.knn.temperature={0.07 + number / 1000:g}"
+
+
+def curve(record: dict[str, Any]) -> Any:
+    """What a disturbed run and an undisturbed one must agree on to the last bit."""
+    return untimed(record), [score for score in record["scores"] if score["name"].startswith("linear")]
+
+
+def owner(status: CellStatus) -> dict[str, Any]:
+    found: dict[str, Any] = read_attempts(status.directory)[-1]["owner"]
+    return found
+
+
+def is_training(status: CellStatus) -> bool:
+    """Whether the process of the last attempt lives; that of a job which is starting again has not claimed its run."""
+    return status.state == "running" and Path(f"/proc/{owner(status)['pid']}").exists()

@@ -1,0 +1,275 @@
+"""A sweep on a real Slurm cluster through faults that are drawn at random."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from regbench.benchmark.config import STAGES, load_run
+from regbench.benchmark.directory import checkpoint_files, read_record
+from regbench.benchmark.run import run_cell
+from regbench.slurm import manage
+from regbench.slurm.queue import jobs_of
+from regbench.slurm.status import FINISHED, CellStatus
+from tests.history import history
+from tests.slurm.cluster import Cluster, curve, setting
+from tests.slurm.testbed import wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+EPOCHS = 40
+ALONE, STAGED, PAIRED, CRAMPED = range(5), range(5, 7), range(7, 9), 9
+SECONDS = 3600
+OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
+KINDS = ["kill", "notify", "requeue", "cancel", "damage", "delete", "submit_twice"]
+
+
+@dataclass
+class Stopped:
+    """A process that sleeps while another one trains its cell."""
+
+    pid: int
+    until_s: float
+    other: subprocess.Popen[bytes]
+
+
+@dataclass
+class Storm:
+    """Two faults for each cell, each at an epoch of its own."""
+
+    cluster: Cluster
+    small: Path
+    random: random.Random
+    numbers: dict[str, int]
+    due: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    applied: list[str] = field(default_factory=list)
+    stopped: list[Stopped] = field(default_factory=list)
+    # What a cell must say before it is tried again, and what is done first.
+    expected: dict[int, tuple[str, Callable[[CellStatus], None]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # They are dealt like cards, so that each comes about equally often.
+        for numbers, kinds in ((ALONE, [*KINDS, "stop", "stop"]), (STAGED, KINDS), (PAIRED, KINDS)):
+            dealt: list[str] = []
+            for number in numbers:
+                while len(dealt) < 2:
+                    dealt += self.random.sample(kinds, len(kinds))
+                pair = [dealt.pop(), dealt.pop()]
+                if number == PAIRED[0]:
+                    pair[0] = "fail"
+                if pair[0] == "stop":  # the cell's end, as another process trains it at full speed
+                    pair = ["kill", "stop"]
+                self.due[number] = list(zip(sorted(self.random.sample(range(1, EPOCHS // 2), 2)), pair, strict=True))
+        self.expected[CRAMPED] = "No space left on device", self.enlarge_disk
+
+    # -------------------------------------------------------------- faults
+
+    def kill(self, status: CellStatus) -> None:
+        self._signal(status, signal.SIGKILL)
+
+    def notify(self, status: CellStatus) -> None:
+        """Its time is up while the controller restarts."""
+        self.cluster.slurm.kill("slurmctld", signal.SIGTERM)
+        try:
+            self._signal(status, signal.SIGUSR2)
+            time.sleep(self.random.uniform(0, 5))
+        finally:
+            self.cluster.slurm.up("slurmctld")
+
+    def requeue(self, status: CellStatus) -> None:
+        with contextlib.suppress(RuntimeError):  # a fault has done it this very moment
+            self.cluster.slurm.command("scontrol", "requeue", status.job)
+
+    def cancel(self, status: CellStatus) -> None:
+        assert "cancelled 1 cell" in self.cluster.run("cancel", "own", status.cell_id)
+        self.expected[self.numbers[status.cell_id]] = "cancelled", lambda status: None
+
+    def damage(self, status: CellStatus) -> None:
+        self.cancel(status)
+
+        def flip(status: CellStatus) -> None:
+            newest = checkpoint_files(status.directory)[0]
+            content = bytearray(newest.read_bytes())
+            content[self.random.randrange(len(content))] ^= 1 << self.random.randrange(8)
+            newest.write_bytes(content)
+
+        self.expected[self.numbers[status.cell_id]] = "cancelled", flip
+
+    def delete(self, status: CellStatus) -> None:
+        """Somebody removes the folder of a run that is at work, and it may still be writing."""
+        while status.directory.exists():
+            shutil.rmtree(status.directory, ignore_errors=True)
+
+    def submit_twice(self, status: CellStatus) -> None:
+        command = [self.cluster.program, "sweep", "own.yaml", *OPTIONS]
+        both = [
+            subprocess.Popen(
+                command,
+                cwd=self.cluster.folder,
+                env=self.cluster.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for _ in range(2)
+        ]
+        assert [process.wait(300) for process in both] == [0, 0]
+        for cell, job in jobs_of(self.cluster.sweep).items():
+            assert len(job.queued) <= (3 if self.numbers[cell] in STAGED else 1), (cell, job)
+
+    def fail(self, status: CellStatus) -> None:
+        """An error on the second of two processes."""
+        self.cluster.fail(status.job, 1)
+        self.expected[self.numbers[status.cell_id]] = "ValueError: a made-up error", lambda status: None
+
+    def stop(self, status: CellStatus) -> None:
+        """A process sleeps for longer than its lease; another takes over, and the first wakes at some time."""
+        pid = self._processes(status)[0]
+        os.kill(pid, signal.SIGSTOP)
+        other = subprocess.Popen(
+            [
+                *(self.cluster.program, "train", "--config", str(status.directory / "config.yaml"), "--name", "own"),
+                *(setting for setting in self.cluster.tiny if setting.startswith("runtime.")),
+            ],
+            cwd=self.cluster.folder,
+            env=self.cluster.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.stopped.append(Stopped(pid, time.monotonic() + self.random.uniform(10, 60), other))
+
+    def enlarge_disk(self, status: CellStatus) -> None:
+        subprocess.run(["mount", "-o", "remount,size=64m", str(self.small)], check=True)
+
+    def _signal(self, status: CellStatus, number: signal.Signals) -> None:
+        """To any one of its processes; the time limit's signal goes to all of them."""
+        found = self._processes(status)
+        for pid in found if number == signal.SIGUSR2 else [self.random.choice(found)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _processes(self, status: CellStatus) -> list[int]:
+        """Those of its job, by rank."""
+        array, _, task = status.job.partition("_")
+        job = [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"] if task else [f"SLURM_JOB_ID={array}"]
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                environment = (path / "environ").read_bytes().decode().split("\0")
+                if {*job} <= {*environment} and b"submitit.core._submit" in (path / "cmdline").read_bytes():
+                    (rank,) = (entry for entry in environment if entry.startswith("SLURM_PROCID="))
+                    found[int(rank.partition("=")[2])] = int(path.name)
+        return [found[rank] for rank in sorted(found)]
+
+    # -------------------------------------------------------------- the user
+
+    def look(self) -> bool:
+        """Applies what is due and tries again what has ended; returns whether all cells are finished."""
+        for entry in self.stopped:
+            if entry.until_s < time.monotonic():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(entry.pid, signal.SIGCONT)
+        found = self.cluster.statuses()
+        for status in found:
+            number = self.numbers[status.cell_id]
+            due = self.due.get(number, [])
+            # The sweep's command tries all cells again, also those that are to be healed first.
+            may_submit = not {*self.expected} - {CRAMPED}
+            if "held" in status.detail:
+                for node in self.cluster.slurm.nodes:
+                    with contextlib.suppress(RuntimeError):  # it is not drained
+                        self.cluster.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+                self.cluster.run("retry", "own", status.cell_id)
+            elif manage.is_free(status, STAGES):
+                if number in self.expected:
+                    text, heal = self.expected.pop(number)
+                    assert text in f"{status.state}: {status.detail}", status
+                    heal(status)
+                if (status.directory / "config.yaml").exists():
+                    self.cluster.run("retry", "own", status.cell_id)
+                elif may_submit:  # which writes the folder again that is gone
+                    self.cluster.submit()
+            elif status.state == "running" and due and status.epochs_done >= due[0][0]:
+                kind = due[0][1]
+                if self._processes(status) and number not in self.expected and (kind != "submit_twice" or may_submit):
+                    due.pop(0)
+                    self.applied.append(f"{number} {kind}")
+                    getattr(self, kind)(status)
+                    return False  # the states may be others now
+            elif status.state == "running" and not due and status.job and number not in self.expected:
+                self.cluster.hurry(status.job)
+        return all(status.state in FINISHED for status in found)
+
+
+def content(directory: Path) -> dict[str, str]:
+    """The files of a run but for those that say who was at work, and what a killed writer left."""
+    files = [path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int) -> None:
+    cluster.epochs = EPOCHS
+    cluster.tiny.append("runtime.lease_s=10")
+    stages = "cluster.stages={pretrain:{},tune:{},final:{}}"
+    more = {**dict.fromkeys(STAGED, stages), **dict.fromkeys(PAIRED, "cluster.nodes=2")}
+    numbers = range(CRAMPED + 1)
+    cluster.write(*(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in numbers))
+    settings = [*cluster.tiny, f"epochs={EPOCHS}", "method=vicreg"]
+    cells = [load_run([*settings, setting(number)]) for number in numbers]
+    directories = [cluster.sweep / cell.id for cell, _ in cells]
+    cluster.sweep.mkdir(parents=True)
+    (small / "run").mkdir()
+    directories[CRAMPED].symlink_to(small / "run")
+    cluster.submit()
+
+    storm = Storm(cluster, small, random.Random(seed), {cell.id: number for number, (cell, _) in enumerate(cells)})
+    finished: dict[Path, dict[str, str]] = {}
+    end_s = time.monotonic() + SECONDS
+    ended = False
+    try:
+        while not ended:
+            assert time.monotonic() < end_s, "\n".join(map(str, (*cluster.statuses(), *storm.applied)))
+            ended = storm.look()
+            for directory in directories:
+                if (directory / "record.json").exists() and directory not in finished:
+                    finished[directory] = content(directory)
+            time.sleep(0.2)
+        for entry in storm.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGCONT)
+            entry.other.wait(300)
+        left = [Path(f"/proc/{entry.pid}") for entry in storm.stopped]
+        wait_for(lambda: not any(path.exists() for path in left), "what was stopped to end", 120)
+    finally:
+        for entry in storm.stopped:
+            entry.other.kill()
+            entry.other.wait()
+    assert not any(storm.due.values()), "a cell was done before its faults came"
+    assert not storm.expected
+    for directory, before in finished.items():
+        assert content(directory) == before, directory
+
+    undisturbed = run_cell(*cells[0], "undisturbed")
+    assert undisturbed is not None
+    for number, directory in enumerate(directories):
+        record = read_record(directory)
+        assert record is not None
+        assert record["status"] == "done"
+        if number not in PAIRED:
+            assert curve(record) == curve(json.loads(json.dumps(undisturbed))), (number, storm.applied)
+        else:  # two processes add up in another order
+            losses, others = ([row["loss"] for row in history(r)[:5]] for r in (record, undisturbed))
+            assert losses == pytest.approx(others, rel=0.02)
+    assert cluster.run("report", "own", "--check") == f"{len(cells)} records check out\n"
