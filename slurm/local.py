@@ -22,7 +22,7 @@ from regbench.benchmark.directory import run_directory
 from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.run import default_threads
 from regbench.slurm.job import run_local_job
-from regbench.slurm.status import FINISHED, CellStatus, alone, cell_status, log_file, plan_of, write_plan
+from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
 
 log = logging.getLogger("regbench")
 
@@ -43,8 +43,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
         How the sweep's cells stand in the end.
     """
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    with alone(folder):
-        write_plan(sweep, folder)
+    write_plan(sweep, folder)
     gpus = torch.cuda.device_count() if sweep.runtime.device != "cpu" else 0
     cores = len(os.sched_getaffinity(0))
     parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))

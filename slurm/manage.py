@@ -57,9 +57,9 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
 
     require_slurm()
     folder = Path(sweep.runtime.runs_dir) / sweep.name
+    write_plan(sweep, folder)
     with alone(folder):
         adopt(folder)
-        write_plan(sweep, folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
         todo = [pair for pair in zip(sweep.cells, sweep.clusters, strict=True) if pair[0].id in free]
         return len(todo), submit(todo, sweep.runtime, folder, stages) if todo else []

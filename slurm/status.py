@@ -97,12 +97,13 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def write_plan(sweep: Sweep, folder: Path) -> None:
-    """Adds the sweep's cells to those that its folder already plans (say, of other seeds); see `alone`."""
+    """Adds the sweep's cells to those that its folder already plans (say, of other seeds)."""
     path = folder / "sweep.json"
-    known = json.loads(path.read_text())["cells"] if path.exists() else []
-    ids = {cell["id"] for cell in known}
-    cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]
-    write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))
+    with alone(folder):
+        known = json.loads(path.read_text())["cells"] if path.exists() else []
+        ids = {cell["id"] for cell in known}
+        cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]
+        write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))
 
 
 def plan_of(cell: Cell) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from regbench.benchmark.config import Cell, load_cell
 from regbench.benchmark.directory import SCHEMA_VERSION, read_tuned
 from regbench.benchmark.evaluate import selection_splits
 from regbench.files import signed, write_new, write_text
+from regbench.slurm.status import alone
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
@@ -66,8 +67,9 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )
-    known = json.loads(path.read_text()) if path.exists() else []
-    write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
+    with alone(folder):
+        known = json.loads(path.read_text()) if path.exists() else []
+        write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
 
 
 def choose(folder: Path) -> dict[str, Any]:
