@@ -9,13 +9,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from regbench import RegbenchError
 from regbench.benchmark.config import STAGES, load_run
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.lease import read_attempts
@@ -27,6 +28,8 @@ from tests.plugin import install
 from tests.slurm.standin import Standin
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Process = Callable[..., dict[str, str]]
 
 
 class User:
@@ -384,37 +387,70 @@ def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, fault
     assert code > 0
     first, second = read_attempts(directory)
     assert first["ended"] in (None, "failed")
-    assert (second["ended"], second["progress"]["from_step"]) == ("failed", 3)
+    assert (second["ended"], second["progress"]["began"]["step"]) == ("failed", 3)
     assert "rank 1: ValueError: the true error" in second["error"]
     (status,) = user.statuses()
     assert status.state == "failed"
     assert "ValueError: the true error" in status.detail
 
 
-def test_the_processes_of_a_job_know_each_other(
-    standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sixth of eight on two nodes, in two lives of a job."""
-    environment = {"JOB_ID": "7", "PROCID": "5", "LOCALID": "1", "NTASKS": "8", "NNODES": "2", "JOB_NODELIST": "n[1-2]"}
-    for name, value in environment.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
-    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    for name in (*ranks, "MASTER_PORT"):
+@pytest.fixture
+def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    """This process as one of a job, with nothing to do."""
+    for name in RANKS:
         monkeypatch.setenv(name, "")  # so that it is put back
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
     monkeypatch.setattr("regbench.slurm.job._log_to_file", lambda: None)  # pytest has handlers of its own
     handler = signal.getsignal(signal.SIGCONT)
-    cell, runtime = load_run(tiny)
-    try:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ)))
+    cell, runtime = load_run([*tiny, "method=vicreg"])
+
+    def begin(**variables: str) -> dict[str, str]:
+        """Returns the environment in which the cell would run."""
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        seen.clear()
         SlurmJob()(cell.to_dict(), runtime, "own", STAGES)
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        SlurmJob()(cell.to_dict(), runtime, "own", STAGES)
-    finally:
-        signal.signal(signal.SIGCONT, handler)
-    assert [seen[0][name] for name in ranks] == ["5", "8", "1", "4", "localhost"]
-    assert seen[0]["MASTER_PORT"] != seen[1]["MASTER_PORT"]
+        return seen[0]
+
+    yield begin
+    signal.signal(signal.SIGCONT, handler)
+
+
+def test_the_processes_of_a_job_know_each_other(process: Process) -> None:
+    """The sixth of eight on two nodes, in two lives of a job."""
+    first = process(JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]")
+    assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "localhost"]
+    second = process(RESTART_COUNT="1")
+    assert first["MASTER_PORT"] != second["MASTER_PORT"]
+
+
+def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: list[str], tmp_path: Path) -> None:
+    """Ten in a row, of this job, that began where the one before began."""
+    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
+    attempts.mkdir(parents=True)
+    life = {"heartbeat": 0.0, "beat": 1, "lease_s": 60, "ended": "interrupted", "owner": {"slurm_job_id": "7"}}
+
+    def write(number: int, **more: Any) -> None:
+        entry = {**life, "progress": {"began": {"step": 4}}, **more}
+        (attempts / f"{number:04d}.json").write_text(json.dumps(entry))
+
+    for number in range(1, 11):
+        write(number)
+    single = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
+    with pytest.raises(RegbenchError, match="10 lives of this job came no farther than step: 4; give the same"):
+        process(**single)
+    assert "came no farther" in (tmp_path / "7_error").read_text()  # which the batch script looks for
+    assert process(**{**single, "JOB_ID": "8"})  # tried again
+    for more in (
+        {"progress": {"began": {"step": 8}}},
+        {"progress": {"began": {"step": 4, "probe": 2}}},
+        {"ended": "failed"},
+        {"owner": {"slurm_job_id": "6"}},
+    ):
+        write(3, **more)
+        assert process(**single)
 
 
 def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:
