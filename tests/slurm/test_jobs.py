@@ -70,7 +70,7 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path, program: str) -> Use
     return User(standin, tiny, tmp_path, program)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 120.0) -> None:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, f"waited in vain for {what}"
@@ -225,7 +225,7 @@ def test_two_submissions_at_a_time_submit_each_cell_once(user: User) -> None:
             reader.start()
         wait_for(lambda: any("is at work here; waiting" in line for line in said), "the other to say that it waits")
         (user.slurm.folder / "hold").unlink()
-        outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+        outputs = [process.communicate(timeout=600)[0] for process in (first, second)]
     finally:
         for process in (first, second):
             process.kill()
@@ -257,7 +257,7 @@ def test_a_job_that_does_not_know_what_to_do_makes_way(user: User) -> None:
     (user.slurm.folder / "kill").touch()
     command = [user.program, "sweep", "own.yaml", *OPTIONS]
     environment = {**os.environ, "REGBENCH_RUNS_DIR": str(user.sweep.parent)}
-    killed = subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, check=False, timeout=120)
+    killed = subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, check=False, timeout=600)
     assert killed.returncode == -signal.SIGKILL
     assert user.slurm.queued() == ["1_0", "1_1"]
     (user.slurm.folder / "kill").unlink()
