@@ -294,6 +294,7 @@ def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
 
 def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed without a word, a run loses what came after the last one."""
+    assert resolve(load(tiny, "runtime.checkpoint_minutes=2.5")[1]).checkpoint_s == 150
     periods = ("runtime.checkpoint_minutes=0", "runtime.checkpoint_epochs=100")
     cell, runtime = load(tiny, "method=vicreg", "epochs=4", *periods)
     seed_once = train_module._seed
