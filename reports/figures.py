@@ -576,13 +576,11 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     buffer = StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor").replace("xlink:href", "href")
+    text = _in_tags(_quiet_tag, text[text.index("<svg") :])
     # Where there is less room, as on a phone, the page scrolls rather than make the text smaller than can be read.
     width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
     text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough, and half the size
     text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
     text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody
@@ -591,4 +589,15 @@ def to_svg(figure: Figure, marks: Marks) -> str:
 
 def unique_ids(svg: str, prefix: str) -> str:
     """Puts a prefix before every id of an SVG and every use of it: several SVGs share one page."""
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    return _in_tags(lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag), svg)
+
+
+def _in_tags(change: Callable[[str], str], svg: str) -> str:
+    """The SVG with its tags changed, and the texts between them, which are other people's, as they were."""
+    return re.sub(r"<[^>]*>", lambda found: change(found[0]), svg)
+
+
+def _quiet_tag(tag: str) -> str:
+    """A tag in the page's colour, without namespaces; a hundredth of a point is enough, and half the size."""
+    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag.replace(INK, "currentColor").replace("xlink:href", "href"))
+    return re.sub(r"(\.\d\d)\d+", r"\1", tag)

@@ -420,6 +420,14 @@ def test_effective_rank_beside_accuracy(runs: Path, record: Make, tmp_path: Path
     assert {"50", "100"} <= set(ticks)  # of a logarithmic axis
 
 
+def test_text_of_figures_is_left_as_it_is(runs: Path, record: Make, tmp_path: Path) -> None:
+    label = 'lr=0.00125 id="a" url(#b) xlink:href #010203 xmlns="c"'
+    record(label, history=[{"epoch": e, "alignment": 0.001 * e, "effective_rank": 5.0} for e in (1, 2, 3)])
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    assert text.count(f">{label}</text>") >= 4
+    assert Drawn(text, "Alignment").markers(label) == [[1.0, 0.001], [2.0, 0.002], [3.0, 0.003]]
+
+
 def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> None:
     for i in range(figures.LABELLED + 1):
         record(f"method {i:02}", linear=60.0 + i, knn=None, cost={"train_s": 10.0 + i % 3})
