@@ -430,7 +430,11 @@ def _missing(found: Found) -> list[Missing]:
 def _planned(path: Path) -> list[dict[str, Any]]:
     plan = _read_object(path)
     cells = plan.get("cells", [])
-    return [dict(cell) for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    if not isinstance(cells, list):
+        return []
+    # A plan holds plain settings; what is something else was not written by a sweep.
+    plain = (str, int, float)
+    return [{k: v for k, v in cell.items() if isinstance(v, plain)} for cell in cells if isinstance(cell, dict)]
 
 
 def _attempts(run: Run | None) -> tuple[int, str]:
@@ -467,12 +471,14 @@ def _read_choice(path: Path) -> dict[str, Any] | Misfit | None:
     try:
         choice = load_object(path)
         misfits = list(content_misfits(path, choice))
+        _expect(choice, seeds=list)
         for entry in _get(choice, "choices", list):
-            entry = _mapping(entry, "choices")
+            _get(_mapping(entry, "choices"), "chosen", str, "choices.")
+            _get(entry, "label", str, "choices.")
+            _expect(entry, setting=dict)
             for ranked in _get(entry, "ranking", list, "choices."):
                 _get(_mapping(ranked, "ranking"), "cell_id", str, "ranking.")
-            _get(entry, "chosen", str, "choices.")
-            _get(entry, "label", str, "choices.")
+                _expect(ranked, hyperparameters=dict, value=(int, float))
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
@@ -588,7 +594,7 @@ def parse(path: Path, raw: dict[str, Any]) -> Record:
     _get(_get(cell, "network", dict, "cell."), "backbone", str, "cell.network.")
     command = raw.get("command", "")
     choice = _mapping(raw.get("choice") or {}, "choice")
-    _mapping(choice.get("hyperparameters") or {}, "choice.hyperparameters")
+    _expect(_mapping(choice.get("hyperparameters") or {}, "choice.hyperparameters"), budget=int)
     return Record(
         path=path,
         cell_id=_get(raw, "cell_id", str),
@@ -699,6 +705,14 @@ def _get(data: dict[str, Any], key: str, kind: type[T], where: str = "") -> T:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{where}{key} is {value!r:.40}, not {kind.__name__}")
     return value
+
+
+def _expect(data: dict[str, Any], **kinds: type | tuple[type, ...]) -> None:
+    """Refuses what is there, is not null and is not of its kind."""
+    for key, kind in kinds.items():
+        value = data.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ValueError(f"{key} is {value!r:.40}")
 
 
 def _mapping(entry: Any, where: str) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def file_misfits(named: NamedFile | None) -> Iterator[Misfit]:
     try:
         with named.path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        yield Misfit(named.path, f"cannot be read ({error.strerror})")
+    except (OSError, ValueError) as error:  # a name may hold what no file's name can
+        yield Misfit(named.path, f"cannot be read ({getattr(error, 'strerror', error)})")
         return
     if found != named.sha256:
         yield Misfit(named.path, f"its content is not what the record's SHA-256 of it was taken of; {_WHY}")

@@ -11,6 +11,7 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.reports.records import load_records, read_records
+from regbench.reports.summary import summarize
 from tests.reports.conftest import resign, signed
 
 Make = Callable[..., Path]
@@ -118,6 +119,15 @@ def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
         folder.mkdir()
         (folder / "config.yaml").touch()
     assert read_records(runs).unfinished == {"quickstart": 2}
+
+
+def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: Make) -> None:
+    record()
+    plan = [{"id": "a" * 12, "label": "DCL", "seed": [1], "epochs": {"a": 1}}, 3, {"id": ["b"], "seed": 1}]
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
+    found = read_records(runs)
+    assert [(cell.label, cell.seed, cell.plan) for cell in found.missing] == [("DCL", None, {}), ("None", 1, {})]
+    assert summarize(found.records, found.missing)[0].missing
 
 
 def test_costs_that_are_not_numbers_are_left_out(runs: Path, record: Make) -> None:
