@@ -19,7 +19,6 @@ from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Images
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
-from regbench.benchmark.evaluate.measures import alignment
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.lease import Attempt
 from regbench.benchmark.network import SiameseNetwork
@@ -238,18 +237,6 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
             else:
                 heads.fit(lambda number, epochs=epochs: ((backbone.represent(x), y) for x, y in epochs(number)))  # type: ignore[misc]
         assert torch.equal(heads._weight_HDC, found) == (weights_seed == batches_seed == 1)
-
-
-def test_the_runs_seed_decides_the_views_of_measures(make: Make, cell: Cell) -> None:
-    config = replace(cell.evaluation.measures, images=20, view_images=7, views=3)
-    evaluator = make("run", measures=config)
-    found = {score["name"]: score["value"] for score in evaluator.run("measures")}
-    for seed in (0, 1):
-        views_NVD, _ = evaluator._images.views(
-            evaluator._backbone, cell.augmentation, "tuning", images=7, views=3, seed=seed, batch_size=4
-        )
-        assert (found["alignment"] == pytest.approx(alignment(views_NVD))) == (seed == 1)
-        assert views_NVD.shape[:2] == (7, 3)
 
 
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
