@@ -30,6 +30,7 @@ from regbench.benchmark.settings import Range, check_numbers, read_yaml, shown, 
 from regbench.datasets.config import RESIZING, AugmentationConfig, DatasetConfig, check_interpolation
 from regbench.files import cell_id
 from regbench.methods import Regularizer
+from regbench.methods.engine import FORMS
 
 STAGES = ("pretrain", "tune", "final")
 """What a run goes through: training, the score that hyperparameters are chosen by, the final evaluations."""
@@ -426,12 +427,16 @@ class Runtime:
     parallel: int
 
     def __post_init__(self) -> None:
-        """Refuses numbers that cannot be.
+        """Refuses what cannot be.
 
         Raises:
             RegbenchError: Naming the setting and what it must be.
         """
         check_numbers(self, RANGES, "runtime.")
+        named = {"device": ("auto", "cpu", "cuda"), "loader": ("auto", "ffcv", "torchvision"), "loss_form": FORMS}
+        for name, known in named.items():
+            if (value := getattr(self, name)) not in known:
+                raise RegbenchError(f"runtime.{name}={value} must be {', '.join(known[:-1])} or {known[-1]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import io
 import logging
+import math
 import multiprocessing
 import os
 import statistics
@@ -340,16 +341,23 @@ def _versions() -> str:
     return ", ".join(found)
 
 
-@contextmanager
-def _only_cores(count: int) -> Iterator[None]:
-    """Leave this process and those that it starts so many of its cores.
+def refuse_impossible(*, workers: int, seconds: float, rounds: int) -> None:
+    """Refuse numbers that cannot be measured with, for `measure` and before its images are made.
 
     Raises:
-        RegbenchError: There are not so many.
+        RegbenchError: There are not so many cores, or nothing would be measured.
     """
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= workers <= cores:
+        raise RegbenchError(f"--workers is {workers}; choose 1 to {cores}, the number of cores here")
+    if rounds < 1 or not 0 < seconds < math.inf:
+        raise RegbenchError(f"--rounds is {rounds} and --seconds {seconds:g}; give at least one round and some time")
+
+
+@contextmanager
+def _only_cores(count: int) -> Iterator[None]:
+    """Leave this process and those that it starts so many of its cores."""
     cores = os.sched_getaffinity(0)
-    if not 1 <= count <= len(cores):
-        raise RegbenchError(f"--workers is {count}; choose 1 to {len(cores)}, the number of cores here")
     os.sched_setaffinity(0, sorted(cores)[:count])
     try:
         yield
@@ -413,8 +421,7 @@ def measure(chosen: Sequence[Images], *, workers: int, seconds: float, rounds: i
     Raises:
         RegbenchError: A number that cannot be, or images that are not prepared.
     """
-    if rounds < 1 or not seconds > 0:
-        raise RegbenchError(f"--rounds is {rounds} and --seconds {seconds:g}; give at least one round and some time")
+    refuse_impossible(workers=workers, seconds=seconds, rounds=rounds)
     cuda = torch.cuda.is_available()
     groups = [("crops", "cpu"), ("views", "cpu"), *([("views", "cuda")] if cuda else [])]
     rows = []

@@ -97,9 +97,11 @@ def structure(cls: type[T], data: object, prefix: str = "") -> T:
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The refusal of a name, with the nearest there are, or else all."""
+    """The refusal of a name, with the nearest there are, or else all, of settings the groups."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"unknown {what} {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known)}")
+    listed = [each for each in known if "." not in each] or known
+    there = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(listed)}"
+    return f"unknown {what} {name!r}; {there}"
 
 
 def check_numbers(settings: object, ranges: Mapping[type, Mapping[str, Range]], prefix: str = "") -> None:

@@ -128,8 +128,43 @@ def test_help_is_quick() -> None:
         (["cost", "--n", "256,many"], ["--n must be whole numbers separated by commas", "256,many"]),
         (["cost", "--ranks", "1,,2"], ["--ranks must be"]),
         (["cost", "--repeats", "-1"], ["repeats must be >= 0"]),
-        (["cost", "--memory-limit", "0"], ["memory limit must be > 0"]),
+        (["cost", "--memory-limit", "0"], ["--memory-limit", "0 is not a number above 0"]),
         (["cost", "--targets", "--n", "8", "--forms", "auto"], ["leave out --n, --forms"]),
+        (["cost", "--memory-limit", "nan"], ["--memory-limit", "nan is not a number above 0"]),
+        (["cost", "--memory-limit", "inf"], ["--memory-limit", "inf is not a number above 0"]),
+        (["cost", "--n", "1e3"], ["--n must be whole numbers separated by commas", "1e3"]),
+        (["cost", "--out", __file__], ["--out", "is a file"]),
+        (["cost", "--out", "/proc/nowhere"], ["cannot make the folder /proc/nowhere", "--out"]),
+        (["plan", "method=vicreg", "--fits", "nan"], ["--fits", "nan is not a number above 0"]),
+        (["plan", "method=vicreg", "--fits", "0"], ["--fits", "0 is not a number above 0"]),
+        (["methods", "vicreg", "--out", "x.png"], ["--out", "--spectrum"]),
+        (["methods", "sfrik", "--spectrum", "--out", "x.foo"], ["x.foo", ".png or .svg"]),
+        (["methods", "sfrik", "--spectrum", "--orders", "many"], ["--orders", "many"]),
+        (["train", "--config", "nowhere.yaml"], ["--config", "nowhere.yaml"]),
+        (["train", "--config", __file__], ["test_cli.py is not YAML"]),
+        (["train", "--name", ""], ["--name", "a folder's name"]),
+        (["train", "--name", "../x"], ["--name", "a folder's name"]),
+        (["train", "runtime.device=tpu"], ["runtime.device=tpu must be auto, cpu or cuda"]),
+        (["train", "runtime.loader=foo"], ["runtime.loader=foo must be auto, ffcv or torchvision"]),
+        (["train", "runtime.loss_form=gramm"], ["runtime.loss_form=gramm must be auto, gram, covariance or textbook"]),
+        (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
+        (["evaluate", "--backbone", "x.pth", "--name", "a/b"], ["--name", "a folder's name"]),
+        (["evaluate", ".", "--only", "knn,"], ["--only", "knn, probe, "]),
+        (["tune"], ["Missing argument 'NAME'", "regbench tune --help"]),
+        (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),
+        (["tune", "quickstart_tuning", "--seeds", "0,-1"], ["--seeds: -1 must be at least 0 and at most 4294967295"]),
+        (["tune", "quickstart_tuning", "--seeds", "1,1"], ["--seeds", "twice"]),
+        (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
+        (["report", ""], ["NAMES", "a folder's name"]),
+        (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
+        (["report", "--runs-dir", __file__], ["--runs-dir", "is a file"]),
+        (["report", "--out", __file__], ["--out", "is a file"]),
+        (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
+        (["loader-bench", "--workers", "0"], ["--workers is 0"]),
+        (["loader-bench", "--seconds", "nan"], ["--seconds nan"]),
+        (["loader-bench", "--rounds", "0"], ["--rounds is 0"]),
+        (["loader-bench", "--out", "/proc/nowhere/x.csv"], ["cannot make the folder /proc/nowhere", "--out"]),
+        (["nosuch"], ["No such command 'nosuch'", "regbench --help"]),
     ],
     ids=" ".join,
 )
@@ -174,7 +209,55 @@ def test_a_full_disk_is_one_line_and_exit_code_1(tiny: list[str], monkeypatch: p
     monkeypatch.setattr("regbench.benchmark.run.train", full)
     result = call("train", *tiny, *SHORT)
     assert result.exit_code == 1
-    assert result.stderr.splitlines() == ["regbench: [Errno 28] No space left on device"]
+    assert result.stderr.splitlines() == ["regbench: No space left on device"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tiny: list[str]) -> None:
+    result = call("train", *tiny, *SHORT, "--runs-dir", "/proc/nowhere")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == ["regbench: /proc/nowhere: No such file or directory"]
+
+
+def test_memory_that_is_not_there_is_one_line(tiny: list[str]) -> None:
+    result = call("train", *tiny, *SHORT, "embedding_dim=1000000000000")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "memory" in line
+    assert "regbench plan" in line
+
+
+def test_more_neighbours_than_images_are_refused_before_training(tiny: list[str], tmp_path: Path) -> None:
+    for change in ("evaluation.knn.k=121", "evaluation.knn.other_k=[3,121]"):
+        result = call("train", *tiny, *SHORT, change)
+        assert result.exit_code == 2
+        assert "=121 is larger than the 120 training images" in result.stderr
+    assert not list((tmp_path / "runs").rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", "tune", "plan", "evaluate", "status", "retry", "cancel", "logs"])
+def test_every_command_names_the_folder_of_runs_alike(name: str) -> None:
+    assert "--runs-dir" in call(name, "--help").output
+
+
+def test_the_folder_of_runs_is_the_option_the_setting_or_the_environments(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [override for override in tiny if not override.startswith("runtime.runs_dir=")]
+    asked = tmp_path / "with 'quotes', (and) spaces"
+    cell = load_run([*own, *SHORT])[0]
+    for given, folder in (
+        (["--runs-dir", str(asked)], asked),
+        (["--runs-dir", str(asked), f"runtime.runs_dir={tmp_path / 'other'}"], asked),
+        ([f"runtime.runs_dir={tmp_path / 'setting'}"], tmp_path / "setting"),
+        ([], tmp_path / "environment"),
+    ):
+        monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "environment"))
+        result = call("train", *own, *SHORT, *given)
+        assert result.exit_code == 0, result.output
+        assert (folder / "manual" / cell.id / "record.json").exists()
+    assert not (tmp_path / "other").exists()
+    refused = call("plan", "method=vicreg", "--runs-dir", str(tmp_path), "epochs=many")
+    assert "epochs=many must be a whole number" in refused.stderr
 
 
 # ------------------------------------------------------------------ completion

@@ -17,7 +17,7 @@ from regbench.benchmark.config import EvaluationConfig, FineTuneConfig, ProbeCon
 from regbench.benchmark.evaluate import voc
 from regbench.benchmark.evaluate.features import Backbone, Features, Images
 from regbench.benchmark.evaluate.finetune import FineTuned
-from regbench.benchmark.evaluate.knn import weighted_knn
+from regbench.benchmark.evaluate.knn import check_neighbours, weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.measures import ALPHA_RANKS, LIDAR_DELTA, measures
 from regbench.benchmark.evaluate.state import State, fingerprint
@@ -284,9 +284,10 @@ def selection_splits(config: EvaluationConfig, dataset: DatasetConfig, data_dir:
     """The split that everything is chosen on, as a list; an empty one where the data set has no tuning split.
 
     Raises:
-        RegbenchError: If one of the protocols cannot be evaluated: a data set is not prepared or has other channels, or
-            there is a choice to make and no split to make it on.
+        RegbenchError: If one of the protocols cannot be evaluated: a data set is not prepared or has other channels,
+            there is a choice to make and no split to make it on, or fewer images than kNN asks for neighbours.
     """
+    check_neighbours(config.knn, Manifest.load(data_dir, dataset.name).splits["train"]["num_samples"])
     for protocol in config.protocols:
         _selection(config, protocol, dataset, data_dir)
     if "voc07" in config.protocols:

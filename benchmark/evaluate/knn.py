@@ -23,6 +23,24 @@ _LOW = 2**32 - 1
 
 
 @torch.no_grad()
+def check_neighbours(config: KNNConfig, num_images: int) -> list[int]:
+    """The numbers of neighbours to score, each once.
+
+    Raises:
+        RegbenchError: If one is larger than the number of training images, or less than 1.
+    """
+    wanted = list(dict.fromkeys((config.k, *config.other_k)))
+    for k in wanted:
+        name = "k" if k == config.k else "other_k"
+        if k > num_images:
+            raise RegbenchError(
+                f"evaluation.knn.{name}={k} is larger than the {num_images} training images; choose fewer"
+            )
+        if k < 1:
+            raise RegbenchError(f"evaluation.knn.{name}={k} must be at least 1")
+    return wanted
+
+
 def weighted_knn(
     bank: Features,
     queries: Features,
@@ -56,15 +74,7 @@ def weighted_knn(
     Raises:
         RegbenchError: If a k is larger than the bank, or less than 1.
     """
-    wanted = list(dict.fromkeys((config.k, *config.other_k)))
-    for k in wanted:
-        name = "k" if k == config.k else "other_k"
-        if k > len(bank.y_N):
-            raise RegbenchError(
-                f"evaluation.knn.{name}={k} is larger than the {len(bank.y_N)} training images; choose fewer"
-            )
-        if k < 1:
-            raise RegbenchError(f"evaluation.knn.{name}={k} must be at least 1")
+    wanted = check_neighbours(config, len(bank.y_N))
     device = device or queries.x_ND.device
     correct = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in wanted}
     bar: tqdm[Any] = tqdm(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from types import FrameType
@@ -56,10 +57,25 @@ class _Cli(click.Group):
             return super().invoke(ctx)
         except RegbenchError as error:
             _fail(ctx, error, str(error), 2)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "regbench"
+            _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)
         except OSError as error:
-            _fail(ctx, error, str(error), 1)
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(ctx, error, f"{where}{error.strerror}" if error.strerror else str(error), 1)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            line = f"the memory does not suffice: {error}"
+            _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
         except KeyboardInterrupt as error:
             _fail(ctx, error, "interrupted; the same command goes on from here", 130)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is a GPU's or this machine's refusal, told without the import of torch."""
+    told = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(words in str(error) for words in told)
 
 
 def _as_written(text: str | None) -> str | None:
@@ -147,7 +163,55 @@ def _complete_override(ctx: click.Context, param: click.Parameter, incomplete: s
     return [CompletionItem(prefix + name) for name in known if name.startswith(value)]
 
 
-_overrides = click.argument("overrides", nargs=-1, shell_complete=_complete_override)
+_settings = click.argument("overrides", nargs=-1, shell_complete=_complete_override)
+
+_RUNS_DIR = "regbench.runs_dir"
+
+
+def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | None) -> None:
+    if runs_dir is not None:
+        quoted = runs_dir.replace("\\", "\\\\").replace("'", "\\'")
+        ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir='{quoted}'",)
+
+
+def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    given: tuple[str, ...] = ctx.meta.get(_RUNS_DIR, ())
+    return (*overrides, *given)
+
+
+def _overrides(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Settings of runs, with the folder that they lie in under the name that it has in all commands."""
+    command = click.option(
+        "--runs-dir",
+        type=click.Path(file_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_runs_dir,
+        help="Folder of run directories.  [default: runs, or $REGBENCH_RUNS_DIR]",
+    )(command)
+    return click.argument("overrides", nargs=-1, shell_complete=_complete_override, callback=_with_runs_dir)(command)
+
+
+def _positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise RegbenchError(f"{param.get_error_hint(ctx)}: {value:g} is not a number above 0")
+    return value
+
+
+def _folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    for name in value if isinstance(value, tuple) else (value,):
+        if not name or "/" in name or name.startswith("."):
+            what = param.get_error_hint(ctx)
+            raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
+    return value
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes the folder that `--out` asks for, before any work that would be lost without it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegbenchError(f"cannot make the folder {folder}: {error.strerror}; give another --out") from error
 
 
 @main.command()
@@ -172,6 +236,8 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
     if spectrum:
         _show_spectra(names, embedding_dim, orders, out)
         return
+    if out:
+        raise RegbenchError("--out saves the figure of a spectrum; give --spectrum too")
     if not names:
         rows = []
         for method in registry.names():
@@ -214,6 +280,10 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
         raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
     if q < 2 or order < 1:
         raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
+    if out:
+        if out.suffix not in (".png", ".svg"):
+            raise RegbenchError(f"--out: {out} must end in .png or .svg")
+        _make_folder(out.parent)
     spectra = {}
     for name in names:
         regularizer = registry.build(name)
@@ -281,7 +351,7 @@ def check(names: Sequence[str]) -> None:
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
 @click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
 @click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")
-@_overrides
+@_settings
 @click.pass_context
 def prepare(
     ctx: click.Context,
@@ -352,7 +422,13 @@ def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Repeat the run of this config.yaml (from a run directory) instead of the defaults.",
 )
-@click.option("--name", default="manual", show_default=True, help="Folder of the run under the runs folder.")
+@click.option(
+    "--name",
+    default="manual",
+    show_default=True,
+    callback=_folder_name,
+    help="Folder of the run under the runs folder.",
+)
 def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
 
@@ -386,7 +462,9 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 @click.option("--only", metavar="PROTOCOL,...", help="These evaluations instead of the run's (or the default) ones.")
 @click.option("--backbone", metavar="SOURCE", help="Published weights: torchvision:NAME@WEIGHTS, timm:NAME, or a file.")
 @click.option("--label", help="Name of their row in tables; default: the source.")
-@click.option("--name", default="published", show_default=True, help="Their folder under the runs folder.")
+@click.option(
+    "--name", default="published", show_default=True, callback=_folder_name, help="Their folder under the runs folder."
+)
 def evaluate(
     run: str | None, overrides: Sequence[str], only: str | None, backbone: str | None, label: str | None, name: str
 ) -> None:
@@ -547,6 +625,7 @@ def tune(
     """
     from dataclasses import replace
 
+    final_seeds = _seeds(seeds) if seeds is not None else None
     from regbench.benchmark.config import STAGES, load_sweep
     from regbench.slurm import tune as tuning
 
@@ -561,7 +640,6 @@ def tune(
     if plan:
         _show_plan(grid)
         return
-    final_seeds = _numbers("seeds", seeds) if seeds else list(grid.final_seeds)
     folder = Path(grid.runtime.runs_dir) / grid.name
     _prepare(grid.cells, grid.runtime.data_dir)
     while not (folder / "choice.json").exists():
@@ -576,7 +654,7 @@ def tune(
         grid, complete = proposed()
     choice = tuning.choose(folder)
     _show_choice(choice)
-    cells = tuning.final_cells(choice, folder, final_seeds, leading)
+    cells = tuning.final_cells(choice, folder, grid.final_seeds if final_seeds is None else final_seeds, leading)
     clusters = {cell.id: cluster for cell, cluster in zip(grid.cells, grid.clusters, strict=True)}
     final = replace(grid, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, grid.clusters[0]) for cell in cells))
     statuses = _run(final, folder, STAGES, wait)
@@ -585,6 +663,18 @@ def tune(
     if report:
         _report([folder], folder / "report")
     _refuse_unfinished(statuses, grid.name, STAGES)
+
+
+def _seeds(text: str) -> list[int]:
+    from regbench.benchmark.config import RANGES, Cell
+
+    seeds, allowed = _numbers("seeds", text), RANGES[Cell]["seed"]
+    for seed in seeds:
+        if seed not in allowed:
+            raise RegbenchError(f"--seeds: {seed} must be {allowed}")
+        if seeds.count(seed) > 1:
+            raise RegbenchError(f"--seeds names {seed} twice; each seed is one run")
+    return seeds
 
 
 def _show_choice(choice: Any) -> None:
@@ -648,7 +738,13 @@ def _submit(grid: Any, stages: Sequence[str]) -> None:
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", shell_complete=_complete_sweep)
 @_overrides
-@click.option("--fits", type=float, metavar="GIB", help="Also find the largest batch size and q that fit such a GPU.")
+@click.option(
+    "--fits",
+    type=float,
+    callback=_positive,
+    metavar="GIB",
+    help="Also find the largest batch size and q that fit such a GPU.",
+)
 @click.option("--savings", is_flag=True, help="Also show what each way of saving memory brings, for the first cell.")
 def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool) -> None:
     r"""Predict what the cells of the sweep NAME need: memory of a GPU, FLOP, communication, disk, GPU hours.
@@ -680,7 +776,7 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
 
 _runs_dir = click.option(
     "--runs-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path),
     default="runs",
     envvar="REGBENCH_RUNS_DIR",
     show_default=True,
@@ -835,7 +931,7 @@ def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 @main.command()
 @_started
 @click.argument("cell", shell_complete=_complete_cell)
-@click.option("--lines", default=40, show_default=True, help="From the end; 0: all.")
+@click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all.")
 @_runs_dir
 def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
     """Show the newest log of the CELL (its id or the beginning of it) of the sweep NAME."""
@@ -863,9 +959,13 @@ def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
 
 
 @main.command()
-@click.argument("names", nargs=-1, shell_complete=_complete_started)
+@click.argument("names", nargs=-1, shell_complete=_complete_started, callback=_folder_name)
 @_runs_dir
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to. [default: RUNS_DIR/NAME/report]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
+)
 @click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
 @click.option(
     "--cost",
@@ -934,11 +1034,18 @@ def _numbers(what: str, text: str) -> list[int]:
     "--budget", type=float, help="Seconds in all: what does not fit is left out.  [default: 120; with --targets: inf]"
 )
 @click.option(
-    "--memory-limit", type=float, help="GiB that one case may need.  [default: half of the machine's or GPU's memory]"
+    "--memory-limit",
+    type=float,
+    callback=_positive,
+    help="GiB that one case may need.  [default: half of the machine's or GPU's memory]",
 )
 @click.option("--targets", is_flag=True, help="Measure what the project's targets need and print both side by side.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default="runs/cost", show_default=True, help="Folder to write to."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="runs/cost",
+    show_default=True,
+    help="Folder to write to.",
 )
 def cost(
     methods: Sequence[str],
@@ -977,6 +1084,7 @@ def cost(
     common: dict[str, Any] = {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
     grid = measurement.Grid(methods=methods, budget_s=budget, memory_limit_bytes=limit, **common, **asked)
     machine = measurement.Machine.of(grid)
+    _make_folder(out)
     click.echo(f"{machine}\n")
     compared = ""
     if targets:
@@ -1000,8 +1108,8 @@ def cost(
 @click.option("--seconds", type=float, default=2.0, show_default=True, help="Of each loader in each round, about.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Turns of each loader.")
 @click.option("--memory", is_flag=True, help="Measure what 4 ranks on one file need in memory, and nothing else.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
-@_overrides
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
+@_settings
 def loader_bench(
     scenario: Sequence[str],
     data: str | None,
@@ -1009,7 +1117,7 @@ def loader_bench(
     seconds: float,
     rounds: int,
     memory: bool,
-    output: Path | None,
+    out: Path | None,
     overrides: Sequence[str],
 ) -> None:
     r"""Compare the loaders' speed: torchvision (PIL, v2), FFCV with a decode per view, regbench.
@@ -1020,7 +1128,7 @@ def loader_bench(
 
     \b
       regbench loader-bench --scenario 256
-      regbench loader-bench --data in20 runtime.data_dir=/scratch/data --output loaders.csv
+      regbench loader-bench --data in20 runtime.data_dir=/scratch/data --out loaders.csv
     """
     import os
 
@@ -1032,17 +1140,20 @@ def loader_bench(
     if memory:
         click.echo(memory_table(measure_memory()))
         return
+    cores = workers if workers is not None else len(os.sched_getaffinity(0))
+    measurement.refuse_impossible(workers=cores, seconds=seconds, rounds=rounds)
+    if out:
+        _make_folder(out.parent)
     with measurement.images(scenario, data, overrides) as images:
         for each in images:
             click.echo(str(each))
-        cores = workers if workers is not None else len(os.sched_getaffinity(0))
         rows, machine = measurement.measure(images, workers=cores, seconds=seconds, rounds=rounds)
     click.echo(f"{machine}\n\n{measurement.table(rows)}\n\n{measurement.LEGEND}")
     if outcomes := measurement.outcomes(rows):
         click.echo(f"\n{measurement.targets_table(outcomes)}")
-    if output:
-        measurement.write_csv(rows, machine, output)
-        click.echo(f"\nwritten: {output}")
+    if out:
+        measurement.write_csv(rows, machine, out)
+        click.echo(f"\nwritten: {out}")
 
 
 def _report(folders: list[Path], out: Path, *, cost: Path | None = None, whole_paper: bool = False) -> None:

@@ -185,7 +185,7 @@ def test_the_command(tiny_data_dir: Path, tmp_path: Path) -> None:
         f"runtime.data_dir={tiny_data_dir}",
     ]
     out = tmp_path / "loaders.csv"
-    options = ["--data", "imagefolder", "--workers", "1", "--seconds", "0.05", "--rounds", "2", "--output", str(out)]
+    options = ["--data", "imagefolder", "--workers", "1", "--seconds", "0.05", "--rounds", "2", "--out", str(out)]
     done = CliRunner().invoke(main, ["loader-bench", *options, *overrides], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "tiny: 120 images, 28 x 28 px, JPEG" in done.output
