@@ -9,11 +9,16 @@ from __future__ import annotations
 import datetime
 import inspect
 import json
+import logging
 import math
 import os
 import pickle
 import re
+import signal
+import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,10 +32,13 @@ from torch import Tensor
 from regbench import methods
 from regbench.benchmark.config import Cell, load_run
 from regbench.methods import Engine, Regularizer
+from regbench.methods.base import LOCAL_ROWS
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
 _TINY = 1e-300
+# Exit codes of ranks that ended well, raised, or were ended because another had.
+_RAISED = (0, 1, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -365,9 +373,11 @@ def documentation(method: Regularizer) -> Outcome:
         for name in ("title", "reference", "formula", "time", "memory", "published")
         if not getattr(data, name)
     ]
-    missing += ["metadata.url with https://"] * (not data.url.startswith("https://"))
-    missing += ["a year in metadata.reference"] * (not re.search(r"\b(19|20)\d\d\b", data.reference))
-    missing += ["the source with its year in the docstring"] * (not re.search(r"\b(19|20)\d\d\b", text))
+    if "unpublished" not in data.reference.lower():
+        missing += ["metadata.url with https://"] * (not data.url.startswith("https://"))
+        year = re.compile(r"\b(19|20)\d\d\b")
+        missing += ['a year, or "unpublished", in metadata.reference'] * (not year.search(data.reference))
+        missing += ["the source with its year in the docstring"] * (not year.search(text))
     fields = asdict(method)  # type: ignore[call-overload]
     inherited = "\n".join(base.__doc__ or "" for base in cls.__mro__)
     missing += [
@@ -382,33 +392,56 @@ def documentation(method: Regularizer) -> Outcome:
 # Over ranks.
 
 
-def check_sharded(many: Mapping[str, Regularizer], timeout_s: float = 300.0) -> dict[str, Finding]:
+def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
     """Whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one.
 
     Every form is tried, streamed ones with gathered and with ring-passed embeddings.
 
     Args:
         many: Methods by any name.
-        timeout_s: How long to wait for a process that the others have lost.
 
     Returns:
         For each name the largest relative difference: of a rank's value from the single process's, and of its
         gradients divided by the number of ranks (the mean that DistributedDataParallel takes).
     """
+    outcomes: dict[str, list[tuple[float, str]]] = {}
+    while left := {name: method for name, method in many.items() if name not in outcomes}:
+        outcomes |= _outcomes_of_ranks(left)
+    return {name: Finding("sharded", *_swap(_worst(outcomes[name]), 1e-9)) for name in many}
+
+
+def _outcomes_of_ranks(many: Mapping[str, Regularizer]) -> dict[str, list[tuple[float, str]]]:
+    """What each rank found, of the methods up to the first that breaks a rank, which ends the others too."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it warns of those that it ends
+    world, broken = max(SHARDS), ""
     with tempfile.TemporaryDirectory() as folder:
-        jobs = Path(folder) / "methods.pkl"
-        jobs.write_bytes(pickle.dumps(dict(many)))
-        mp.spawn(_rank, (str(folder), timeout_s), nprocs=max(SHARDS))  # type: ignore[attr-defined, no-untyped-call]
-        outcomes = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(max(SHARDS))]
-    findings = {}
+        (Path(folder) / "methods.pkl").write_bytes(pickle.dumps(dict(many)))
+        spawned = mp.spawn(_rank, (str(folder),), nprocs=world, join=False)  # type: ignore[attr-defined, no-untyped-call]
+        try:
+            while not spawned.join():
+                pass
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:  # type: ignore[attr-defined]
+            codes = [process.exitcode for process in spawned.processes]  # 1 of one that raised, and wrote why
+            died = [f"rank {i} ended with exit code {code}" for i, code in enumerate(codes) if code not in _RAISED]
+            broken = died[0] if died else str(error).strip().splitlines()[-1]
+        written = [Path(folder) / f"{rank}.jsonl" for rank in range(world)]
+        lines = [json.loads(line) for path in written if path.exists() for line in path.read_text().splitlines()]
+    outcomes: dict[str, list[tuple[float, str]]] = {}
     for name in many:
-        error, where = _worst([tuple(outcome[name]) for outcome in outcomes])
-        findings[name] = Finding("sharded", error, 1e-9, where)
-    return findings
+        found = sorted((moment, error, where) for of, moment, error, where in lines if of == name)
+        failed = [(error, where) for _, error, where in found if math.isinf(error)]
+        if not failed and len(found) == world:
+            outcomes[name] = [(error, where) for _, error, where in found]
+            continue
+        # The others fail too, later, when they miss the first.
+        outcomes[name] = failed[:1] if failed and not broken.startswith("rank ") else [(math.inf, broken)]
+        break
+    return outcomes
 
 
-def _rank(rank: int, folder: str, timeout_s: float) -> None:
-    """One process of `check_sharded`: writes its errors as JSON."""
+def _rank(rank: int, folder: str) -> None:
+    """One process of `check_sharded`: writes its errors as lines of JSON."""
+    warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process's value is what the others are compared with
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world = max(SHARDS)
@@ -417,13 +450,19 @@ def _rank(rank: int, folder: str, timeout_s: float) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=timeout_s),
+        # However slow the machine is: when a process dies, its parent ends the others.
+        timeout=datetime.timedelta(days=1),
     )
     many: dict[str, Regularizer] = pickle.loads((Path(folder) / "methods.pkl").read_bytes())
     # All processes make all groups; a process outside of a group gets a placeholder that it never uses.
     groups: dict[int, Any] = {size: dist.new_group(list(range(size))) for size in SHARDS}
-    outcomes = {name: _sharded_outcome(method, rank, groups) for name, method in many.items()}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(outcomes))
+    with (Path(folder) / f"{rank}.jsonl").open("a") as file:
+        for name, method in many.items():
+            outcome = _sharded_outcome(method, rank, groups)
+            file.write(json.dumps([name, time.time(), *outcome]) + "\n")
+            file.flush()
+            if math.isinf(outcome[0]):  # others may wait for this one for ever
+                sys.exit(1)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -443,7 +482,7 @@ def _sharded_outcome(method: Regularizer, rank: int, groups: Mapping[int, Any]) 
                     wanted = _gradients(method, z1, z2, Engine(form=form))
                     # What the other ranks would draw by themselves must not matter.
                     found = _gradients(method, z1[mine], z2[mine], engine, seed=rank)
-                except Exception as error:  # a method's bug; all ranks meet it alike
+                except Exception as error:  # a method's bug, which other ranks need not meet
                     return math.inf, f"{where}: {type(error).__name__}: {error}"
                 outcomes.append((_relative(found[0], wanted[0], _size(method, z1, z2)), f"value, {where}"))
                 floor = wanted[1].norm().item()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from torch import Tensor
 
@@ -158,11 +160,37 @@ def test_a_method_that_forgets_the_other_ranks_fails() -> None:
     assert "not written yet" in findings["fails"].where
 
 
+class FailsOnOneRank(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise OSError("this rank has no disk")
+        return super().terms(z1_NQ, z2_NQ)
+
+    forms = ("textbook",)
+
+
+class DiesOnOneRank(Broken):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            os._exit(7)
+        return super().terms(z1_NQ, z2_NQ)
+
+    forms = ("textbook",)
+
+
+def test_a_method_that_breaks_one_rank_fails_and_nobody_waits_for_it() -> None:
+    findings = check_sharded({"fails": FailsOnOneRank(), "dies": DiesOnOneRank(), "sound": Broken()})
+    assert "rank 1 of 2: OSError: this rank has no disk" in findings["fails"].where
+    assert "rank 1 ended with exit code 7" in findings["dies"].where
+    assert [finding.ok for finding in findings.values()] == [False, False, True]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Undocumented(Broken):
     """A kernel."""
 
     strength: float = 1.0
+    word: str = "plain"
 
     metadata: ClassVar[Metadata] = replace(METADATA, url="nowhere", published="")
 
@@ -179,21 +207,41 @@ def undocumented() -> Iterator[str]:
 def test_missing_documentation_is_named(undocumented: str) -> None:
     finding = run_check(methods.build(undocumented), "documentation")
     assert finding is not None
-    assert finding.error == 4
-    for missing in ("metadata.published", "metadata.url with https://", "its year in the docstring", "strength under"):
+    assert finding.error == 5
+    named = ("metadata.published", "metadata.url with https://", "its year in the docstring")
+    for missing in (*named, "strength under", "word under"):
         assert missing in finding.where
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unpublished(Broken):
+    """A kernel of ours."""
+
+    metadata: ClassVar[Metadata] = replace(METADATA, reference="Somebody, unpublished", url="", published="a guess")
+
+
+def test_an_unpublished_method_needs_no_year() -> None:
+    finding = run_check(Unpublished(), "documentation")
+    assert finding is not None
+    assert finding.ok, finding.where
+
+
+def test_a_published_method_needs_its_year(undocumented: str) -> None:
+    method = methods.build(undocumented)
+    object.__setattr__(method, "metadata", replace(METADATA, reference="Somebody"))
+    finding = run_check(method, "documentation")
+    assert finding is not None
+    assert 'a year, or "unpublished", in metadata.reference' in finding.where
+
+
 def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> None:
-    method = methods.build(undocumented, strength=2.5)
-    finding = run_check(method, "configuration")
+    finding = run_check(methods.build(undocumented, strength=2.5), "configuration")
     assert finding is not None
     assert finding.ok
-    object.__setattr__(method, "strength", float("nan"))  # is not equal to itself
-    finding = run_check(method, "configuration")
+    finding = run_check(methods.build(undocumented, word=" with spaces "), "configuration")
     assert finding is not None
     assert finding.error == 2
-    assert "strength=nan came back as nan" in finding.where
+    assert "word=' with spaces ' came back as 'with spaces'" in finding.where
 
 
 @pytest.mark.slow
