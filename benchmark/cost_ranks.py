@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch._C._profiler import _EventType, _ExtraFields_Allocation
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.measure import Stopwatch
+from regbench.methods.base import LOCAL_ROWS
 from regbench.methods.engine import Engine
 
 # n q max(n, q) of a probe at most: some milliseconds of a core, well above the fixed costs of a call.
@@ -286,6 +288,7 @@ def serve(rank: int, world: int, device: str, threads: int, store: str) -> None:
 
     try:
         if world > 1:
+            warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process alone is what several are compared with
             backend = "nccl" if place.type == "cuda" else "gloo"
             dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
         answer({"ready": True})

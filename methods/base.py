@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.metadata
 import pkgutil
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from torch import Tensor
 from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
 
+LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
+"""How the warning begins that a loss sees this process's rows only."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
@@ -32,12 +36,13 @@ class Metadata:
 
     Attributes:
         title: Display name.
-        reference: Authors, venue and year of the publication.
-        url: Where to read it.
+        reference: Authors, venue and year of the publication; or "unpublished", and what else there is to say.
+        url: Where to read it; may be empty if unpublished.
         formula: The loss in plain Unicode mathematics.
         time: Complexity of value and gradient in n and q.
         memory: Complexity of the memory beyond the embeddings and their gradient.
-        published: The hyperparameters of the publication and what they were used on; the defaults are from there.
+        published: The hyperparameters of the publication and what they were used on; the defaults are from there. If
+            unpublished, where the defaults come from.
         limitation: What the original has that two views and a projector cannot give; empty if nothing.
         scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
@@ -149,9 +154,14 @@ class Regularizer(ABC):
             Total and addends: scalars, float64 if the embeddings are, else float32.
 
         Raises:
-            RegbenchError: If the shapes differ, are not (n, q), or n < 2 over all ranks; if the method lacks the form;
+            RegbenchError: If the embeddings are no floating-point tensors, the shapes differ, are not (n, q), or n < 2
+                over all ranks; if the method lacks the form;
                 in backward, if a second derivative is asked of a streamed form.
         """
+        for z_NQ in (z1_NQ, z2_NQ):
+            if not isinstance(z_NQ, Tensor) or not z_NQ.is_floating_point():
+                what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
+                raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
         if z1_NQ.shape != z2_NQ.shape or z1_NQ.ndim != 2 or (engine.group is None and len(z1_NQ) < 2):
             raise RegbenchError(
                 f"{self.label}: embeddings must be two (n, q) tensors of one shape with n >= 2, "
@@ -159,6 +169,8 @@ class Regularizer(ABC):
             )
         if engine.form not in ("auto", *self.forms):
             raise RegbenchError(f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}")
+        if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            _warn_of_local_rows()
         dtype = torch.float64 if z1_NQ.dtype == torch.float64 else torch.float32
         with torch.autocast(z1_NQ.device.type, enabled=False):
             if engine.form == "textbook":
@@ -215,6 +227,16 @@ class Regularizer(ABC):
         if not condition:
             values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in _fields(type(self)))
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
+
+
+@cache
+def _warn_of_local_rows() -> None:
+    warnings.warn(
+        f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the {dist.get_world_size()} processes share. "
+        "Give the group, loss(z1, z2, methods.Engine(group=torch.distributed.group.WORLD)), or ignore this warning if "
+        "that is what you want",
+        stacklevel=4,
+    )
 
 
 class _Eager(torch.autograd.Function):

@@ -31,7 +31,8 @@ class Engine:
         form: `textbook` is the published formula under plain autograd, with every n × n or q × q tensor it makes;
             `gram` streams over blocks of the Gram matrix, O(n² q); `covariance` goes through a q × q matrix, O(n q²);
             `auto` takes the cheaper of the streamed forms that the method has.
-        group: The processes that share the batch, each holding its own rows; None for a single process. The value is
+        group: The processes that share the batch, each holding its own rows; None for a single process (where there
+            are several, a warning says that each one's loss is that of its own rows). The value is
             that of the whole batch on every rank, and gradients are multiplied by the number of ranks, so that
             the mean that DistributedDataParallel takes is the gradient of the whole batch.
         exchange: `gather` gives every rank the embeddings of all for the length of the call; `ring` passes them

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,7 +133,12 @@ def _spaces(row: Sequence[str]) -> list[_Space]:
         value = override.value()
         if isinstance(value, IntervalSweep):
             assert value.start is not None and value.end is not None
-            searched[key] = FloatDistribution(value.start, value.end, log="log" in value.tags)
+            log = "log" in value.tags
+            if not 0 < value.end - value.start < math.inf or (log and value.start <= 0):
+                raise RegbenchError(
+                    f"{override.input_line}: give a range from a smaller to a larger number, above 0 if it is log"
+                )
+            searched[key] = FloatDistribution(value.start, value.end, log=log)
         elif len(values) > 1 and key.startswith(("method.", "optimizer.")):
             searched[key] = CategoricalDistribution([text.partition("=")[2] for text in values])
         else:

@@ -8,13 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from regbench.benchmark.config import load_sweep
 from regbench.cli import main
+from regbench.slurm.search import propose
+from tests.ranks import launch
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+DOCUMENTS = (
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+)
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -26,6 +32,35 @@ def test_readme_snippet_runs() -> None:
     (snippet,) = blocks("README.md", "python")
     code = snippet + "\nassert loss.ndim == 0\ntorch.testing.assert_close(loss, sum(sfrik(z1, z2).terms.values()))\n"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_python_snippet_runs() -> None:
+    snippet, _ = blocks("docs/python.md", "python")
+    code = snippet + "\nassert loss.ndim == 0\ntorch.testing.assert_close(loss, sum(terms.values()))\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_distributed_example_gives_one_processs_losses_and_weights(tmp_path: Path) -> None:
+    """On two processes too; nothing of it warns."""
+    _, example = blocks("docs/python.md", "python")
+    end = "dist.destroy_process_group()\n"
+    assert example.endswith(end)
+    save = f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"
+    code = f"import sys\n{example.removesuffix(end)}{save}"
+    losses = {}
+    for size in (1, 2):
+        first, *others = launch(size, code, str(tmp_path))
+        for process in (first, *others):
+            assert process.returncode == 0, process.stderr
+            assert "Warning" not in process.stderr
+        losses[size] = [float(line.split()[-1]) for line in first.stdout.splitlines()]
+    assert len(losses[1]) == 5
+    assert losses[1][-1] < losses[1][0]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+    alone, *shared = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1"))
+    for weights in shared:
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-6)
 
 
 def test_contributing_example_is_a_method(tmp_path: Path) -> None:
@@ -63,6 +98,15 @@ def test_contributing_sweep_loads(tmp_path: Path) -> None:
     assert yaml.safe_load(sweep)["description"]
 
 
+def test_the_search_space_of_the_tunings_page_is_one(tmp_path: Path) -> None:
+    (sweep,) = blocks("docs/tuning.md", "yaml")
+    path = tmp_path / "space.yaml"
+    path.write_text(sweep)
+    grid, complete = propose(str(path), ["epochs=1", "optimizer.warmup_epochs=0", f"runtime.runs_dir={tmp_path}"], 2)
+    assert ([cell.label for cell in grid.cells], complete) == (["SFRIK (L=2)", "SFRIK (L=3)", "VICReg"], False)
+    assert load_sweep(str(path), ["method.alignment_weight=1", "optimizer.base_lr=1"]).final_seeds == (0, 1, 2)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_exist(document: str) -> None:
     text = (ROOT / document).read_text()
@@ -76,4 +120,4 @@ def test_commands_exist(document: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / document).read_text()):
-        assert (ROOT / target).exists(), target
+        assert ((ROOT / document).parent / target).exists(), target

@@ -250,7 +250,8 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
     for name in names:
         regularizer = registry.build(name)
         data = regularizer.metadata
-        click.echo(f"{regularizer.label}   ({data.reference}; {data.url})\n\n  {data.formula}\n")
+        source = "; ".join(filter(None, (data.reference, data.url)))
+        click.echo(f"{regularizer.label}   ({source})\n\n  {data.formula}\n")
         click.echo(inspect.getdoc(regularizer))
         click.echo("\nHyperparameters (override with method.NAME=VALUE):")
         for key, value in registry.defaults(name).items():

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +15,7 @@ from regbench.benchmark.distributed import environment_ranks
 from regbench.benchmark.run import run_cell
 from tests.conftest import TINY
 from tests.history import history
-from tests.waiting import PATIENCE_S
+from tests.ranks import launch
 
 # Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
 STEPS = (
@@ -75,30 +70,6 @@ with interruption.listening(signal.SIGUSR1):
         except Interrupted as error:
             print(name, error)
 """
-
-
-def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs code in `size` processes with the environment that torchrun gives them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(size):
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "error::FutureWarning:regbench", "-c", code, *arguments]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
-            said = list(pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes))
-        ended = zip(processes, said, strict=True)
-        return [subprocess.CompletedProcess(process.args, process.returncode, *text) for process, text in ended]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def record_of(tiny: list[str], name: str) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +140,45 @@ def test_rows_shorter_than_1e_12_count_as_zero() -> None:
     zero = z1.clone()
     zero[3] = 0
     assert methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3) > 0, [[1.0, 2.0]]], ids=str)
+@pytest.mark.parametrize("form", ["auto", "textbook"])
+def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) -> None:
+    method, right = methods.build("vicreg"), torch.randn(4, 3)
+    for pair in ((wrong, wrong), (right, wrong), (wrong, right)):
+        with pytest.raises(RegbenchError, match="VICReg: embeddings must be tensors of real numbers, not "):
+            method.loss(pair[0], pair[1], Engine(form=form))
+
+
+LOCAL = """
+import sys, warnings
+import torch, torch.distributed as dist
+from regbench import methods
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
+z1, z2 = torch.randn(2, 6, 4).unbind()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    methods.build("vicreg").loss(z1, z2, methods.Engine(group=dist.group.WORLD))
+    assert not caught, caught
+    for name in ("vicreg", "vicreg", "simclr"):
+        methods.build(name).loss(z1, z2)
+        methods.build(name)(z1, z2, methods.Engine(form="textbook"))
+print(*(each.message for each in caught), sep="\\n")
+print(caught[0].filename if caught else "")
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loss_of_one_ranks_rows_warns_once(tmp_path: Path, world: int) -> None:
+    commands = [[sys.executable, "-c", LOCAL, str(tmp_path / "store"), str(rank), str(world)] for rank in range(world)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    for process in processes:
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        if world == 1:
+            assert said == "\n\n"
+        else:
+            line, where = said.splitlines()
+            assert "methods.Engine(group=torch.distributed.group.WORLD)" in line
+            assert where == "<string>"  # the caller's line, not one of ours

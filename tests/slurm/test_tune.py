@@ -352,6 +352,14 @@ def test_a_space_with_too_few_points_is_told(tmp_path: Path, settings: list[str]
         propose(str(sweep_file(tmp_path, ["method=vicreg"], settings)), [], 5)
 
 
+@pytest.mark.parametrize("interval", ["interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)"])
+def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str], interval: str) -> None:
+    pytest.importorskip("optuna")
+    path = sweep_file(tmp_path, [f"method=vicreg method.alignment_weight={interval}"], settings)
+    with pytest.raises(RegbenchError, match=r"method\.alignment_weight=.*: give a range from a smaller to a larger"):
+        propose(str(path), [], 2)
+
+
 def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
     with pytest.raises(RegbenchError, match="is a range, not a grid; search it: regbench tune"):
         load_sweep(str(sweep_file(tmp_path, ROWS, settings)))

@@ -1,0 +1,35 @@
+"""Several processes started as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.waiting import PATIENCE_S
+
+
+def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
+    """Runs code in `size` processes with the environment that torchrun gives them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(size):
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "error::FutureWarning:regbench", "-c", code, *arguments]
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        with ThreadPoolExecutor(size) as pool:  # what all of them say is read all the time
+            said = list(pool.map(lambda process: process.communicate(timeout=PATIENCE_S), processes))
+        ended = zip(processes, said, strict=True)
+        return [subprocess.CompletedProcess(process.args, process.returncode, *text) for process, text in ended]
+    finally:
+        for process in processes:
+            process.kill()
