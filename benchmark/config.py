@@ -6,8 +6,10 @@ read it and which device computes is `Runtime`. Default values live in `conf/`, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +29,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings import Range, check_numbers, read_yaml, shown, structure, unknown
-from regbench.datasets.config import RESIZING, AugmentationConfig, DatasetConfig, check_interpolation
+from regbench.datasets.config import DIVIDING, LATER, OWN, AugmentationConfig, DatasetConfig, check_interpolation
+from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.files import cell_id
 from regbench.methods import Regularizer
 from regbench.methods.engine import FORMS
+
+log = logging.getLogger("regbench")
 
 STAGES = ("pretrain", "tune", "final")
 """What a run goes through: training, the score that hyperparameters are chosen by, the final evaluations."""
@@ -324,9 +329,9 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """The cell as plain data; `from_dict` reads it back.
 
-        Settings of evaluations that are not asked for are left out: they decide nothing. So are settings of resizing
-        where they ask for none (cells from before there were any keep their ids), and `published`, which only says what
-        `prepare` accepts.
+        Settings of evaluations that are not asked for are left out: they decide nothing. So are settings of a data
+        set that came later, where they ask for nothing (cells from before keep their ids), and `published`, which only
+        says what `prepare` accepts.
         """
         data = self.complete()
         for name in _unused((*self.evaluation.select_by, *self.evaluation.protocols)):
@@ -334,7 +339,7 @@ class Cell:
         for group in (data, *data["evaluation"].values()):
             if isinstance(group, dict) and (dataset := group.get("dataset")):
                 del dataset["published"]
-                group["dataset"] = {k: v for k, v in dataset.items() if k not in RESIZING or v != RESIZING[k]}
+                group["dataset"] = {k: v for k, v in dataset.items() if k not in LATER or v != LATER[k]}
         return data
 
     def complete(self) -> dict[str, Any]:
@@ -605,7 +610,34 @@ def _register_methods() -> None:
         store.store(group="method", name=name, node={"name": name, **methods.defaults(name)}, provider="regbench")
 
 
-def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime, Cluster]:
+@contextlib.contextmanager
+def _hydra() -> Iterator[None]:
+    """Within it Hydra finds the package's configuration."""
+    _register_methods()
+    with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+        yield
+
+
+def _compose(overrides: Sequence[str], *, prepared: bool = True) -> tuple[Cell, Runtime, Cluster, str]:
+    """What the overrides give, and the settings that were chosen because the overrides leave them open.
+
+    Args:
+        overrides: Of the configuration.
+        prepared: Whether to look for what is prepared of one's own images.
+    """
+    data = _composed(overrides)
+    fitting = []
+    if all(isinstance(data.get(group), dict) for group in ("dataset", "optimizer", "runtime")):  # else refused below
+        fitting = _fitting(data, overrides, _own_manifest(data) if prepared else None)
+    if fitting:
+        data = _composed([*overrides, *fitting])
+    runtime = structure(Runtime, data.pop("runtime"), "runtime.")
+    cluster = structure(Cluster, data.pop("cluster"), "cluster.")
+    return Cell.from_dict(data), runtime, cluster, " ".join(fitting)
+
+
+def _composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration as plain data."""
     own = config_folder()
     path = [f"hydra.searchpath=[file://{own}]"] if own.is_dir() else []
     try:
@@ -613,9 +645,53 @@ def _compose(overrides: Sequence[str]) -> tuple[Cell, Runtime, Cluster]:
     except (HydraException, OmegaConfBaseException) as error:
         raise RegbenchError(_one_line(error, overrides)) from error
     assert isinstance(data, dict)
-    runtime = structure(Runtime, data.pop("runtime"), "runtime.")
-    cluster = structure(Cluster, data.pop("cluster"), "cluster.")
-    return Cell.from_dict({str(key): value for key, value in data.items()}), runtime, cluster
+    return {str(key): value for key, value in data.items()}
+
+
+def _own_manifest(data: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of the data set, if it is one of the user's own images and prepared."""
+    data_dir, dataset = Path(str(data["runtime"].get("data_dir"))), data["dataset"]
+    if dataset.get("source") not in OWN or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
+        return None
+    return Manifest.load(data_dir, str(dataset["name"]))
+
+
+def _fitting(data: Mapping[str, Any], overrides: Sequence[str], manifest: Manifest | None) -> list[str]:
+    """Overrides for what is left open: a warm-up that fits the epochs, and whatever one's own images decide.
+
+    Args:
+        data: The configuration without them.
+        overrides: What was given, which always wins.
+        manifest: Of one's own images; None before they are prepared: they are taken for colour images of 256 px.
+    """
+    given = {override.partition("=")[0].lstrip("+") for override in overrides}
+    dataset, epochs, warmup = data["dataset"], data.get("epochs"), data["optimizer"].get("warmup_epochs")
+    fitting: dict[str, Any] = {}
+    if isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
+        fitting["optimizer.warmup_epochs"] = epochs / 2
+    if dataset.get("held_out") and any(dataset.get(name) is not None for name in DIVIDING):
+        fitting["dataset.held_out"] = "null"
+    if None in (dataset.get(key, 0) for key in ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")):
+        train: Any = manifest.splits.get("train") if manifest else None
+        image_px, grey = (train.get("image_px", 256), train.get("grey", False)) if train else (256, False)
+        size = given_px if isinstance(given_px := dataset.get("image_size"), int) else min(image_px, 224)
+        grey = channels == 1 if (channels := dataset.get("channels")) else grey
+        small = "small_grey" if grey else "small_color"
+        # Mean and standard deviation of ImageNet, and of the mean over its channels.
+        mean, std = ("[0.449]", "[0.226]") if grey else ("[0.485,0.456,0.406]", "[0.229,0.224,0.225]")
+        fitting |= {
+            "augmentation": "imagenet" if size >= 100 else small,
+            "network": "resnet18" if size >= 100 else "resnet_tiny",
+            "dataset.num_classes": len(manifest.class_names) if manifest else 0,
+            "dataset.image_size": size,
+            "dataset.eval_resize": max(size, min(image_px, size * 8 // 7)),
+            "dataset.channels": 1 if grey else 3,
+            "dataset.mean": mean,
+            "dataset.std": std,
+        }
+        if train and isinstance(data.get("batch_size"), int) and data["batch_size"] > train["num_samples"]:
+            fitting["batch_size"] = 1 << (train["num_samples"].bit_length() - 1)
+    return [f"{key}={value}" for key, value in fitting.items() if key not in given]
 
 
 def config_folder() -> Path:
@@ -675,6 +751,18 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
     if len(sweep.cells) != 1:
         raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
     return sweep.cells[0], sweep.runtime
+
+
+def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
+    """The data set that overrides give, and the runtime, as if nothing was prepared yet.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    (point,) = _points(overrides)
+    with _hydra():
+        cell, runtime, _, _ = _compose(point, prepared=False)
+    return cell.dataset, runtime
 
 
 def load_grid(overrides: Sequence[str]) -> Sweep:
@@ -833,13 +921,16 @@ def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
 
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
-    _register_methods()
     cells: dict[str, tuple[Cell, Cluster]] = {}
-    with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+    notes: dict[str, None] = {}
+    with _hydra():
         for row in rows:
             for point in _points(row):
-                cell, runtime, cluster = _compose(point)
+                cell, runtime, cluster, fitting = _compose(point)
                 cells.setdefault(cell.id, (cell, cluster))
+                notes[fitting] = None
+    for note in filter(None, notes):
+        log.info("chosen to fit: %s", note)
     if not cells:
         raise RegbenchError(f"sweep {name} has no cells")
     if len({cluster.scheduler for _, cluster in cells.values()}) > 1:

@@ -56,7 +56,7 @@ def evaluate_backbone(
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_run([*overrides, *chosen])
     compute = resolve(runtime)
-    manifest = Manifest.load(compute.data_dir, cell.dataset.name)
+    manifest = Manifest.load(compute.data_dir, cell.dataset)
     selection_splits(cell.evaluation, cell.dataset, compute.data_dir)
     published = load_backbone(source, cell.network, cell.dataset.channels, cell.dataset.image_size)
     dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)

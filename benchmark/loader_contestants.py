@@ -74,7 +74,7 @@ class Task:
 
     def file(self) -> Path:
         """The images to pretrain on."""
-        manifest = Manifest.load(self.data_dir, self.dataset.name)
+        manifest = Manifest.load(self.data_dir, self.dataset)
         return manifest.split_file(self.data_dir, manifest.pretraining_split)
 
     def order(self, images: int, count: int) -> Ints:

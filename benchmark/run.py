@@ -180,7 +180,7 @@ class _Run:
 
     def begin(self, attempt: Attempt) -> None:
         """Writes what the run is made of; refuses it where it cannot end well, before the training."""
-        self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset.name)
+        self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
         selection_splits(self.cell.evaluation, self.cell.dataset, self.compute.data_dir)
         self.surroundings = {
             **environment(self.compute.device),

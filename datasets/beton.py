@@ -57,6 +57,7 @@ class Sample:
         label: the class, or -1 for none.
         data: the stored bytes.
         origin: where the image came from: a file's name relative to the source, or its row there; one line.
+        grey: whether it had no colour channels there.
     """
 
     mode: int
@@ -65,6 +66,7 @@ class Sample:
     label: int
     data: bytes
     origin: str
+    grey: bool = False
 
 
 def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:

@@ -12,10 +12,17 @@ from regbench import RegbenchError
 from regbench.datasets.published import PUBLISHED
 
 ARRAY_SOURCES = ("fashion_mnist", "cifar10", "cifar100", "stl10")
-SOURCES = (*ARRAY_SOURCES, "imagefolder", "parquet")
+OWN = ("imagefolder", "parquet")
+SOURCES = (*ARRAY_SOURCES, *OWN)
+DIVIDING = ("train_per_class", "tuning_per_class", "train_list")
 RESIZE_SIDES = ("shorter", "longer")
 # Settings of `DatasetConfig` that came later, as they are for all data sets from before.
-RESIZING: dict[str, int | str | None] = {"resize_px": None, "resize_side": "shorter", "jpeg_quality": 95}
+LATER: dict[str, int | float | str | None] = {
+    "resize_px": None,
+    "resize_side": "shorter",
+    "jpeg_quality": 95,
+    "held_out": None,
+}
 INTERPOLATIONS = ("bicubic", "bilinear", "area")
 SPLITS = ("train", "tuning", "test")
 
@@ -251,7 +258,7 @@ class DatasetConfig:
         channels: 3, or 1 for grey images (stored as RGB; the first channel is taken).
         mean: per channel, of values in [0, 1]; subtracted.
         std: per channel; divided by.
-        num_classes: number of classes.
+        num_classes: number of classes; 0, for `prepare` only: as many as a source of `OWN` has.
         eval_resize: for evaluation the shorter side is resized to so many px, then `image_size` px are cut from the
             centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
         train_per_class: the train split holds the first so many images of each class (None: all of them).
@@ -260,6 +267,8 @@ class DatasetConfig:
         tuning_per_class: imagefolder and parquet: the tuning split holds so many images of each class, taken from the
             training images after those for training and one skipped, or, with a `train_list`, from those that it does
             not name (None: no such split).
+        held_out: imagefolder only, without the three above: the share of each class's training images, by the hash of
+            their names, that is for tuning, and as many for the test, where the source has no folders for these.
         resize_px: image files only: a larger image is shrunk to so many px when the data set is prepared (None: the
             original JPEGs are kept bit for bit); see `encode`.
         resize_side: "shorter" or "longer", the side that `resize_px` is about.
@@ -285,6 +294,7 @@ class DatasetConfig:
     resize_px: int | None = None
     resize_side: str = "shorter"
     jpeg_quality: int = 95
+    held_out: float | None = None
     published: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -302,7 +312,7 @@ class DatasetConfig:
             raise RegbenchError(f"{where}: channels is {self.channels}; it is 1 or 3")
         if len(self.mean) != self.channels or len(self.std) != self.channels or min(self.std) <= 0:
             raise RegbenchError(f"{where}: mean and std need {self.channels} numbers each, std above 0")
-        if self.num_classes < 1 or self.image_size < 1:
+        if self.num_classes < (self.source not in OWN) or self.image_size < 1:
             raise RegbenchError(f"{where}: num_classes and image_size are at least 1")
         if self.eval_resize < self.image_size:
             raise RegbenchError(
@@ -322,7 +332,25 @@ class DatasetConfig:
             )
         if not 1 <= self.jpeg_quality <= 100:
             raise RegbenchError(f"{where}: jpeg_quality is {self.jpeg_quality}; it lies in [1, 100]")
+        if self.held_out is not None:
+            if self.source != "imagefolder" or not 0 < self.held_out <= 0.4:
+                raise RegbenchError(
+                    f"{where}: held_out is {self.held_out}; give a share above 0 and up to 0.4, of a folder of images, "
+                    "or null"
+                )
+            if any(getattr(self, name) is not None for name in DIVIDING):
+                raise RegbenchError(
+                    f"{where}: held_out divides the images, and so do {', '.join(DIVIDING)}; set it null"
+                )
 
-    def resizing(self) -> dict[str, int | str]:
-        """Those of `RESIZING` that are not at their defaults."""
-        return {name: getattr(self, name) for name, default in RESIZING.items() if getattr(self, name) != default}
+    def later(self) -> dict[str, int | float | str]:
+        """Those of `LATER` that are not at their defaults."""
+        return {name: getattr(self, name) for name, default in LATER.items() if getattr(self, name) != default}
+
+    @property
+    def prepare_command(self) -> str:
+        """How it is prepared: what is published by its name, one's own images by the kind of their source."""
+        preset = self.source if self.published is None or self.source in ARRAY_SOURCES else self.name
+        folder = "" if self.source in ARRAY_SOURCES else " --source-dir FOLDER"
+        name = "" if preset == self.name else f" dataset.name={self.name}"
+        return f"regbench prepare {preset}{folder}{name}"

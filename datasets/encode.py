@@ -68,6 +68,7 @@ def encode(image: Path | bytes, label: int, origin: str, config: DatasetConfig) 
             shrunk = (width, height) != picture.size
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
+            grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
             rgb = _rgb(picture)
     except UnidentifiedImageError:
         return Unreadable(origin, "it is no image of a known format")
@@ -77,10 +78,10 @@ def encode(image: Path | bytes, label: int, origin: str, config: DatasetConfig) 
     if shrunk:
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
     elif width * height <= MAX_RAW_PIXELS:
-        return Sample(RAW, height, width, label, rgb.tobytes(), origin)
+        return Sample(RAW, height, width, label, rgb.tobytes(), origin, grey)
     buffer = BytesIO()
     rgb.save(buffer, "JPEG", quality=config.jpeg_quality, subsampling=0)
-    return Sample(JPEG, height, width, label, buffer.getvalue(), origin)
+    return Sample(JPEG, height, width, label, buffer.getvalue(), origin, grey)
 
 
 def shrunk_size(width: int, height: int, config: DatasetConfig) -> tuple[int, int]:

@@ -259,7 +259,7 @@ class PretrainingLoader(_Loader):
         Raises:
             RegbenchError: the data set is not prepared or not usable, or the batch is larger than it.
         """
-        manifest = Manifest.load(data_dir, dataset.name)
+        manifest = Manifest.load(data_dir, dataset)
         split = manifest.pretraining_split
         beton = _open(manifest, dataset, split, data_dir)
         self._indices = _first_of_each_class(beton.labels, dataset, split)
@@ -441,7 +441,7 @@ def _open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path
     """A split for evaluation; the test split with the record of the choice only."""
     if split == "test":
         _check_choice(choice)
-    return _open(Manifest.load(data_dir, dataset.name), dataset, split, data_dir)
+    return _open(Manifest.load(data_dir, dataset), dataset, split, data_dir)
 
 
 def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> Beton:
@@ -450,7 +450,7 @@ def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path
     if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
         raise RegbenchError(
             f"{beton.path} is damaged: it has labels from {beton.labels.min()} to {beton.labels.max()} for "
-            f"{dataset.num_classes} classes; write it again: regbench prepare {dataset.name} --force"
+            f"{dataset.num_classes} classes; write it again: {dataset.prepare_command} --force"
         )
     return beton
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from regbench import RegbenchError
+from regbench.datasets.config import DatasetConfig
 from regbench.files import write_text
 
 FILE_NAME = "manifest.json"
@@ -27,6 +28,8 @@ class SplitEntry(TypedDict):
             and what follows is missing in manifests from before there was any.
         origins_sha256: of that file.
         left_out: images that could not be read: where they are in the source -> the reason.
+        image_px: the median of the images' shorter sides.
+        grey: whether none of the images had colour channels in the source.
     """
 
     file: str
@@ -37,6 +40,8 @@ class SplitEntry(TypedDict):
     origins: NotRequired[str]
     origins_sha256: NotRequired[str]
     left_out: NotRequired[dict[str, str]]
+    image_px: NotRequired[int]
+    grey: NotRequired[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +59,19 @@ class Manifest:
         regbench_version: the version that wrote them.
         created: UTC time, ISO 8601.
         train_list_sha256: of the file that `DatasetConfig.train_list` names; None without one.
+        taken_from: for one's own images: split -> which of the source's images are in it.
     """
 
     name: str
     source: str
-    selection: dict[str, int | str | None]
+    selection: dict[str, int | float | str | None]
     splits: dict[str, SplitEntry]
     class_names: list[str]
     beton: dict[str, int]
     regbench_version: str
     created: str
     train_list_sha256: str | None = None
+    taken_from: dict[str, str] = field(default_factory=dict)
 
     @property
     def pretraining_split(self) -> str:
@@ -72,24 +79,22 @@ class Manifest:
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
     @classmethod
-    def load(cls, data_dir: Path, name: str) -> Manifest:
-        """Read the manifest of data set `name` in `data_dir`.
+    def load(cls, data_dir: Path, dataset: DatasetConfig | str) -> Manifest:
+        """Read the manifest of a data set, or of the one with that name, in `data_dir`.
 
         Raises:
             RegbenchError: the data set is not prepared, or the manifest cannot be read.
         """
+        name = dataset if isinstance(dataset, str) else dataset.name
+        command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
         path = data_dir / name / FILE_NAME
         try:
             content = json.loads(path.read_text())
             return cls(**content)
         except FileNotFoundError:
-            raise RegbenchError(
-                f"data set '{name}' is not prepared in {data_dir}; run: regbench prepare {name}"
-            ) from None
+            raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
         except (OSError, ValueError, TypeError) as error:
-            raise RegbenchError(
-                f"{path} cannot be read ({error}); write it again: regbench prepare {name} --force"
-            ) from error
+            raise RegbenchError(f"{path} cannot be read ({error}); write it again: {command} --force") from error
 
     def save(self, data_dir: Path) -> None:
         """Write the manifest atomically to its place in `data_dir`.

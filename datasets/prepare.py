@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -91,19 +92,20 @@ def prepare(
             regbench_version=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             train_list_sha256=file_sha256(listed) if listed else None,
+            taken_from=source.taken_from,
         )
         manifest.save(data_dir)
         (folder / UNFINISHED).unlink()
     return manifest
 
 
-def _selection(config: DatasetConfig) -> dict[str, int | str | None]:
+def _selection(config: DatasetConfig) -> dict[str, int | float | str | None]:
     """What of the configuration decides which image goes where, and in which size."""
     if config.source in ARRAY_SOURCES:
-        return {**config.resizing()}
+        return {**config.later()}
     listed = {} if config.train_list is None else {"train_list": config.train_list}
     per_class = {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class}
-    return {**per_class, **listed, **config.resizing()}
+    return {**per_class, **listed, **config.later()}
 
 
 def check_matches(manifest: Manifest, config: DatasetConfig, data_dir: Path) -> None:
@@ -117,11 +119,11 @@ def check_matches(manifest: Manifest, config: DatasetConfig, data_dir: Path) -> 
     if wanted != found:
         raise RegbenchError(
             f"{data_dir / config.name} was prepared with {_listed(found)}, not {_listed(wanted)}; "
-            f"choose another dataset.name, or: regbench prepare {config.name} --force"
+            f"choose another dataset.name, or: {config.prepare_command} --force"
         )
 
 
-def _listed(settings: dict[str, str | int | None]) -> str:
+def _listed(settings: dict[str, int | float | str | None]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
@@ -129,8 +131,9 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
     """The manifest if all is there, None if something is missing."""
     if not (data_dir / config.name / FILE_NAME).exists():
         return None
-    manifest = Manifest.load(data_dir, config.name)
-    check_matches(manifest, config, data_dir)
+    manifest = Manifest.load(data_dir, config)
+    num_classes = config.num_classes or len(manifest.class_names)
+    check_matches(manifest, replace(config, num_classes=num_classes), data_dir)
     with suppress(RegbenchError):
         for split in manifest.splits:
             manifest.split_file(data_dir, split)
@@ -219,13 +222,18 @@ def _write_split(
     """Write the files of one split; what cannot be read is added to `left_out`."""
     rows: list[int] = []
     lines: list[str] = []
+    sides_px: list[int] = []
+    grey = True
 
     def readable() -> Iterator[Sample]:
+        nonlocal grey
         for row, sample in enumerate(samples):
             if isinstance(sample, Unreadable):
                 left_out[sample.origin] = sample.reason
                 continue
             rows.append(row)
+            sides_px.append(min(sample.height, sample.width))
+            grey = grey and sample.grey
             lines.append(f"{zlib.crc32(sample.data):08x} {sample.origin}\n")
             yield sample
         if emptied := sorted(set(split.labels.tolist()) - set(split.labels[rows].tolist())):
@@ -251,6 +259,8 @@ def _write_split(
         "origins": origins.name,
         "origins_sha256": file_sha256(origins),
         "left_out": left_out,
+        "image_px": int(np.median(sides_px)),
+        "grey": grey,
     }
 
 

@@ -273,7 +273,7 @@ class Evaluator:
     def _state(self, protocol: str, images: Images, config: ProbeConfig | FineTuneConfig) -> State:
         """What an earlier attempt at this evaluation has done, with these settings, images and weights."""
         dataset = images.dataset
-        splits = Manifest.load(self._compute.data_dir, dataset.name).splits
+        splits = Manifest.load(self._compute.data_dir, dataset).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
         settings = [asdict(config), asdict(dataset), content, self._config.select_on, self._seed]
         key = fingerprint(self._backbone.module, settings)
@@ -304,7 +304,7 @@ def _selection(config: EvaluationConfig, protocol: str, dataset: DatasetConfig, 
             f"{protocol}: {own.name!r} has {own.channels} channels and the backbone is for the {dataset.channels} of "
             f"{dataset.name!r}; leave {protocol} out of evaluation.protocols"
         )
-    if config.select_on in Manifest.load(data_dir, own.name).splits:
+    if config.select_on in Manifest.load(data_dir, own).splits:
         return [config.select_on]
     where, probe = f"evaluation.{protocol}", settings
     if isinstance(settings, TransferConfig):

@@ -11,6 +11,9 @@ A tuning split is cut from the source's training images, so that nothing is ever
   to n-1 of each class of `train/` are "train" and files n+1 to n+m "tuning": file n belongs to neither, as in the
   published code of SFRIK. With `train_list` the files that it names are "train", and with `tuning_per_class` = m the
   first m others of each class "tuning".
+  With `held_out` the folder may hold `train/` alone, or beside it `val/`, `test/` or both, or the class folders
+  themselves: "test" is `test/`, else `val/`, and "tuning" is `val/` beside a `test/`. A share of each class is held out
+  for each of the two that has no folder.
 - parquet: a Hugging Face data set of images on disk, in file order, divided in the same way. "test" is its test split,
   or its validation split where the test has no labels or is not there; of a data set with both, the validation split is
   "tuning" if none is asked for by `tuning_per_class`.
@@ -56,7 +59,7 @@ def open_source(config: DatasetConfig, source_dir: Path | None, download_dir: Pa
     else:
         source = _ARRAYS[config.source](config, source_dir, download_dir)
     found = len(source.class_names)
-    if found != config.num_classes:
+    if config.num_classes and found != config.num_classes:
         raise RegbenchError(
             f"data set '{config.name}': the source has {found} classes, not {config.num_classes}; "
             f"set dataset.num_classes={found}, or mend the source"

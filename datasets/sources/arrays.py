@@ -101,10 +101,10 @@ def _array_split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np
     def samples(_: int) -> Iterator[Sample]:
         for row in rows:
             image = images[row]
-            if image.ndim == 2:
+            if grey := image.ndim == 2:
                 image = np.repeat(image[:, :, None], 3, axis=2)
             height, width, _ = image.shape
-            yield Sample(RAW, height, width, int(labels[row]), image.tobytes(), f"{name}[{row}]")
+            yield Sample(RAW, height, width, int(labels[row]), image.tobytes(), f"{name}[{row}]", grey)
 
     return Split(labels[rows], MIN_PAGE_BYTES, samples, stored_bytes=len(rows) * 3 * math.prod(images.shape[1:3]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,10 +43,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """A source's splits by name, and its classes in the order of the labels."""
+    """A source's splits by name, its classes in the order of the labels, and see `Manifest.taken_from`."""
 
     splits: dict[str, Split]
     class_names: list[str]
+    taken_from: dict[str, str] = field(default_factory=dict)
 
 
 def page_bytes(largest_bytes: int) -> int:

@@ -39,6 +39,7 @@ from regbench.datasets.sources.base import (
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 LAYOUT = "train/CLASS/*.jpg and val/CLASS/*.jpg"
+_OWN_LAYOUT = "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/"
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 _KAGGLE_LABELS = Path("LOC_val_solution.csv")
 _DEVKIT = Path("ILSVRC2012_devkit_t12/data")
@@ -59,11 +60,15 @@ def imagefolder(config: DatasetConfig, source_dir: Path | None) -> Source:
         published = PUBLISHED.get(config.published or "")
         raise RegbenchError(
             f"data set '{config.name}' is made from a folder of images; give the one that holds train/ and val/: "
-            f"regbench prepare {config.name} --source-dir FOLDER"
+            f"{config.prepare_command}"
             f"{f'; {published.title} is to be had from {published.address}' if published else ''}"
         )
     check_selection(config)
     wrong: list[str] = []
+    if config.held_out is not None:
+        parts = _own_images(source_dir, wrong)
+        refuse_incomplete(config, source_dir, wrong, {}, _OWN_LAYOUT)
+        return _divided_by_hash(config, source_dir, parts, config.held_out)
     places205 = not (source_dir / "train").is_dir() and (source_dir / _PLACES_LISTS).is_dir()
     train, val = (_places205 if places205 else _by_class)(source_dir, wrong)
     counts = {part: sum(map(len, files.values())) for part, files in (("train", train), ("val", val))}
@@ -98,14 +103,35 @@ def _by_class(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
     val = root / "val"
     if val.is_dir() and not _class_folders(val) and _images(val):
         return train, _flat_files(val, source_dir, train, wrong)
-    test = _class_files(val, wrong)
+    return train, _class_files_like(train, val, wrong)
+
+
+def _own_images(source_dir: Path, wrong: list[str]) -> dict[str, Files]:
+    """The files of each folder that is there, train/, val/ and test/, or of the class folders ("."), as train/."""
+    if (source_dir / _KAGGLE).is_dir():
+        return dict(zip(("train", "val"), _by_class(source_dir, wrong), strict=True))
+    there = [part for part in ("train", "val", "test") if (source_dir / part).is_dir()]
+    if not there:
+        return {".": _class_files(source_dir, wrong)}
+    if "test" in there and _class_folders(source_dir / "test"):
+        train = _class_files(source_dir / "train", wrong)
+        others = [part for part in there if part != "train"]
+        return {"train": train, **{part: _class_files_like(train, source_dir / part, wrong) for part in others}}
+    if "val" in there:
+        return dict(zip(("train", "val"), _by_class(source_dir, wrong), strict=True))
+    return {"train": _class_files(source_dir / "train", wrong)}
+
+
+def _class_files_like(train: Files, folder: Path, wrong: list[str]) -> Files:
+    """The files of a folder that is to have the classes of train/."""
+    files = _class_files(folder, wrong)
     for part, other, lacking in (
-        ("val", "train", sorted(train.keys() - test.keys())),
-        ("train", "val", sorted(test.keys() - train.keys())),
+        (folder.name, "train", sorted(train.keys() - files.keys())),
+        ("train", folder.name, sorted(files.keys() - train.keys())),
     ):
-        if lacking and train and test:
+        if lacking and train and files:
             wrong.append(f"{part}/ lacks {len(lacking):,} classes of {other}/: {few(lacking)}")
-    return train, test
+    return files
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -247,6 +273,42 @@ def _places205_classes(train: Mapping[int, Sequence[str]], wrong: list[str]) -> 
 
 
 # ------------------------------------------------------------------------------------------------ what goes where
+
+
+def _divided_by_hash(config: DatasetConfig, source_dir: Path, parts: Mapping[str, Files], share: float) -> Source:
+    """Train, tuning and test, of which the folders `parts` hold some: a share of train/ is held out for each other."""
+    (all_of_it, train), *others = parts.items()
+    chosen: dict[str, Mapping[str, Sequence[Path]]] = dict(
+        zip(("test",) if len(others) == 1 else ("tuning", "test"), (files for _, files in others), strict=False)
+    )
+    taken_from = dict(zip(chosen, (f"{part}/" for part, _ in others), strict=True))
+    missing = [split for split in ("test", "tuning") if split not in chosen]
+    refuse_if(
+        [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)],
+        f"{source_dir}: each class needs at least {len(missing) + 1} images to be divided",
+        "add some, or leave out the class",
+    )
+    ranked = {label: sorted(files, key=lambda path: _hash_of(label, path)) for label, files in train.items()}
+    # At least one image in each split.
+    count = {
+        label: min(max(1, round(share * len(files))), (len(files) - 1) // max(1, len(missing)))
+        for label, files in train.items()
+    }
+    for number, split in enumerate(missing):
+        chosen[split] = {
+            label: sorted(files[number * count[label] : (number + 1) * count[label]]) for label, files in ranked.items()
+        }
+        taken_from[split] = f"{all_of_it}/, {share:.3g} of each class by the hash of CLASS/NAME"
+    rest = {label: sorted(files[len(missing) * count[label] :]) for label, files in ranked.items()}
+    taken_from["train"] = f"{all_of_it}/" + (", the rest" if missing else "")
+    chosen = {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}
+    _refuse_overlap(config, source_dir, chosen)
+    splits = {split: _file_split(classes, source_dir, config) for split, classes in chosen.items()}
+    return Source(splits, list(train), {split: taken_from[split] for split in splits})
+
+
+def _hash_of(label: str, path: Path) -> bytes:
+    return hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest()
 
 
 def _divided_by_list(

@@ -85,7 +85,7 @@ def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
     if source_dir is None:
         raise RegbenchError(
             f"data set '{config.name}' is made from parquet files of https://huggingface.co/datasets; "
-            f"give their folder: regbench prepare {config.name} --source-dir FOLDER"
+            f"give their folder: {config.prepare_command}"
         )
     check_selection(config)
     wrong: list[str] = []

@@ -376,7 +376,7 @@ def prepare(
 
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
-    from regbench.benchmark.config import load_run
+    from regbench.benchmark.config import load_dataset
     from regbench.datasets import prepare as preparation
     from regbench.datasets.verify import verify as read_back
 
@@ -385,23 +385,24 @@ def prepare(
             raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable")
         _prepare_voc07(None if verify else source_dir, force, overrides)
         return
-    cell, runtime = load_run([f"dataset={dataset}", *overrides])
+    config, runtime = load_dataset([f"dataset={dataset}", *overrides])
     data_dir = Path(runtime.data_dir)
     if verify:
-        images, problems = read_back(cell.dataset.name, data_dir)
+        images, problems = read_back(config.name, data_dir)
         for problem in problems[:20]:
             click.echo(problem)
         if len(problems) > 20:
             click.echo(f"and {len(problems) - 20:,} more")
-        click.echo(f"{cell.dataset.name}: {images:,} images read back, {len(problems):,} problems")
+        click.echo(f"{config.name}: {images:,} images read back, {len(problems):,} problems")
         ctx.exit(1 if problems else 0)
     manifest = preparation.prepare(
-        cell.dataset, data_dir, source_dir=source_dir, force=force, skip_unreadable=skip_unreadable
+        config, data_dir, source_dir=source_dir, force=force, skip_unreadable=skip_unreadable
     )
     for split, entry in manifest.splits.items():
         left_out = f" ({len(entry['left_out']):,} left out)" if entry.get("left_out") else ""
         path = data_dir / manifest.name / entry["file"]
-        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {path}{left_out}")
+        origin = f", from {manifest.taken_from[split]}" if split in manifest.taken_from else ""
+        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {path}{origin}{left_out}")
 
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
-from regbench.datasets.config import RESIZING
+from regbench.datasets.config import LATER
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def test_resizing_is_part_of_the_id_only_where_it_is_asked_for() -> None:
     wanted = ("dataset=in20", "evaluation.protocols=[knn,labels1]")
     plain = cell_of(*wanted)
     # Ids of cells from before there was any stay.
-    assert not {path[-1] for path in leaves(plain.to_dict())} & set(RESIZING)
+    assert not {path[-1] for path in leaves(plain.to_dict())} & set(LATER)
     others = [
         *(["dataset.resize_px=256"], ["dataset.resize_px=256", "dataset.resize_side=longer"]),
         *(["dataset.jpeg_quality=90"], ["evaluation.labels1.dataset.resize_px=256"]),

@@ -56,7 +56,7 @@ def config(folder_config: Config) -> DatasetConfig:
 
 def regbench_prepare(data: Path, source: Path, *options: str) -> Result:
     """The command, on the data set `config` in `data`."""
-    settings = ["name=insects", "num_classes=3", "image_size=32", "eval_resize=40"]
+    settings = ["name=insects", "num_classes=3", "image_size=32", "eval_resize=40", "held_out=null"]
     arguments = ["prepare", "imagefolder", "--source-dir", str(source), *(f"dataset.{name}" for name in settings)]
     return CliRunner().invoke(main, [*arguments, f"runtime.data_dir={data}", *options])
 

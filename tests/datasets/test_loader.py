@@ -480,7 +480,11 @@ def test_refusals(
 
     refused("batch size 25 is larger than the 24 training images; choose at most 24", two_views, batch_size=25)
     refused("batch size 9 x 3 processes is larger .* at most 8", two_views, batch_size=9, rank=0, world_size=3)
-    refused("data set 'insects' is not prepared in .*; run: regbench prepare insects", two_views, data_dir=tmp_path)
+    refused(
+        "data set 'insects' is not prepared in .*; run: regbench prepare imagefolder .* dataset.name=insects",
+        two_views,
+        data_dir=tmp_path,
+    )
     refused("unknown loader 'dali'; choose one of auto, ffcv, torchvision", two_views, backend="dali")
     refused("at least 1", two_views, workers=0)
     refused("train_per_class 8.* not .*train_per_class 5", two_views, folder_config(train_per_class=5))
@@ -508,7 +512,9 @@ def test_a_label_of_no_class_is_refused(label: int, tmp_path: Path, data_dir: Pa
     with beton.path.open("r+b") as file:
         file.seek(24 + 2 * 1041 + 16)  # after the header, two descriptors and the first image's entry
         file.write(label.to_bytes(8, "little", signed=True))
-    with pytest.raises(RegbenchError, match=r"train\.beton is damaged: it has labels from .*prepare insects --force"):
+    with pytest.raises(
+        RegbenchError, match=r"train\.beton is damaged: it has labels from .*dataset.name=insects --force"
+    ):
         two_views(data_dir=tmp_path)
 
 

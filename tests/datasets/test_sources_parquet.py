@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from regbench.benchmark.config import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import prepare
@@ -255,3 +256,12 @@ def test_the_command(tmp_path: Path, source: Path) -> None:
     result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *own])
     assert result.exit_code == 0, result.output
     assert "train:        18 images in" in result.output
+
+
+def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
+    settings = ["dataset.name=insects", f"runtime.data_dir={tmp_path / 'data'}"]
+    result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *settings])
+    assert result.exit_code == 0, result.output
+    cell, _ = load_run(["dataset=parquet", *settings])
+    assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
+    assert (cell.augmentation.name, cell.network.backbone, cell.batch_size) == ("small_color", "resnet_tiny", 16)
