@@ -297,6 +297,7 @@ def score(
         scores = evaluator.select() if name == "selection" else evaluator.run(name)
         done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
+        attempt.check()
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         log.info("%s: %s", label, ", ".join(map(_shown, scores)))
     return done

@@ -17,7 +17,7 @@ from submitit.core.utils import DelayedSubmission
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, Runtime
-from regbench.benchmark.lease import read_attempts
+from regbench.benchmark.lease import LeaseLost, read_attempts
 from regbench.files import write_new
 from regbench.slurm.queue import ask, reason
 
@@ -77,6 +77,8 @@ class SlurmJob:
                 interrupted = error
             except PeerLost:
                 raise  # the one that was killed decides
+            except LeaseLost:
+                raise  # the job's next life has the run
             except Exception as error:
                 with contextlib.suppress(OSError):
                     write_new(_own_file("error"), f"{type(error).__name__}: {error}")

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from regbench.files import remove_leftovers, write_atomically, write_text
+from regbench.files import (
+    remove_leftovers,
+    signed,
+    verified,
+    write_atomically,
+    write_digested,
+    write_new,
+    write_text,
+    write_there,
+)
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -72,3 +83,58 @@ write_atomically(Path({str(path)!r}), write)
     assert len(list(tmp_path.iterdir())) == 2
     remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_what_has_a_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file gets its name, in each of the ways, only when its content was synced."""
+    synced: list[bytes] = []
+    fsync = os.fsync
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        synced.append(Path(f"/proc/self/fd/{handle}").read_bytes())
+
+    def naming(operation: Callable[..., None]) -> Callable[..., None]:
+        def named(source: Path, target: Path) -> None:
+            assert Path(source).read_bytes() == synced[-1]
+            operation(source, target)
+
+        return named
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for name in ("replace", "link"):
+        monkeypatch.setattr(os, name, naming(getattr(os, name)))
+    write_text(tmp_path / "a", "one")
+    write_there(tmp_path / "b", b"two")
+    assert write_new(tmp_path / "c", "three")
+    path, sha256 = write_digested(tmp_path / "d.pt", lambda file: [file.write(part) for part in (b"fo", b"ur")])
+    assert synced == [b"one", b"two", b"three", b"four"]
+    assert sha256 == hashlib.sha256(b"four").hexdigest()
+    assert path == tmp_path / f"d-{sha256[:16]}.pt"
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == dict(
+        zip(("a", "b", "c", path.name), synced, strict=True)
+    )
+
+
+def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    assert write_new(tmp_path / "a", "one")
+    assert not write_new(tmp_path / "a", "two")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "one")]
+
+
+def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "a"
+    with pytest.raises(FileNotFoundError):
+        write_there(path, b"one")
+    with pytest.raises(FileNotFoundError):
+        write_new(path, "one")
+    with pytest.raises(FileNotFoundError):
+        write_digested(path, lambda file: file.write(b"one"))
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("change", ['{"a": 2}', '{"a": 1}', "[1]", '{"a": ', "", '{"a": 2, "sha256": "00"}'])
+def test_what_was_signed_is_told_from_what_was_changed(change: str) -> None:
+    assert verified(signed({"a": 1, "b": [2]})) == {"a": 1, "b": [2]}
+    with pytest.raises(ValueError, match=r"sha256 was taken of|Expecting"):
+        verified(change)

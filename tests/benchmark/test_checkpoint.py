@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +88,55 @@ def test_a_damaged_one_falls_back_to_the_one_before(
     assert path.with_name(f"{path.name}.damaged").exists()
     save(tmp_path, 7)  # the resumed run gets there again
     assert step_of(tmp_path) == 7
+
+
+def test_damage_anywhere_is_recognised(tmp_path: Path) -> None:
+    """One bit of each byte, headers and lists of contents included, and every way to cut the file short."""
+    save_checkpoint(tmp_path, 1, 3, {"weights": torch.ones(2), "step": 3})
+    (path,) = checkpoint_files(tmp_path)
+    content = path.read_bytes()
+    aside = path.with_name(f"{path.name}.damaged")
+
+    def is_recognised(damaged: bytes) -> bool:
+        path.write_bytes(damaged)
+        found = load_checkpoint(tmp_path)
+        aside.unlink(missing_ok=True)
+        return found is None
+
+    flipped = (content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :] for i in range(len(content)))
+    assert all(map(is_recognised, flipped))
+    assert all(is_recognised(content[:length]) for length in range(0, len(content), 37))
+    path.write_bytes(content)
+    assert step_of(tmp_path) == 3
+
+
+def test_what_cannot_be_read_falls_back_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 3)
+    path = tmp_path / save(tmp_path, 7).file
+    read = hashlib.file_digest
+
+    def failing(file: BufferedReader, name: str) -> Any:
+        if file.name == str(path):
+            raise OSError(5, "Input/output error")
+        return read(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", failing)
+    assert step_of(tmp_path) == 3
+    assert f"{path} is damaged (it cannot be read: Input/output error)" in caplog.text
+
+
+def test_a_process_that_goes_on_removes_nothing_of_its_successor(tmp_path: Path) -> None:
+    for step in (3, 6, 9):
+        save(tmp_path, step, attempt=1)
+    for step in (9, 12):
+        save(tmp_path, step, attempt=2)
+    assert names(tmp_path) == ["checkpoint-0002-000000012", "checkpoint-0002-000000009"]
+    for step in (12, 15, 18):
+        save(tmp_path, step, attempt=1)
+    assert names(tmp_path)[:2] == ["checkpoint-0002-000000012", "checkpoint-0002-000000009"]
+    assert names(tmp_path)[2:] == ["checkpoint-0001-000000018", "checkpoint-0001-000000015"]
 
 
 def test_with_both_damaged_there_is_none(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torchvision.models import resnet18
 from regbench import RegbenchError
 from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
 from regbench.benchmark.evaluate import Backbone, Evaluator
 from regbench.benchmark.evaluate.measures import measures
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
@@ -135,6 +135,45 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     other = call(str(finished), *own(tiny), *VOC, "evaluation.voc07.folds=2", "--only", "voc07")
     assert "2-fold" in other.output
     assert (folder / "voc07.json").read_bytes() == written
+
+
+def all_files(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("without", [(), ("record.json",)], ids=["finished", "without a record"])
+def test_no_weights_but_the_final_ones_are_evaluated(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
+) -> None:
+    cell, runtime = load_run([*tiny, *SHORT, "epochs=2", "evaluation.protocols=[knn]"])
+    assert run_cell(cell, runtime, "here")
+    directory = run_directory(runtime, "here", cell)
+    for name in without:
+        (directory / name).unlink()
+    evaluate = (str(directory), *own(tiny), *MEASURES, "--only", "measures")
+    final, _ = checkpoint_files(directory)
+    content = bytearray(final.read_bytes())
+    content[len(content) // 2] ^= 1
+    final.write_bytes(content)
+    before = all_files(directory)
+    refused = call(*evaluate)
+    assert refused.exit_code == 2, refused.output
+    line = refused.stderr.splitlines()[-1]
+    if without:
+        assert "is not trained to the end" in line
+        assert set(all_files(directory).values()) == set(before.values())
+        return
+    assert f"{final}, which holds the final weights, cannot be evaluated: its content is not what" in line
+    assert all_files(directory) == before
+    final.unlink()
+    assert "it is not there" in call(*evaluate).stderr
+    assert all_files(directory) == {path: data for path, data in before.items() if path != final}
+    monkeypatch.chdir(tmp_path)
+    _, _, remedy = line.partition("train them again: regbench ")
+    again = CliRunner().invoke(main, [*remedy.split(), *own(tiny)])
+    assert again.exit_code == 0, again.output
+    (directory,) = (Path(runtime.runs_dir) / "again").iterdir()
+    assert call(str(directory), *own(tiny), *MEASURES, "--only", "measures").exit_code == 0
 
 
 def test_a_run_without_a_record_gets_none_beside_it(tiny: list[str], finished: Path) -> None:

@@ -186,6 +186,86 @@ def test_an_owner_elsewhere_that_fell_silent_long_ago_is_replaced_at_once(tmp_pa
     assert claimed(tmp_path, lease_s=30.0).number == 2
 
 
+@pytest.mark.parametrize(
+    "owner",
+    [
+        pytest.param({"heartbeat_s": -120.0}, id="its clock is two minutes behind"),
+        pytest.param({"slurm_job_id": "7", "slurm_restarts": 1}, id="the same life of the same job"),
+        pytest.param({"slurm_job_id": "7", "slurm_restarts": 2}, id="a later life of the same job"),
+        pytest.param({"slurm_job_id": "8", "slurm_restarts": 0}, id="an earlier life of another job"),
+    ],
+)
+def test_who_may_be_alive_elsewhere_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: dict[str, Any]
+) -> None:
+    """Nothing but a heartbeat that stands still for the lease tells that they are dead."""
+    behind_s = owner.pop("heartbeat_s", 0.0)
+    stopped(tmp_path, hostname="another", **owner)
+    rewrite(tmp_path, lease_s=30.0, heartbeat=time.time() + behind_s)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        claim(tmp_path, 30.0)
+    assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_dead_owner_whom_nobody_has_waited_for_is_replaced_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the list of processes
+            assert Path(f"/proc/{process.pid}").exists()
+            assert not is_running(last_attempt(tmp_path))
+            assert claimed(tmp_path).number == 2
+        finally:
+            os.kill(child, 9)
+
+
+def test_of_two_claims_at_a_time_one_is_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one comes between the look and the claim."""
+    look = lease.last_attempt
+    others: list[Attempt] = []
+
+    def looked(directory: Path) -> dict[str, Any] | None:
+        found = look(directory)
+        if not others:
+            monkeypatch.setattr(lease, "last_attempt", look)
+            others.append(claimed(directory))
+            others[0].end("interrupted")
+        return found
+
+    monkeypatch.setattr(lease, "last_attempt", looked)
+    assert claimed(tmp_path).number == 2
+    assert [attempt.number for attempt in others] == [1]
+    assert [attempt["ended"] for attempt in read_attempts(tmp_path)] == ["interrupted", None]
+
+
+def test_a_record_is_written_once_and_by_whoever_has_the_run(tmp_path: Path) -> None:
+    first = claimed(tmp_path)
+    first.end("interrupted")
+    second = claimed(tmp_path)
+    for name in ("tuning.json", "record.json"):
+        with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
+            first.write_record(name, "{}")
+        assert not (tmp_path / name).exists()
+    second.write_record("tuning.json", '"second"')
+    second.write_record("tuning.json", '"again"')
+    assert (tmp_path / "tuning.json").read_text() == '"second"'
+    (tmp_path / "record.json").write_text('"third"')
+    with pytest.raises(LeaseLost, match="another process has finished the run"):
+        second.write_record("record.json", '"second"')
+    assert (tmp_path / "record.json").read_text() == '"third"'
+    second.end("superseded")
+
+
 def test_a_restarted_slurm_job_takes_over_from_its_earlier_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,10 +295,10 @@ def test_a_full_disk_does_not_end_the_owner(tmp_path: Path, monkeypatch: pytest.
     assert last["progress"] == {"epoch": 4}
 
 
-def test_an_attempt_whose_maker_died_at_once_is_one(tmp_path: Path) -> None:
+def test_an_attempt_whose_file_is_damaged_is_one(tmp_path: Path) -> None:
     (tmp_path / "attempts").mkdir()
     path = tmp_path / "attempts" / "0001.json"
-    path.touch()
+    path.write_text('{"owner": ')
     assert is_running(last_attempt(tmp_path))
     os.utime(path, (time.time() - 3600, time.time() - 3600))
     assert not is_running(last_attempt(tmp_path))

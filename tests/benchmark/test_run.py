@@ -22,8 +22,15 @@ from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark import train as train_module
 from regbench.benchmark.checkpoint import Saved, load_checkpoint, save_checkpoint
-from regbench.benchmark.config import Cell, Runtime, load_run
-from regbench.benchmark.directory import checkpoint_files, numbered_files, read_numbered, read_record, run_directory
+from regbench.benchmark.config import Cell, Runtime, load_config, load_run
+from regbench.benchmark.directory import (
+    checkpoint_files,
+    numbered_files,
+    read_numbered,
+    read_record,
+    remove_earlier_leftovers,
+    run_directory,
+)
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.interruption import Interrupted, Interruption
 from regbench.benchmark.lease import is_running, last_attempt
@@ -311,6 +318,84 @@ def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest
     resumed = finish(cell, runtime, "disturbed")
     assert resumed["attempts"][1]["from_step"] == 7
     assert numbers(resumed) == numbers(finish(cell, runtime, "undisturbed"))
+
+
+def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(tiny: list[str]) -> None:
+    """Minutes and epochs between checkpoints are long; the record names the last one, and evaluations take it."""
+    cell, runtime = load(tiny, "method=vicreg", "runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=1.5")
+    assert resolve(runtime).checkpoint_s == 90
+    record = finish(cell, runtime, "here")
+    directory = run_directory(runtime, "here", cell)
+    (file,) = checkpoint_files(directory)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert record["checkpoint"] == {"file": file.name, "step": 6, "sha256": sha256}
+    own = [override for override in tiny if override.startswith("runtime.")]
+    assert evaluate_directory(directory, own) == record["scores"]
+
+
+def test_what_killed_attempts_left_goes_and_what_others_write_stays(tiny: list[str]) -> None:
+    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
+    directory = run_directory(runtime, "here", cell)
+    (directory / "attempts").mkdir(parents=True)
+    ended = {"ended": None, "heartbeat": 0.0, "beat": 3, "lease_s": 60}
+    (directory / "attempts" / "0004.json").write_text(json.dumps(ended))
+    earlier = [".checkpoint-0003-000000005.pt.x_1", ".evaluation-probe-0004-000000001.pt.y", ".metrics-0004.jsonl.z"]
+    others = [".nfs0123456789", ".record.json.w"]
+    for name in (*earlier, *others):
+        (directory / name).touch()
+    finish(cell, runtime, "here")
+    assert sorted(path.name for path in directory.glob(".*")) == others
+    later = [".checkpoint-0006-000000005.pt.x", ".metrics-0005.jsonl.z"]
+    for name in (*earlier, *later):
+        (directory / name).touch()
+    remove_earlier_leftovers(directory, 5)  # as a process does that was stopped just before
+    assert sorted(path.name for path in directory.glob(".*")) == sorted([*others, *later])
+
+
+def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The final checkpoint is damaged between two stages; the weights are trained again, and scored."""
+    cell, runtime = load(tiny, "method=vicreg", "evaluation.protocols=[knn]")
+    directory = run_directory(runtime, "here", cell)
+    assert run_cell(cell, runtime, "here", ["pretrain", "tune"]) is None
+    final, _ = checkpoint_files(directory)
+    final.write_bytes(final.read_bytes()[:-1])
+    with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
+        run_cell(cell, runtime, "here", ["final"])
+    selected: list[int] = []
+    select = Evaluator.select
+
+    def counted(evaluator: Evaluator) -> list[dict[str, Any]]:
+        selected.append(1)
+        return select(evaluator)
+
+    monkeypatch.setattr(Evaluator, "select", counted)
+    record = finish(cell, runtime, "here")
+    assert selected == [1]
+    assert numbers(record) == numbers(finish(cell, runtime, "undisturbed"))
+    assert record["checkpoint"]["file"] == checkpoint_files(directory)[0].name
+
+
+def test_a_config_that_is_not_the_cells_is_mended(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
+    directory = run_directory(runtime, "here", cell)
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text("seed: 3\n")
+    finish(cell, runtime, "here")
+    assert f"{directory / 'config.yaml'} is not that of the cell" in caplog.text
+    assert load_config(directory / "config.yaml")[0] == cell
+
+
+def test_an_untrained_network_in_a_tuning_has_nothing_to_choose(tiny: list[str]) -> None:
+    for epochs in (0, 1):
+        cell, runtime = load(tiny, f"epochs={epochs}", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
+        folder = run_directory(runtime, "tuned", cell).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tune.json").write_text("[]")
+        if epochs:
+            with pytest.raises(RegbenchError, match="has not chosen yet, so this cell gets no score on the test split"):
+                finish(cell, runtime, "tuned")
+        else:
+            assert "test" in {score["split"] for score in finish(cell, runtime, "tuned")["scores"]}
 
 
 def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> None:

@@ -18,8 +18,10 @@ from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
 from regbench.benchmark.config import STAGES, load_run
-from regbench.benchmark.directory import read_record
-from regbench.benchmark.lease import read_attempts
+from regbench.benchmark.directory import read_record, run_directory
+from regbench.benchmark.evaluate import state as states
+from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.lease import LeaseLost, claim, read_attempts
 from regbench.cli import main
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
@@ -467,3 +469,86 @@ def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None
     assert user.states() == ["queued"]
     user.slurm.change("2", restarts=20)  # by nodes that were lost, say
     assert user.slurm.run("2") == 2
+
+
+class Lives:
+    """The lives of Slurm jobs that evaluate an untrained network, whose probe is slow."""
+
+    def __init__(self, tiny: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
+        settings = (
+            "epochs=0",
+            "optimizer.warmup_epochs=0",
+            "evaluation.protocols=[probe]",
+            "evaluation.probe.epochs=30",
+        )
+        self.cell, self.runtime = load_run([*tiny, *settings])
+        self.directory = run_directory(self.runtime, "own", self.cell)
+        self.patch = patch
+        for name, value in {"PROCID": "0", "NTASKS": "1", "NNODES": "1"}.items():
+            patch.setenv(f"SLURM_{name}", value)
+        patch.setenv("SUBMITIT_FOLDER", str(folder))
+        patch.setattr("regbench.slurm.job._log_to_file", lambda: None)  # pytest has handlers of its own
+        patch.setattr(states, "SAVE_EVERY_S", 0.0)
+
+    def live(self, job: str, life: int) -> None:
+        """A life of a job; raises what ended it."""
+        self.patch.setenv("SLURM_JOB_ID", job)
+        self.patch.setenv("SLURM_RESTART_COUNT", str(life))
+        handler = signal.getsignal(signal.SIGCONT)
+        try:
+            SlurmJob()(self.cell.to_dict(), self.runtime, "own", STAGES)
+        finally:
+            signal.signal(signal.SIGCONT, handler)
+
+    def interrupted(self, job: str, life: int, *, after: bool) -> None:
+        """One that ends before or after it keeps what an epoch of the probe has done."""
+        save = State.save
+
+        def saves(state: State, done: str, **changes: Any) -> None:
+            if after:
+                save(state, done, **changes)
+            raise KeyboardInterrupt
+
+        with self.patch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(State, "save", saves)
+            self.live(job, life)
+
+
+@pytest.fixture
+def lives(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
+    return Lives(tiny, tmp_path, monkeypatch)
+
+
+def test_lives_that_come_farther_in_an_evaluation_are_not_in_vain(lives: Lives) -> None:
+    for life in range(10):
+        lives.interrupted("7", life, after=True)
+    lives.live("7", 10)
+    record = read_record(lives.directory)
+    assert record is not None
+    assert len(record["attempts"]) == 11
+
+
+def test_a_job_that_comes_no_farther_ends_and_another_may_try(lives: Lives) -> None:
+    lives.interrupted("7", 0, after=True)
+    for life in range(1, 11):
+        lives.interrupted("7", life, after=False)
+    with pytest.raises(RegbenchError, match=r"10 lives of this job came no farther than .*epoch 1 of 30.* retry"):
+        lives.live("7", 11)
+    assert len(read_attempts(lives.directory)) == 11
+    lives.live("8", 0)
+    assert read_record(lives.directory) is not None
+
+
+def test_a_life_that_lost_its_run_to_the_next_leaves_no_error(lives: Lives, tmp_path: Path) -> None:
+    """Which would end the next life too."""
+
+    def taken_over(_: State, __: str, **___: Any) -> None:
+        lives.patch.setenv("SLURM_RESTART_COUNT", "1")
+        attempt = claim(lives.directory, 60.0)
+        assert attempt is not None
+        attempt.end("interrupted")
+
+    with lives.patch.context() as patch, pytest.raises(LeaseLost):
+        patch.setattr(State, "save", taken_over)
+        lives.live("7", 0)
+    assert not list(tmp_path.glob("*_error"))

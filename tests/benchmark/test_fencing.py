@@ -1,0 +1,361 @@
+"""A process that has lost its run and goes on changes nothing of what its successor writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench.benchmark import train as train_module
+from regbench.benchmark.config import load_run
+from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.lease import Attempt, LeaseLost, claim, read_attempts
+from regbench.benchmark.run import run_cell
+from regbench.datasets.prepare import prepare
+from regbench.reports.check import check_records
+from tests.conftest import TINY, stripes
+
+SMALL = (
+    *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
+    *("evaluation.protocols=[probe]", "evaluation.probe.epochs=1", "evaluation.probe.learning_rates=[0.5]"),
+    *("dataset.train_per_class=8", "dataset.tuning_per_class=4"),
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder with the smallest data set that all parts of a run can do with."""
+    source, data_dir = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data")
+    for part, count in (("train", 13), ("val", 4)):
+        for label, name in enumerate(("level", "slanted", "upright")):
+            folder = source / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                stripes(label, number).save(folder / f"{part}{number}.png")
+    prepare(load_run([*TINY, *SMALL])[0].dataset, data_dir, source_dir=source, progress=False)
+    return data_dir
+
+
+@pytest.fixture
+def small(images: Path, tmp_path: Path) -> list[str]:
+    """Overrides for a run on it that takes a part of a second."""
+    return [*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+
+
+class Process:
+    """A process of a Slurm job that works on a small cell, and the job's next life, which takes over.
+
+    Attributes:
+        directory: The run directory.
+        operations: What the process has made, named, renamed and removed there, by kind and name.
+        before: Called before each of them.
+    """
+
+    def __init__(self, small: list[str], patch: pytest.MonkeyPatch, sweep: str = "here") -> None:
+        self.cell, self.runtime = load_run(small)
+        self.sweep, self.patch = sweep, patch
+        self.directory = run_directory(self.runtime, sweep, self.cell)
+        self.operations: list[str] = []
+        self.before: Callable[[str], None] = self.operations.append
+        patch.setenv("SLURM_JOB_ID", "7")
+        patch.setenv("SLURM_RESTART_COUNT", "0")
+        for name in ("replace", "link", "unlink"):
+            patch.setattr(os, name, self._watched(name, getattr(os, name)))
+        patch.setattr(os, "fsync", lambda _: None)  # nobody loses power here, and a busy disk takes its time
+        patch.setattr(tempfile, "mkstemp", self._watched("make", tempfile.mkstemp))
+
+    def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*paths: Any, **options: Any) -> Any:
+            path = str(paths[-1]) if paths else f"{options['dir']}/{options['prefix']}"
+            if path.startswith(str(self.directory)) and threading.current_thread() is threading.main_thread():
+                # Without what differs from run to run: a digest, the random end of a temporary file's name.
+                shown = re.sub(r"-[0-9a-f]{16}|^[.](.*)[.][^.]*$", r"\1", Path(path).name)
+                self.before(f"{name} {shown}")
+            return operation(*paths, **options)
+
+        return watched
+
+    def run(self) -> dict[str, Any] | None:
+        return run_cell(self.cell, self.runtime, self.sweep)
+
+    def succeed(self, at: int, meanwhile: Callable[[], None]) -> None:
+        """Lets something happen in the job's next life just before an operation (from 1) of this one goes through."""
+
+        def before(operation: str) -> None:
+            self.operations.append(operation)
+            if len(self.operations) == at:
+                self.before = lambda _: None
+                self.patch.setenv("SLURM_RESTART_COUNT", "1")
+                meanwhile()
+                self.patch.setenv("SLURM_RESTART_COUNT", "0")
+                self.before = self.operations.append
+
+        self.before = before
+
+
+def content(directory: Path) -> dict[str, str]:
+    """The digest of every file, by its path below the directory; temporary ones left out."""
+    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def undisturbed(small: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The operations of a run, and its record."""
+    with pytest.MonkeyPatch.context() as patch:
+        process = Process(small, patch, "undisturbed")
+        record = process.run()
+    assert record is not None
+    return process.operations, record
+
+
+def lose(small: list[str], at: int, operations: list[str], record: dict[str, Any], *, finish: bool) -> None:
+    """Lets a process lose its run just before one of its operations goes through, and looks at what it does then.
+
+    Args:
+        small: The settings.
+        at: Number of the operation, from 1.
+        operations: Those of an undisturbed run.
+        record: Of an undisturbed run.
+        finish: Whether its successor finishes the run at that moment, or only begins to.
+    """
+    # Until a process has looked once more after its claim, it leaves a run alone that another has finished. And nobody
+    # can take back a record that is under way: it is whole, and whoever has only begun finds it there.
+    begun = operations.index("unlink 0001.json" if finish else "link 0001.json") + 1
+    ended = operations.index("link record.json" if finish else "make record.json") + finish
+    loses = begun < at <= ended
+    where = f"{at}: {operations[at - 1]}"
+    with pytest.MonkeyPatch.context() as patch:
+        process = Process(small, patch, f"{'finished' if finish else 'begun'}{at}")
+        directory = process.directory
+        before: dict[str, str] = {}
+
+        def meanwhile() -> None:
+            if finish:
+                assert process.run() is not None
+            elif (attempt := claim(directory, 60.0)) is not None:
+                attempt.end("interrupted")
+            before.update(content(directory))
+
+        process.succeed(at, meanwhile)
+        if loses:
+            with pytest.raises(LeaseLost, match=r"superseded.* writes no more"):
+                process.run()
+        else:
+            assert process.run() == read_record(directory), where
+    assert process.operations[:at] == operations[:at], where
+    after = content(directory)
+    if loses:
+        first, second = read_attempts(directory)
+        assert (first["ended"], second["ended"]) == ("superseded", "done" if finish else "interrupted"), where
+        # What was under way, the older of its own checkpoints, and how the attempt ended.
+        late = changes(before, after) - {"attempts/0001.json", "config.yaml"}
+        assert all("-0001" in name for name in late), (where, late)
+        assert len(late & after.keys()) <= 1, (where, late)
+    if finish:
+        found = read_record(directory)
+        assert found is not None
+        assert found["scores"] == record["scores"], where
+        assert "config.yaml" not in changes(before, after), where
+        assert check_records([directory]).misfits == (), where
+        assert (directory / found["checkpoint"]["file"]).exists(), where
+    elif loses:
+        assert not (directory / "record.json").exists(), where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finish", [False, True])
+def test_whenever_a_process_loses_its_run_nothing_else_changes(small: list[str], *, finish: bool) -> None:
+    operations, record = undisturbed(small)
+    for at in range(1, len(operations) + 1):
+        lose(small, at, operations, record, finish=finish)
+
+
+KINDS = ("0001.json", "environment", "checkpoint", "metrics", "choice", "scores", "evaluation-probe", "record.json")
+
+
+@pytest.fixture(scope="module")
+def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
+    """The operations of an undisturbed run, and its record."""
+    folder = tmp_path_factory.mktemp("alone")
+    return undisturbed([*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={folder}"])
+
+
+@pytest.mark.parametrize("finish", [False, True], ids=["begun", "finished"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_else(
+    small: list[str], alone: tuple[list[str], dict[str, Any]], kind: str, *, finish: bool
+) -> None:
+    """The last of each kind; before the file is begun or, where the successor only begins, before it gets its name."""
+    operations, record = alone
+    words = ("make",) if finish else ("replace", "link")
+    (*_, at) = (
+        i for i, operation in enumerate(operations, 1) if operation.startswith(tuple(f"{w} {kind}" for w in words))
+    )
+    lose(small, at, operations, record, finish=finish)
+
+
+class Steps:
+    """Lets something happen before a step of training, and then waits for a heartbeat.
+
+    Attributes:
+        done: The steps that began.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, happens: Callable[[], None]) -> None:
+        self.done: list[int] = []
+        begin, beat, beaten = train_module._seed, Attempt.beat, threading.Event()
+
+        def beats(attempt: Attempt) -> None:
+            beat(attempt)
+            beaten.set()
+
+        def begins(seed: int, step: int) -> None:
+            self.done.append(step)
+            if step == at:
+                happens()
+                beaten.clear()
+                assert beaten.wait(60)
+            begin(seed, step)
+
+        patch.setattr(Attempt, "beat", beats)
+        patch.setattr(train_module, "_seed", begins)
+
+
+def test_a_process_that_has_lost_its_run_stops_at_the_next_step(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process([*small, "runtime.lease_s=0.3"], monkeypatch)
+
+    def take_over() -> None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        attempt = claim(process.directory, 60.0)
+        assert attempt is not None
+        attempt.end("interrupted")
+
+    steps = Steps(monkeypatch, 1, take_over)
+    with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
+        process.run()
+    assert steps.done == [0, 1]
+    assert not checkpoint_files(process.directory)
+    assert [attempt["ended"] for attempt in read_attempts(process.directory)] == ["superseded", "interrupted"]
+
+
+def test_a_run_whose_folder_is_removed_ends_itself(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, runtime = load_run([*small, "runtime.lease_s=0.3"])
+    directory = run_directory(runtime, "here", cell)
+    steps = Steps(monkeypatch, 1, lambda: shutil.rmtree(directory))
+    with pytest.raises(LeaseLost, match=r"attempts/0001\.json was removed; this process writes no more"):
+        run_cell(cell, runtime, "here")
+    assert steps.done == [0, 1]
+    assert not directory.exists()
+
+
+def test_a_process_whose_folder_is_removed_while_it_waits_makes_no_other(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, runtime = load_run(small)
+    directory = run_directory(runtime, "here", cell)
+    attempt = claim(directory, 60.0)
+    assert attempt is not None
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(directory))
+    with pytest.raises(LeaseLost, match="was removed while this process waited"):
+        run_cell(cell, runtime, "here")
+    attempt.end("done")
+    assert not directory.exists()
+
+
+def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
+    begin = train_module._seed
+
+    def begins(seed: int, number: int) -> None:
+        if number == step:
+            raise KeyboardInterrupt
+        begin(seed, number)
+
+    patch.setattr(train_module, "_seed", begins)
+
+
+def test_numbers_go_on_where_somebody_removed_the_attempts(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch has two steps, and a checkpoint at its end; earlier ones are of the third attempt."""
+    cell, runtime = load_run([*small, "epochs=5"])
+    directory = run_directory(runtime, "here", cell)
+    for _ in range(2):
+        attempt = claim(directory, 60.0)
+        assert attempt is not None
+        attempt.end("interrupted")
+    for step in (5, 7):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stop_at(patch, step)
+            run_cell(cell, runtime, "here")
+        shutil.rmtree(directory / "attempts")
+    record = run_cell(cell, runtime, "here")
+    assert record is not None
+    assert [attempt["from_step"] for attempt in record["attempts"]] == [6]
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    assert undisturbed is not None
+    assert record["scores"] == undisturbed["scores"]
+
+
+STOPPED = """
+import json, os, platform, signal, sys
+import pytest
+platform.node = lambda: "elsewhere"  # whose processes nobody sees from here
+from regbench.benchmark.lease import LeaseLost
+from tests.benchmark.test_fencing import Process
+for at in json.loads(sys.argv[2]):
+    with pytest.MonkeyPatch.context() as patch:
+        process = Process(json.loads(sys.argv[1]), patch, f"stopped{at}")
+        process.succeed(at, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        try:
+            process.run()
+            print("done", flush=True)
+        except LeaseLost:
+            print("lost", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
+    small: list[str], alone: tuple[list[str], dict[str, Any]]
+) -> None:
+    operations, record = alone
+    kinds = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
+    places = [[i for i, name in enumerate(operations, 1) if name.startswith(f"make {kind}")][-1] for kind in kinds]
+    overrides = [*small, "runtime.lease_s=1"]
+    cell, runtime = load_run(overrides)
+    command = [sys.executable, "-c", STOPPED, json.dumps(overrides), json.dumps(places)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for at in places:
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                directory = run_directory(runtime, f"stopped{at}", cell)
+                mine = run_cell(cell, runtime, f"stopped{at}")
+                assert mine is not None
+                assert mine["scores"] == record["scores"]
+                before = content(directory)
+                process.send_signal(signal.SIGCONT)
+                assert process.stdout.readline() == "lost\n"
+                late = changes(before, content(directory)) - {"attempts/0001.json"}
+                assert all("-0001" in name for name in late), operations[at - 1]
+                assert [attempt["ended"] for attempt in read_attempts(directory)] == ["superseded", "done"]
+                assert check_records([directory]).misfits == ()
+        finally:
+            process.kill()
