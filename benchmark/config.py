@@ -640,10 +640,18 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration as plain data."""
     own = config_folder()
     path = [f"hydra.searchpath=[file://{own}]"] if own.is_dir() else []
+    names = [override.partition("=")[2] for override in overrides if override.startswith("cluster=")]
+    profiles = [profile for name in names if (profile := own / "cluster" / f"{name}.yaml").is_file()]
+    for profile in profiles:
+        read_yaml(profile)  # which refuses more clearly than Hydra
     try:
         data = OmegaConf.to_container(compose("run", [*overrides, *path]), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise RegbenchError(_one_line(error, overrides)) from error
+    except Exception as error:  # it is written nowhere what Hydra raises for a file that holds something else
+        if not profiles:
+            raise
+        raise RegbenchError(f"{profiles[0]} is no profile of a cluster: {_first_line(error)}") from error
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 

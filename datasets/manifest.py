@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from regbench import RegbenchError
 from regbench.datasets.config import DatasetConfig
-from regbench.files import write_text
+from regbench.files import read_json, write_text
 
 FILE_NAME = "manifest.json"
 
@@ -87,14 +87,10 @@ class Manifest:
         """
         name = dataset if isinstance(dataset, str) else dataset.name
         command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
-        path = data_dir / name / FILE_NAME
         try:
-            content = json.loads(path.read_text())
-            return cls(**content)
+            return read_json(data_dir / name / FILE_NAME, cls, f"write it again: {command} --force")
         except FileNotFoundError:
             raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
-        except (OSError, ValueError, TypeError) as error:
-            raise RegbenchError(f"{path} cannot be read ({error}); write it again: {command} --force") from error
 
     def save(self, data_dir: Path) -> None:
         """Write the manifest atomically to its place in `data_dir`.

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from regbench.datasets.encode import Unreadable
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, save_text
 from regbench.datasets.progress import shown
 from regbench.datasets.sources import Labels, Source, Split, find_list, open_source
-from regbench.files import remove_leftovers
+from regbench.files import read_json, remove_leftovers
 
 UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
@@ -179,12 +179,18 @@ def _write_splits(
     return {name: entries[name] for name in source.splits}
 
 
-def _noted(folder: Path) -> dict[str, Any]:
+class _Note(TypedDict):
+    """What an interrupted run noted of a split that it finished."""
+
+    made_of: str | None
+    entry: SplitEntry
+
+
+def _noted(folder: Path) -> dict[str, _Note]:
     try:
-        notes: dict[str, Any] = json.loads((folder / UNFINISHED).read_text())
-    except (FileNotFoundError, ValueError):
+        return read_json(folder / UNFINISHED, dict[str, _Note], "its splits are written again")
+    except (FileNotFoundError, RegbenchError):
         return {}
-    return notes
 
 
 def _whole(folder: Path, entry: SplitEntry) -> bool:

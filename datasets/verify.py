@@ -58,7 +58,7 @@ def _origins(folder: Path, entry: SplitEntry, num_samples: int) -> list[tuple[in
     if "origins" not in entry:
         return [(None, "")] * num_samples
     path = folder / entry["origins"]
-    if not path.is_file() or file_sha256(path) != entry["origins_sha256"]:
+    if not path.is_file() or file_sha256(path) != entry.get("origins_sha256"):
         raise RegbenchError(
             f"{path} is missing or has not the hash in the manifest; write it again: "
             f"regbench prepare {folder.name} --force"

@@ -25,6 +25,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.files import parse_json
 from regbench.reports.verify import (
     Misfit,
     NamedFile,
@@ -673,15 +674,10 @@ def load_object(path: Path) -> dict[str, Any]:
 
 
 def _object(content: bytes, where: str) -> dict[str, Any]:
-    raw: Any
     try:
-        raw = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        try:
-            # Reads NaN too, which those of a diverged run may hold; of integers it makes what orjson makes of them.
-            raw = json.loads(content, parse_int=orjson.loads)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"not valid JSON, truncated? ({error})") from error
+        raw = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON, truncated? ({error})") from error
     return _mapping(raw, where)
 
 

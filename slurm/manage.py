@@ -102,8 +102,12 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         how: dict[str, tuple[Cluster, Runtime]] = {}
         wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
         for entry in submissions(folder):
+            try:
+                settings = plain_cluster(entry["cluster"]), plain_runtime(entry["runtime"])
+            except RegbenchError as error:
+                raise RegbenchError(f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}") from error
             for cell in entry["cells"].values():
-                how[cell] = plain_cluster(entry["cluster"]), plain_runtime(entry["runtime"])
+                how[cell] = settings
                 wanted.setdefault(cell, set()).update(entry["stages"])
         jobs = jobs_of(folder)
         found = _chosen(folder, cells, jobs)

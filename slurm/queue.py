@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from regbench import RegbenchError
-from regbench.files import write_text
+from regbench.files import Name, read_json, write_text
 from regbench.slurm.status import Job
 
 log = logging.getLogger("regbench")
@@ -44,10 +45,38 @@ def jobs_of(folder: Path) -> dict[str, Job]:
     return jobs
 
 
-def submissions(folder: Path) -> list[dict[str, Any]]:
-    """What was submitted for a sweep, job array by job array, the oldest first."""
-    found = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")]
-    return sorted(found, key=lambda entry: float(entry["submitted"]))
+class _Intent(TypedDict):
+    """What is noted before a job array is submitted: its name, when, which stages, after which, with what, cells."""
+
+    name: str
+    submitted: float
+    stages: list[Annotated[str, "pretrain|tune|final"]]
+    after: str
+    runtime: dict[str, Any]
+    cluster: dict[str, Any]
+    cells: list[Name]
+
+
+class Submission(TypedDict):
+    """What is noted when it is: the same, with its jobs' names before the cells'."""
+
+    submitted: float
+    stages: list[Annotated[str, "pretrain|tune|final"]]
+    after: str
+    runtime: dict[str, Any]
+    cluster: dict[str, Any]
+    cells: dict[Name, Name]
+
+
+def submissions(folder: Path) -> list[Submission]:
+    """What was submitted for a sweep, job array by job array, the oldest first; damaged notes are left out."""
+    found = []
+    for path in (folder / "jobs").glob("*.json"):
+        try:
+            found.append(read_json(path, Submission, f"see: squeue --jobs={path.stem}; then remove it"))
+        except (OSError, RegbenchError) as error:
+            log.warning("%s", error)
+    return sorted(found, key=lambda entry: entry["submitted"])
 
 
 def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
@@ -61,7 +90,12 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
         return {} if "Invalid job id" in str(error.stderr) else None
     except (OSError, subprocess.SubprocessError):
         return None
-    return {name: (state, why) for name, state, why in (line.split("|", 2) for line in lines)}
+    found = {}
+    for line in filter(None, lines):
+        if (job := re.fullmatch(r"([^|]+)\|([A-Z_]+)\|(.*)", line)) is None:
+            return None  # others may be lost too, and jobs that are there must not be taken for gone
+        found[job[1]] = (job[2], job[3])
+    return found
 
 
 def was_submitted(folder: Path) -> bool:
@@ -76,12 +110,16 @@ def settle(intent: Path, array: str) -> None:
         intent: The file `<folder>/jobs/<…>.intent`, whose list of cells is in the order of the array.
         array: Its id.
     """
-    entry = json.loads(intent.read_text())
+    entry = _read_intent(intent)
     count = len(entry["cells"])
     names = [f"{array}_{i}" if count > 1 else array for i in range(count)]
     note = {**entry, "cells": dict(zip(names, entry["cells"], strict=True))}
     write_text(intent.with_name(f"{array}.json"), json.dumps(note))
     intent.unlink()
+
+
+def _read_intent(path: Path) -> _Intent:
+    return read_json(path, _Intent, "cancel the jobs that the interrupted command left (squeue --me), then remove it")
 
 
 def adopt(folder: Path) -> None:
@@ -93,7 +131,7 @@ def adopt(folder: Path) -> None:
         RegbenchError: If Slurm does not answer.
     """
     for intent in (folder / "jobs").glob("*.intent"):
-        entry = json.loads(intent.read_text())
+        entry = _read_intent(intent)
         try:
             found = ask("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
         except (OSError, subprocess.SubprocessError) as error:
@@ -153,7 +191,9 @@ def ask(*command: str) -> str:
     Raises:
         OSError, subprocess.SubprocessError: If it is not there, fails or takes too long.
     """
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True, timeout=_TIMEOUT_S
+    ).stdout
 
 
 def reason(error: Exception) -> str:

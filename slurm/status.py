@@ -8,11 +8,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from regbench import RegbenchError
 from regbench.benchmark.directory import read_record
 from regbench.benchmark.lease import claim, is_running, last_attempt
-from regbench.files import write_text
+from regbench.files import Name, read_json, write_text
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Sweep
@@ -36,7 +37,8 @@ class CellStatus:
         label: The method's display name.
         seed: Of the cell.
         state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
-            "cancelled", "lost" (a scheduler's job that is gone, nobody knows why), "interrupted" or "pending".
+            "cancelled", "lost" (a scheduler's job that is gone, nobody knows why), "interrupted", "pending" or
+            "damaged" (a file of it cannot be read).
         epochs_done: Epochs trained.
         epochs: Epochs in all.
         img_per_s: While it trains.
@@ -96,17 +98,39 @@ def alone(folder: Path) -> Iterator[None]:
         attempt.end("done")
 
 
+class CellPlan(TypedDict):
+    """What `sweep.json` says of a cell; see `plan_of`."""
+
+    id: Name
+    label: str
+    seed: int
+    epochs: int
+    embedding_dim: NotRequired[int]
+    batch_size: NotRequired[int]
+    dataset: NotRequired[str]
+    backbone: NotRequired[str]
+
+
+class _Plan(TypedDict):
+    description: str
+    cells: list[CellPlan]
+
+
 def write_plan(sweep: Sweep, folder: Path) -> None:
-    """Adds the sweep's cells to those that its folder already plans (say, of other seeds)."""
+    """Adds the sweep's cells to those that its folder already plans (say, of other seeds).
+
+    Raises:
+        RegbenchError: If the plan that is there is damaged.
+    """
     path = folder / "sweep.json"
     with alone(folder):
-        known = json.loads(path.read_text())["cells"] if path.exists() else []
+        known = read_plan(folder) if path.exists() else []
         ids = {cell["id"] for cell in known}
         cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]
         write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))
 
 
-def plan_of(cell: Cell) -> dict[str, Any]:
+def plan_of(cell: Cell) -> CellPlan:
     """What `sweep.json` says of a cell: enough to know it in a list, and its place in a report's tables."""
     return {
         "id": cell.id,
@@ -120,14 +144,15 @@ def plan_of(cell: Cell) -> dict[str, Any]:
     }
 
 
-def read_plan(folder: Path) -> list[dict[str, Any]]:
+def read_plan(folder: Path) -> list[CellPlan]:
     """The cells that `<runs_dir>/<sweep>` plans, in order.
 
     Raises:
         FileNotFoundError: If the sweep was never started.
+        RegbenchError: If its plan is damaged.
     """
-    cells: list[dict[str, Any]] = json.loads((folder / "sweep.json").read_text())["cells"]
-    return cells
+    remedy = "remove it; the command that began the sweep writes it again"
+    return read_json(folder / "sweep.json", _Plan, remedy)["cells"]
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
@@ -139,12 +164,21 @@ def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[Ce
 
     Raises:
         FileNotFoundError: If the sweep was never started.
+        RegbenchError: If its plan is damaged.
     """
     return [cell_status(folder / cell["id"], cell, (jobs or {}).get(cell["id"])) for cell in read_plan(folder)]
 
 
-def cell_status(directory: Path, plan: Mapping[str, Any], job: Job | None = None) -> CellStatus:
+def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> CellStatus:
     """The state of one cell; reads one small file of it."""
+    try:
+        return _cell_status(directory, plan, job)
+    except (OSError, RegbenchError) as error:
+        cell, name = (plan["id"], plan["label"], plan["seed"]), job.name if job else ""
+        return CellStatus(*cell, "damaged", 0, plan["epochs"], None, None, str(error), name, directory)
+
+
+def _cell_status(directory: Path, plan: CellPlan, job: Job | None) -> CellStatus:
     try:
         files: Sequence[str] = os.listdir(directory)  # noqa: PTH208  # ten times as quick as iterdir, for thousands of cells
     except FileNotFoundError:
@@ -223,7 +257,7 @@ def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
 def log_file(directory: Path, job: str = "") -> Path | None:
     """The newest log of a run directory, or of a scheduler's job: its errors where there are any."""
     found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*") if job else (directory / "logs").glob("*_log.*")
-    logs = [path for path in found if path.stat().st_size]
+    logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None
     newest = max(logs, key=lambda path: path.stat().st_mtime)

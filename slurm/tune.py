@@ -24,7 +24,7 @@ from regbench import RegbenchError
 from regbench.benchmark.config import Cell, load_cell
 from regbench.benchmark.directory import SCHEMA_VERSION, read_tuned
 from regbench.benchmark.evaluate import selection_splits
-from regbench.files import signed, write_new, write_text
+from regbench.files import Name, read_json, signed, write_new, write_text
 from regbench.slurm.status import alone
 
 
@@ -63,12 +63,12 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )
-    if (folder / "choice.json").exists() and not {cell.id for cell in cells} <= set(json.loads(path.read_text())):
+    if (folder / "choice.json").exists() and not {cell.id for cell in cells} <= set(_compared(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )
     with alone(folder):
-        known = json.loads(path.read_text()) if path.exists() else []
+        known = _compared(folder) if path.exists() else []
         write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
 
 
@@ -131,7 +131,12 @@ def final_cells(choice: Mapping[str, Any], folder: Path, seeds: Sequence[int], l
 
 
 def _cells(folder: Path) -> list[Cell]:
-    return [load_cell(folder / name / "config.yaml") for name in json.loads((folder / "tune.json").read_text())]
+    return [load_cell(folder / name / "config.yaml") for name in _compared(folder)]
+
+
+def _compared(folder: Path) -> list[str]:
+    remedy = "remove it; the same `regbench tune` command writes it again"
+    return read_json(folder / "tune.json", list[Name], remedy)
 
 
 def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:

@@ -1,15 +1,30 @@
-"""Files that other processes read: written whole or not at all, and what tells that nobody changed them."""
+"""Files that other processes read: written whole or not at all, digests of them, readers that refuse damaged ones."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
+import math
 import os
+import re
+import reprlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from types import NoneType, UnionType
+from typing import IO, Annotated, Any, NotRequired, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+import orjson
+
+from regbench import RegbenchError
+
+T = TypeVar("T")
+
+Name = Annotated[str, r"\w[\w.-]*"]
+"""What names a file or a folder, for `read_json`: text that fits the expression, so no path."""
 
 DIGITS = 16
 """Of the SHA-256 in the name of a file that tells its content."""
@@ -142,15 +157,167 @@ def signed(data: Mapping[str, Any]) -> str:
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1)
 
 
-def verified(text: str | bytes) -> dict[str, Any]:
-    """What `signed` made text of.
+def verified(content: bytes) -> dict[str, Any]:
+    """What `signed` made a file's content of.
 
     Raises:
-        ValueError: If the text is not that any more.
+        ValueError: If it is not that any more.
     """
-    data = json.loads(text)
+    data = parse_json(content)
     stated = data.pop("sha256", None) if isinstance(data, dict) else None
     if stated is None or stated != digest(data):
         raise ValueError("its content is not what its sha256 was taken of")
     found: dict[str, Any] = data
     return found
+
+
+def read_signed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `signed` made a file's content of; see `read_json`."""
+    return _read(path, verified, remedy)
+
+
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """A JSON file, if it holds what it should.
+
+    Args:
+        path: The file.
+        kind: What it should hold: a `TypedDict`; a dataclass of plain data, without other keys; a class of plain data;
+            lists, mappings and unions of these.
+        remedy: What to do about a file that does not.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        RegbenchError: If it cannot be read or holds something else.
+    """
+    misfit_of: Callable[[Any], str] = _misfit(cast("Any", kind))
+
+    def parse(content: bytes) -> T:
+        value = parse_json(content)
+        if misfit := misfit_of(value):
+            raise ValueError(misfit.lstrip(".") if misfit[0] != " " else f"it{misfit}")
+        found: T = kind(**value) if dataclasses.is_dataclass(kind) else value
+        return found
+
+    return _read(path, parse, remedy)
+
+
+def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """The plain data of JSON text.
+
+    Raises:
+        ValueError: If it is none, or holds what no writer of ours writes: integers beyond 64 bits, half a character,
+            endless nesting.
+    """
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        if b"NaN" not in content and b"Infinity" not in content:  # which Python's writer writes for diverged runs
+            raise
+    try:
+        return _plain(json.loads(content))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def parse_yaml(content: bytes) -> Any:
+    """The plain data of YAML text.
+
+    Raises:
+        ValueError: If it is none, or holds what JSON could not.
+    """
+    import yaml  # takes longer than the other imports together, and most readers do without
+
+    # On endless nesting the fast loader, written in C, overflows the stack of the process; the other one says so.
+    nested_at_most = content.count(b"[") + content.count(b"{") + 2 * max(map(len, content.split(b"\n")))
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _plain(yaml.load(content, fast if nested_at_most < 10_000 else yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f"look at line {where.line + 1}, column {where.column + 1}" if where else " ".join(str(error).split())
+        raise ValueError(place) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _plain(value: Any) -> Any:
+    try:
+        orjson.dumps(value)
+    except TypeError as error:  # its own error is one
+        raise ValueError(str(error)) from error
+    return value
+
+
+_CLASSES = {int: "a whole number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
+
+
+@functools.cache
+def _misfit(kind: Any) -> Callable[[Any], str]:
+    """A function that says where and how a value is not of the kind: ".seed is 'x', not a whole number", or ""."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: ""
+    if origin is UnionType:
+        members = [_misfit(member) for member in args if member is not NoneType]
+        nullable = len(members) < len(args)
+        return lambda value: "" if nullable and value is None else min((of(value) for of in members), key=len)
+    if is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        return _misfit_of_fields(kind)
+    if kind is float:
+        return lambda value: "" if type(value) in (int, float) and math.isfinite(value) else _is_not(value, "a number")
+    if origin is Annotated:
+        (pattern,) = kind.__metadata__
+        fits = re.compile(pattern).fullmatch
+        return lambda value: "" if type(value) is str and fits(value) else _is_not(value, "a name")
+    holder = origin or kind
+    if not args:
+        return lambda value: "" if type(value) is holder else _is_not(value, _CLASSES[holder])
+    of_key, of_member = (_misfit(arg) for arg in (args if holder is dict else (Any, *args)))
+
+    def of_members(value: Any) -> str:
+        if type(value) is not holder:
+            return _is_not(value, _CLASSES[holder])
+        members = value.items() if holder is dict else enumerate(value)
+        return next((f".{key}{wrong}" for key, member in members if (wrong := of_key(key) or of_member(member))), "")
+
+    return of_members
+
+
+def _misfit_of_fields(kind: Any) -> Callable[[Any], str]:
+    closed = dataclasses.is_dataclass(kind)
+    defaults = dataclasses.fields(kind) if closed else ()
+    optional = {field.name for field in defaults if field.default is not dataclasses.MISSING}
+    checks = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is NotRequired:
+            optional.add(name)
+            (hint,) = get_args(hint)
+        checks[name] = _misfit(hint)
+
+    def of_fields(value: Any) -> str:
+        if type(value) is not dict:
+            return _is_not(value, "a mapping")
+        for name, check in checks.items():
+            if name in value:
+                if wrong := check(value[name]):
+                    return f".{name}{wrong}"
+            elif name not in optional:
+                return f".{name} is missing"
+        unknown = sorted(value.keys() - checks.keys()) if closed else []
+        return f" has the unknown {', '.join(unknown)}" if unknown else ""
+
+    return of_fields
+
+
+def _is_not(value: Any, name: str) -> str:
+    return f" is {reprlib.repr(value)}, not {name}"

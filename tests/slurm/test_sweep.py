@@ -117,7 +117,7 @@ def test_who_is_alive(tmp_path: Path, owner: dict[str, Any], silent_s: float, st
 def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
     plan(tmp_path, "cell")
     attempt(tmp_path / "cell")
-    (tmp_path / "cell" / "record.json").write_text('{"status": "diverged"}')
+    (tmp_path / "cell" / "record.json").write_text(signed({"status": "diverged"}))
     assert sweep_status(tmp_path)[0].state == "diverged"
 
 

@@ -1,0 +1,208 @@
+"""Damaged files of all kinds: each is refused in a line that names it, and whatever it does not touch is still shown.
+
+The damage is drawn from fixed seeds; a slow test goes over many more of them. The files are those of the real writers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench import RegbenchError
+from regbench.benchmark.config import Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
+from regbench.benchmark.run import run_cell
+from regbench.cli import main
+from regbench.datasets.prepare import prepare
+from regbench.datasets.verify import verify
+from regbench.slurm import tune
+from tests.conftest import TINY
+from tests.damage import damaged, damaged_lines, no_file
+from tests.slurm.standin import Standin
+
+SHORT = (
+    *TINY,
+    "epochs=1",
+    "optimizer.warmup_epochs=0",
+    "evaluation.protocols=[knn]",
+    "cluster=slurm",
+    "cluster.gpus=0",
+)
+PROFILE = b"""\
+defaults: [slurm]
+partition: gpu
+gpus: 4
+mem_gib: 64.5
+modules: [cuda, python]
+extra: {reservation: paper, exclude: 'node[1-3]'}
+stages: {pretrain: {}, tune: {gpus: 1}, final: {gpus: 1, cpus: 2}}
+"""
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def refused_or_done(result: Result) -> None:
+    """No traceback; an error is one line."""
+    error = result.exception
+    assert error is None or isinstance(error, SystemExit), "".join(traceback.format_exception(error))
+    if result.exit_code == 2:
+        assert result.stderr.splitlines()[-1].startswith("regbench: "), result.stderr
+
+
+@dataclass
+class Sweeps:
+    """Two sweeps in the middle of their lives, to be copied and damaged: "own", and the tuning "tuned".
+
+    Attributes:
+        folder: With their sweep files, and their folders under `runs`.
+        own: Of its four cells two are done, one is trained and one waits.
+        states: Of its cells, by id.
+    """
+
+    folder: Path
+    own: Sweep
+    states: dict[str, str]
+
+    def copy(self, folder: Path) -> Path:
+        shutil.copytree(self.folder / "runs", folder / "runs", copy_function=os.link)
+        return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweeps]:
+    folder = tmp_path_factory.mktemp("sweeps")
+    slurm = Standin(folder / "slurm")
+    settings = [*SHORT, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder / 'runs'}"]
+    common = "".join(f"  - {setting}\n" for setting in settings)
+    rows = {
+        "own": ("method=vicreg", "method=simclr", "method=auh", "method=rbf"),
+        "tuned": ("method=vicreg method.alignment_weight=10,20",),
+    }
+    for name, cells in rows.items():
+        lines = "".join(f"  - {cell}\n" for cell in cells)
+        (folder / f"{name}.yaml").write_text(f"description: ours\ncommon:\n{common}cells:\n{lines}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{slurm.folder}{os.pathsep}{os.environ['PATH']}")
+        own, tuned = (load_sweep(str(folder / f"{name}.yaml")) for name in rows)
+        assert call("sweep", folder / "own.yaml").exit_code == 0
+        for cell, stages in zip(own.cells, (("pretrain", "tune", "final"),) * 2 + (("pretrain",),), strict=False):
+            run_cell(cell, own.runtime, "own", stages)
+        assert call("tune", folder / "tuned.yaml").exit_code == 0
+        for cell in tuned.cells:
+            run_cell(cell, tuned.runtime, "tuned", ("pretrain", "tune"))
+        tune.choose(folder / "runs" / "tuned")
+        states = dict(zip((cell.id for cell in own.cells), ("done", "done", "queued", "queued"), strict=True))
+        yield Sweeps(folder, own, states)
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    """Damages a file that may have other names; says how."""
+    content = path.read_bytes()
+    path.unlink()
+    if rng.random() < 0.07:
+        return no_file(path, rng)
+    path.write_bytes(damaged(content, rng))
+    return "other content"
+
+
+def rounds(count: int) -> pytest.MarkDecorator:
+    """The test's `seed`: `count` of them, and twenty times as many in a slow test."""
+    slow = [pytest.param(range(count * i, count * (i + 1)), marks=pytest.mark.slow) for i in range(1, 20)]
+    return pytest.mark.parametrize("seeds", [range(count), *slow])
+
+
+@rounds(25)
+def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(f"plan {seed}")
+        runs = sweeps.copy(tmp_path / str(seed))
+        path = rng.choice([runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))])
+        how = damage(path, rng)
+        for command in (("status", "own"), ("clean", "own", "--dry-run")):
+            result = call(*command, "--runs-dir", runs)
+            refused_or_done(result)
+            if result.exit_code:
+                assert how == "a link that leads nowhere" or "sweep.json" in result.output, (seed, how, result.output)
+                assert path.name == "sweep.json"
+        shutil.rmtree(tmp_path / str(seed))
+
+
+@rounds(40)
+def test_damaged_answers_of_squeue(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for seed in seeds:
+        rng = random.Random(f"squeue {seed}")
+        lines = [
+            b"1_%d|%s|%s\n" % (i, rng.choice((b"PENDING", b"RUNNING")), rng.choice((b"None", b"Priority")))
+            for i in range(4)
+        ]
+        (tmp_path / "answer").write_bytes(damaged_lines(b"".join(lines), rng))
+        result = call("status", "own", "--runs-dir", sweeps.folder / "runs")
+        refused_or_done(result)
+        assert all(cell in result.stdout for cell in sweeps.states), (seed, result.output)
+
+
+def refused_or_read(read: Callable[[], object], named: str) -> None:
+    try:
+        read()
+    except RegbenchError as error:
+        assert named in str(error)
+        assert "\n" not in str(error)
+
+
+@rounds(60)
+def test_damaged_manifests(tiny_data_dir: Path, tmp_path: Path, seeds: range) -> None:
+    dataset = load_run(TINY)[0].dataset
+    shutil.copytree(tiny_data_dir / "tiny", tmp_path / "tiny", copy_function=os.link)
+    for seed in seeds:
+        rng = random.Random(f"manifest {seed}")
+        path = tmp_path / "tiny" / "manifest.json"
+        how = damage(path, rng)
+        for read in (
+            lambda: prepare(dataset, tmp_path, progress=False),
+            lambda: verify("tiny", tmp_path, progress=False),
+        ):
+            refused_or_read(read, "tiny")
+        path.rmdir() if how == "a folder" else path.unlink(missing_ok=True)
+        path.hardlink_to(tiny_data_dir / "tiny" / "manifest.json")
+
+
+@rounds(100)
+def test_damaged_configurations_of_runs(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+    content = (sweeps.folder / "runs" / "own" / sweeps.own.cells[0].id / "config.yaml").read_bytes()
+    path = tmp_path / "config.yaml"
+    for seed in seeds:
+        path.write_bytes(damaged(content, random.Random(f"config {seed}")))
+        refused_or_read(lambda: load_cell(path), "config.yaml")
+
+
+@rounds(20)
+def test_damaged_sweep_files(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+    content = (sweeps.folder / "own.yaml").read_bytes()
+    path = tmp_path / "own.yaml"
+    for seed in seeds:
+        path.write_bytes(damaged(content, random.Random(f"sweep file {seed}")))
+        refused_or_read(lambda: read_rows(str(path), ()), "own.yaml")
+
+
+@rounds(12)
+def test_damaged_profiles_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "regbench" / "cluster" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    for seed in seeds:
+        path.write_bytes(damaged(PROFILE, random.Random(f"profile {seed}")))
+        refused_or_read(lambda: [grid.clusters[0].at("tune") for grid in [load_grid(["cluster=mine"])]], "")
