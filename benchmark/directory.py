@@ -8,7 +8,6 @@ lost the run, and goes on after its successor has finished it, can reach none of
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from regbench.files import DIGITS, verified, write_new, write_there
+from regbench.files import DIGITS, read_signed, verified, write_new, write_there
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Cell, Runtime
@@ -35,27 +34,48 @@ _ATTEMPT = re.compile(r"(\d{4,})\.json")
 _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
 
 
+_AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
+
+
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
     """`<runs_dir>/<sweep>/<cell id>`."""
     return Path(runtime.runs_dir) / sweep / cell.id
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """The record of a finished run directory, else None."""
+    """The record of a finished run directory, else None.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
     try:
-        record: dict[str, Any] = json.loads((directory / "record.json").read_text())
+        return read_signed(directory / "record.json", _AGAIN)
     except FileNotFoundError:
         return None
-    return record
 
 
 def read_tuned(directory: Path) -> dict[str, Any] | None:
-    """The record that a tuning chooses by: that of the tuning split, or the final one; None if there is neither yet."""
+    """The record that a tuning chooses by: that of the tuning split, or the final one; None if there is neither yet.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
     try:
-        record: dict[str, Any] = json.loads((directory / "tuning.json").read_text())
+        return read_signed(directory / "tuning.json", _AGAIN)
     except FileNotFoundError:
         return read_record(directory)
-    return record
+
+
+def read_choice(folder: Path) -> dict[str, Any] | None:
+    """What the tuning in a sweep's folder chose; None if it has not yet.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    try:
+        return read_signed(folder / "choice.json", f"remove it, and choose again: regbench tune {folder.name}")
+    except FileNotFoundError:
+        return None
 
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:

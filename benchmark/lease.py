@@ -18,19 +18,47 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from regbench import RegbenchError
 from regbench.benchmark.directory import attempt_numbers, highest_number, numbered_file
-from regbench.files import write_new, write_there
+from regbench.files import read_json, write_new, write_there
 
 log = logging.getLogger("regbench")
 
 # Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for no less.
 _CLOCK_SKEW_S = 300.0
 _BEATS_PER_LEASE = 6
+
+
+class _Owner(TypedDict):
+    pid: NotRequired[int]
+    slurm_restarts: NotRequired[int]
+
+
+class _Progress(TypedDict):
+    epoch: NotRequired[int]
+    stage: NotRequired[str]
+    detail: NotRequired[str]
+    outcome: NotRequired[Annotated[str, "done|diverged|tuned"]]
+    img_per_s: NotRequired[float | None]
+    remaining_s: NotRequired[float | None]
+    began: NotRequired[dict[str, Any]]
+
+
+class _AttemptFile(TypedDict):
+    """What of an attempt's file others rely on."""
+
+    heartbeat: float
+    beat: int
+    lease_s: float
+    owner: NotRequired[_Owner]
+    ended: NotRequired[str | None]
+    error: NotRequired[str | None]
+    progress: NotRequired[_Progress]
 
 
 class LeaseLost(RegbenchError):
@@ -60,9 +88,9 @@ def _path(directory: Path, number: int) -> Path:
 def _read(directory: Path, number: int) -> dict[str, Any]:
     path = _path(directory, number)
     try:
-        made = dict(json.loads(path.read_text()))
-    except ValueError:  # damaged: its owner is as good as unknown
-        made = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60}
+        made: Mapping[str, Any] = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
+    except RegbenchError as error:  # its owner is as good as unknown
+        made = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
     return {"ended": None, "owner": {}, "progress": {}, **made, "number": number}
 
 
@@ -104,9 +132,10 @@ def _identity() -> dict[str, Any]:
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
     """Whether a process lives, if it can be seen from here."""
     place = _place()
-    if "boot_id" not in place or any(owner.get(key) != value for key, value in place.items()):
+    if "boot_id" not in place or "pid" not in owner or any(owner.get(key) != value for key, value in place.items()):
         return None
-    return bool(_start_ticks(owner["pid"]) == owner["start_ticks"])
+    ticks = _start_ticks(owner["pid"])
+    return ticks is not None and bool(ticks == owner.get("start_ticks"))
 
 
 class Attempt:
@@ -289,4 +318,4 @@ def _is_free(last: dict[str, Any]) -> bool:
         return True
     owner, mine = last["owner"], _identity()
     same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
-    return (same_job and owner["slurm_restarts"] < mine["slurm_restarts"]) or _owner_lives(owner) is False
+    return (same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]) or _owner_lives(owner) is False

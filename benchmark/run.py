@@ -23,6 +23,7 @@ from regbench.benchmark.choice import Choices
 from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
 from regbench.benchmark.directory import (
     SCHEMA_VERSION,
+    read_choice,
     read_numbered,
     read_record,
     read_tuned,
@@ -322,12 +323,11 @@ def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[
     folder = directory.absolute().parent
     entry: dict[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
     if (folder / "tune.json").exists():
-        path = folder / "choice.json"
-        choice = json.loads(path.read_text()) if path.exists() else None
+        choice = read_choice(folder)
         configuration = replace(cell, seed=0).id
         if choice and configuration in {chosen["configuration"] for chosen in choice["choices"]}:
             entry |= {name: choice[name] for name in ("selected_on", "score", "budget", "sha256")}
-            entry["record"] = str(path)
+            entry["record"] = str(folder / "choice.json")
         elif final and cell.epochs:
             what = "has not chosen yet" if choice is None else "chose other hyperparameters"
             raise RegbenchError(

@@ -69,10 +69,17 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str]
     try:
         while todo or running:
             for slot in range(parallel):
-                if slot not in running and todo:
+                while slot not in running and todo:
                     cell = todo.popleft()
-                    _announce_others(run_directory(runtime, name, cell), cell)
-                    running[slot] = (cell, _submit(cell, runtime, name, stages, slot % gpus if gpus else None))
+                    try:
+                        _announce_others(run_directory(runtime, name, cell), cell)
+                        running[slot] = (cell, _submit(cell, runtime, name, stages, slot % gpus if gpus else None))
+                    except OSError as error:  # its folder cannot be written to, while those of others can
+                        finished += 1
+                        finished_epochs += cell.epochs
+                        with bar.external_write_mode(sys.stderr):
+                            name_of = f"{cell.label} seed {cell.seed} ({cell.id})"
+                            log.error("[%d/%d] %s FAILED: %s", finished, count, name_of, error)
             time.sleep(POLL_S)
             bar.set_description(", ".join(cell.label for cell, _ in running.values()))
             present_epochs = 0

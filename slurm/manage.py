@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_fi
 
 if TYPE_CHECKING:
     from regbench.benchmark.config import Sweep
+
+log = logging.getLogger("regbench")
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
@@ -184,8 +187,10 @@ def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
     for status in sweep_status(folder):
         if status.state not in FINISHED:
             continue
-        directory = status.directory
-        found += superfluous_files(directory, checkpoints=checkpoints)
+        try:
+            found += superfluous_files(status.directory, checkpoints=checkpoints)
+        except RegbenchError as error:  # a damaged record does not say what is needed
+            log.warning("%s", error)
     size_bytes = sum(path.stat().st_size for path in found)
     if not dry_run:
         for path in found:

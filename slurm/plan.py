@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from regbench.benchmark.directory import read_record
 from regbench.benchmark.plan import Needs, predict
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.published import PUBLISHED
+
+log = logging.getLogger("regbench")
 
 GPU_SHARE = 0.9
 """Of a GPU's memory that a prediction may take: workspaces, the CUDA context and fragments need the rest."""
@@ -136,7 +139,11 @@ class _Hours:
 
     def _take(self, directory: Path) -> None:
         assert self._by_kind is not None
-        record = read_record(directory)
+        try:
+            record = read_record(directory)
+        except RegbenchError as error:
+            log.warning("%s", error)
+            return
         if record is None or record["status"] != "done" or not record["cell"]["epochs"]:
             return
         gpus = record["environment"].get("world_size", 1)

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import IntervalSweep
 from regbench import RegbenchError
 from regbench.benchmark.config import Sweep, SweepFile, load_rows, read_rows, row_values
 from regbench.benchmark.directory import read_tuned
-from regbench.files import write_text
+from regbench.files import read_signed, signed, write_text
 from regbench.slurm.tune import selection_score
 
 if TYPE_CHECKING:
@@ -61,13 +61,16 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> tuple[Sweep, bo
         )
     folder = Path(_single(file, spaces[0].fixed).runtime.runs_dir) / file.name
     path = folder / "search.json"
-    proposed: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
+    proposed: dict[str, list[dict[str, Any]]] = {}
+    if path.exists():
+        proposed = read_signed(path, "remove it, and the same command searches from the beginning")
+        del proposed["sha256"]
     if all(_score(folder, entry) is not None for entries in proposed.values() for entry in entries):
         for space in spaces:
             entries = proposed.setdefault(" ".join(space.fixed), [])
             if len(entries) < (trials if space.searched else 1):
                 entries.append(_next(file, space, entries, folder))
-        write_text(path, json.dumps(proposed, indent=1))
+        write_text(path, signed(proposed))
     sweeps = [_single(file, tuple(entry["overrides"])) for entries in proposed.values() for entry in entries]
     complete = all(len(proposed[" ".join(space.fixed)]) >= (trials if space.searched else 1) for space in spaces)
     cells, clusters = (tuple(getattr(sweep, name)[0] for sweep in sweeps) for name in ("cells", "clusters"))

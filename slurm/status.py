@@ -204,8 +204,10 @@ def _cell_status(directory: Path, plan: CellPlan, job: Job | None) -> CellStatus
         detail = f"{str(job.state).lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
     elif job is not None and (ended := _how_it_ended(directory, job)) is not None:
         state, detail = ended
+    elif attempt is not None and "damaged" in attempt:
+        state, detail = "damaged", attempt["damaged"]
     elif attempt is not None and attempt["ended"] == "failed":
-        state, detail = "failed", attempt["error"]
+        state, detail = "failed", attempt.get("error") or ""
     elif job is not None and job.state == "?":
         state, detail = "queued", "submitted; the scheduler does not answer"
     elif job is not None:
@@ -235,7 +237,7 @@ def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
         if (logs / f"{name}_cancelled").exists():
             return "cancelled", f"job {name} was cancelled"
         if (error := logs / f"{name}_error").exists():
-            return "failed", error.read_text()
+            return "failed", error.read_text(errors="replace")
         if job.state is None and (logs / f"{name}_missed").exists():
             return "failed", f"job {name} did not come to run regbench: {_last_words(log_file(directory, name))}"
     return None

@@ -22,7 +22,7 @@ from typing import Any
 
 from regbench import RegbenchError
 from regbench.benchmark.config import Cell, load_cell
-from regbench.benchmark.directory import SCHEMA_VERSION, read_tuned
+from regbench.benchmark.directory import SCHEMA_VERSION, read_choice, read_record, read_tuned
 from regbench.benchmark.evaluate import selection_splits
 from regbench.files import Name, read_json, signed, write_new, write_text
 from regbench.slurm.status import alone
@@ -58,8 +58,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
     if len({cell.evaluation.select_by for cell in cells}) > 1:
         raise RegbenchError("evaluation.select_by must be the same for all cells of a tuning")
     path = folder / "tune.json"
-    records = () if path.exists() else folder.glob("*/record.json")
-    if any(score["split"] == "test" for record in records for score in json.loads(record.read_text())["scores"]):
+    records = [] if path.exists() else [read_record(record.parent) for record in folder.glob("*/record.json")]
+    if any(score["split"] == "test" for record in records if record for score in record["scores"]):
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )
@@ -84,8 +84,8 @@ def choose(folder: Path) -> dict[str, Any]:
     Raises:
         RegbenchError: If a cell has not ended.
     """
-    path = folder / "choice.json"
-    if not path.exists():
+    choice = read_choice(folder)
+    if choice is None:
         cells = _cells(folder)
         choices = [
             entry
@@ -103,9 +103,10 @@ def choose(folder: Path) -> dict[str, Any]:
             "choices": choices,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        write_new(path, signed(record))
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+        write_new(folder / "choice.json", signed(record))
+        choice = read_choice(folder)
+        assert choice is not None
+    return choice
 
 
 def final_cells(choice: Mapping[str, Any], folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:

@@ -120,6 +120,35 @@ def rounds(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [range(count), *slow])
 
 
+RUN_FILES = (
+    "attempts/*.json",
+    "record.json",
+    "config.yaml",
+    "metrics*.jsonl",
+    "scores*.json",
+    "choice*.json",
+    "env*.json",
+)
+
+
+@rounds(40)
+def test_status_shows_the_cells_that_are_not_damaged(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(f"status {seed}")
+        runs = sweeps.copy(tmp_path / str(seed))
+        path = rng.choice(
+            [path for name in RUN_FILES for path in sorted(runs.glob(f"own/*/{name}")) if "jobs" not in path.parts]
+        )
+        how = damage(path, rng)
+        result = call("status", "own", "--runs-dir", runs)
+        refused_or_done(result)
+        shown = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+        for cell, state in sweeps.states.items():
+            assert cell in path.parts or f" {state} " in shown[cell], (seed, path, how, result.output)
+            assert cell in shown
+        shutil.rmtree(tmp_path / str(seed))
+
+
 @rounds(25)
 def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
@@ -133,6 +162,54 @@ def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: 
             if result.exit_code:
                 assert how == "a link that leads nowhere" or "sweep.json" in result.output, (seed, how, result.output)
                 assert path.name == "sweep.json"
+        shutil.rmtree(tmp_path / str(seed))
+
+
+@rounds(4)
+@pytest.mark.parametrize("command", ["cancel", "retry", "report --check", "logs"])
+def test_other_commands_on_a_damaged_sweep(sweeps: Sweeps, tmp_path: Path, command: str, seeds: range) -> None:
+    name, *options = command.split()
+    for seed in seeds:
+        rng = random.Random(f"{command} {seed}")
+        runs = sweeps.copy(tmp_path / str(seed))
+        files = [path for kind in RUN_FILES for path in sorted(runs.glob(f"own/*/{kind}"))]
+        damage(rng.choice([*files, runs / "own" / "sweep.json", *sorted(runs.glob("own/jobs/*.json"))]), rng)
+        cell = [sweeps.own.cells[rng.randrange(4)].id] if name == "logs" else []
+        refused_or_done(call(name, "own", *cell, *options, "--runs-dir", runs))
+        shutil.rmtree(tmp_path / str(seed))
+
+
+@rounds(2)
+def test_a_report_of_damaged_files_has_the_others(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(f"report {seed}")
+        runs = sweeps.copy(tmp_path / str(seed))
+        first, second = sweeps.own.cells[:2]
+        path = rng.choice([path for name in RUN_FILES for path in sorted((runs / "own" / first.id).glob(name))])
+        damage(path, rng)
+        result = call("report", "own", "--runs-dir", runs)
+        refused_or_done(result)
+        assert result.exit_code == 0, result.output
+        assert second.label in result.output
+        assert first.label in result.output or path.name in result.output
+        shutil.rmtree(tmp_path / str(seed))
+
+
+@rounds(2)
+@pytest.mark.parametrize("options", [(), ("--trials", "2")], ids=["grid", "search"])
+def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(f"tune {options} {seed}")
+        runs = sweeps.copy(tmp_path / str(seed))
+        if options:  # one configuration of two proposed, which the grid's runs have scored
+            (runs / "tuned" / "choice.json").unlink()
+            (runs / "tuned" / "tune.json").unlink()
+            refused_or_done(call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}"))
+        files = [
+            path for name in ("*.json", "*/tuning.json", "*/config.yaml") for path in sorted(runs.glob(f"tuned/{name}"))
+        ]
+        damage(rng.choice(files), rng)
+        refused_or_done(call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}"))
         shutil.rmtree(tmp_path / str(seed))
 
 

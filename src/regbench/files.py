@@ -172,8 +172,9 @@ def verified(content: bytes) -> dict[str, Any]:
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """What `signed` made a file's content of; see `read_json`."""
-    return _read(path, verified, remedy)
+    """What `signed` made a file's content of, with the digest under "sha256"; refuses as `read_json` does."""
+    data = _read(path, verified, remedy)
+    return {**data, "sha256": digest(data)}
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
