@@ -28,6 +28,7 @@ from regbench.benchmark.run import resolve, run_cell
 from regbench.cli import main
 from regbench.datasets.loader import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images
+from regbench.files import signed as sign
 from tests.voc import TEST, TRAINVAL, write_voc07
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -190,13 +191,13 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     (finished.parent / "tune.json").write_text("{}")
     refused = call(str(finished), *own(tiny), "evaluation.knn.k=3")
     assert (refused.exit_code, "has not chosen yet" in refused.stderr) == (2, True)
-    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "sha256": "ab", "choices": []}
-    (finished.parent / "choice.json").write_text(json.dumps(choice))
+    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "choices": []}
+    (finished.parent / "choice.json").write_text(sign(choice))
     monkeypatch.chdir(finished)
     refused = call(".", *own(tiny), "evaluation.knn.k=3")
     assert (refused.exit_code, "chose other hyperparameters" in refused.stderr) == (2, True)
     choice["choices"] = [{"configuration": finished.name}]
-    (finished.parent / "choice.json").write_text(json.dumps(choice))
+    (finished.parent / "choice.json").write_text(sign(choice))
     assert call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
     noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)

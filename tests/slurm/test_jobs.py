@@ -23,6 +23,7 @@ from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.lease import LeaseLost, claim, read_attempts
 from regbench.cli import main
+from regbench.files import signed
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.status import CellStatus
@@ -109,7 +110,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     user.slurm.lose("1_0", "1_1", "1_2", "1_3")
     assert set(user.states()) == {"lost"}
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
-    (done / "record.json").write_text('{"status": "done"}')
+    (done / "record.json").write_text(signed({"status": "done"}))
     (tuned / "tuning.json").write_text("{}")
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
@@ -133,7 +134,7 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
         scores = [{"name": "knn_top1", "split": "tuning", "value": 50.0 + len(status.cell_id), "unit": "%"}]
         cell = json.loads(json.dumps(load_run([*user.tiny, "method=vicreg"])[0].plain()))
         record = {"status": "tuned", "scores": scores, "cell": cell}
-        (status.directory / "tuning.json").write_text(json.dumps(record))
+        (status.directory / "tuning.json").write_text(signed(record))
         (status.directory / "attempts").mkdir()
         attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": "done"}
         (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
@@ -292,7 +293,7 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
         user.slurm.change(name, reason="launch failed requeued held")
     user.slurm.change("1_2", state="RUNNING")
     for cell in (second, third):
-        (user.sweep / cell / "record.json").write_text('{"status": "done"}')
+        (user.sweep / cell / "record.json").write_text(signed({"status": "done"}))
     output = user.run("retry", "own")
     assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
     assert "cancelled 1_1: the cells are finished" in output

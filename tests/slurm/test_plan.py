@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regbench.benchmark.config import load_grid
-from regbench.files import write_text
+from regbench.files import signed, write_text
 from regbench.slurm.plan import plan, rows, summary
 
 IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet50", "batch_size=256", "cluster.gpus=8")
@@ -26,7 +25,7 @@ def ran(runs: Path, overrides: list[str], **more: Any) -> None:
         "cost": {"train_s": 1.0, "evaluate_s": 0.0},
         **more,
     }
-    write_text(runs / "other" / cell.id / "record.json", json.dumps(record))
+    write_text(runs / "other" / cell.id / "record.json", signed(record))
 
 
 def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.lease import _identity, is_running, last_attempt
 from regbench.benchmark.run import run_cell
 from regbench.cli import main
+from regbench.files import signed
 from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status
 from tests.history import untimed
@@ -154,7 +155,7 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
         attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
         for file in (*CHECKPOINTS, ".checkpoint.x7"):
             (folder / name / file).write_bytes(bytes(1000))
-    (folder / "done" / "record.json").write_text("{}")
+    (folder / "done" / "record.json").write_text(signed({}))
     (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
     kept = {path.name for path in (folder / "failed").iterdir()}
 
@@ -371,11 +372,21 @@ def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> Non
     ids = {cell.id for sweep in sweeps for cell in sweep.cells}
     for cell in ids:
         (own.runs / cell).mkdir(parents=True)
-        (own.runs / cell / "record.json").write_text('{"status": "done"}')
+        (own.runs / cell / "record.json").write_text(signed({"status": "done"}))
     with ThreadPoolExecutor(len(sweeps)) as pool:
         ends = list(pool.map(run_sweep, sweeps))
     assert {status.state for found in ends for status in found} == {"done"}
     assert sorted(status.cell_id for status in sweep_status(own.runs)) == sorted(ids)
+
+
+def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(own: Sweep, caplog: pytest.LogCaptureFixture) -> None:
+    own.write("method=vicreg seed=0,1")
+    own.runs.mkdir(parents=True)
+    for seed in (0, 1):
+        own.directory("method=vicreg", f"seed={seed}").write_text("a file where the folder is to be")
+    found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
+    assert [status.state for status in found] == ["damaged", "damaged"]
+    assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == ["0", "1"]
 
 
 def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
@@ -390,7 +401,7 @@ def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
         try:
             wait_for(lambda: text in caplog.text)
         finally:
-            (directory / "record.json").write_text('{"status": "done"}')
+            (directory / "record.json").write_text(signed({"status": "done"}))
 
     with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
         ended = pool.submit(end)

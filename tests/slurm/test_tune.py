@@ -16,7 +16,7 @@ from regbench.benchmark.config import Cell, load_run, load_sweep
 from regbench.benchmark.run import chosen_hyperparameters, run_cell
 from regbench.cli import main
 from regbench.datasets.loader import EvalLoader
-from regbench.files import write_text
+from regbench.files import signed, verified, write_text
 from regbench.slurm import tune
 from regbench.slurm.search import propose
 from tests.conftest import TINY
@@ -50,7 +50,7 @@ def score(folder: Path, cell: Cell, value: float | None, split: str = "tuning") 
     """What a run of the cell leaves that scored so; None: it diverged."""
     scores = [] if value is None else [{"name": "knn_top1", "split": split, "value": value, "unit": "%"}]
     record = {"status": "diverged" if value is None else "tuned", "scores": scores, "cell": cell.plain()}
-    write_text(folder / cell.id / ("record.json" if value is None else "tuning.json"), json.dumps(record))
+    write_text(folder / cell.id / ("record.json" if value is None else "tuning.json"), signed(record))
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
@@ -121,7 +121,8 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
         else:  # kNN prefers this one, the mean the other
             for score_ in record["scores"]:
                 score_["value"] += {"knn_top1": 1.0, "selection_top1": -1.0}.get(score_["name"], 0.0)
-            write_text(folder / cell.id / "tuning.json", json.dumps({**record, "cell": cell.plain()}))
+            del record["sha256"]
+            write_text(folder / cell.id / "tuning.json", signed({**record, "cell": cell.plain()}))
             write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
         assert [score_["name"] for score_ in record["scores"]] == names
     choice = tune.choose(folder)
@@ -175,7 +176,8 @@ def test_the_choice_is_by_the_score_of_its_own_split(
         score(folder, cell, tuning)
         record = json.loads((folder / cell.id / "tuning.json").read_text())
         record["scores"].insert(0, {"name": "knn_top1", "split": "test", "value": test, "unit": "%"})
-        write_text(folder / cell.id / "tuning.json", json.dumps(record))
+        del record["sha256"]
+        write_text(folder / cell.id / "tuning.json", signed(record))
     (entry,) = tune.choose(folder)["choices"]
     assert (entry["chosen"], entry["ranking"][0]["value"]) == (two[1].id, 60.0)
 
@@ -241,7 +243,7 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     tune.choose(folder)
     refused("has made its choice among other cells", cells)
-    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", '{"scores": [{"split": "test"}]}')
+    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", signed({"scores": [{"split": "test"}]}))
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
 
@@ -290,7 +292,7 @@ def search(path: Path, folder: Path, trials: int, rounds: int = 99, best: float 
             score(folder, cell, 90 - abs(weight - best) ** 0.5 / 2)
         if complete:
             break
-    proposed: dict[str, list[dict[str, Any]]] = json.loads((folder / "search.json").read_text())
+    proposed: dict[str, list[dict[str, Any]]] = verified((folder / "search.json").read_bytes())
     return list(proposed.values())
 
 
