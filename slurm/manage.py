@@ -77,12 +77,14 @@ class Retried:
         submitted: Cells that were submitted again, as they stood before.
         arrays: The ids of their job arrays.
         dropped: Jobs of finished cells that were waiting, and were cancelled.
+        gone: Cells whose folders somebody has removed: only the sweep's own command knows what they are.
     """
 
     released: list[CellStatus]
     submitted: list[CellStatus]
     arrays: list[str]
     dropped: list[str]
+    gone: list[CellStatus]
 
 
 def retry(folder: Path, cells: Sequence[str]) -> Retried:
@@ -125,6 +127,8 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         ]
         cancel(dropped)
         todo = [status for status in found if status.cell_id in how and is_free(status, wanted[status.cell_id])]
+        gone = [status for status in todo if not (status.directory / "config.yaml").exists()]
+        todo = [status for status in todo if status not in gone]
         again: dict[tuple[tuple[str, ...], Runtime], list[tuple[Cell, Cluster]]] = {}
         for status in todo:
             stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])
@@ -134,7 +138,7 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         arrays = [
             array for (stages, runtime), pairs in again.items() for array in submit(pairs, runtime, folder, stages)
         ]
-    return Retried(held, todo, arrays, dropped)
+    return Retried(held, todo, arrays, dropped, gone)
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:

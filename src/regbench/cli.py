@@ -909,11 +909,15 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     for status in (*done.released, *done.submitted):
         was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
+    for status in done.gone:
+        click.echo(
+            f"{status.cell_id}  {status.label} seed {status.seed}: its folder is gone; give the sweep's command again"
+        )
     if done.dropped:
         click.echo(f"cancelled {', '.join(done.dropped)}: the cells are finished")
     if done.submitted:
         click.echo(f"submitted {len(done.submitted)} cells as {', '.join(done.arrays)}")
-    elif not done.released:
+    elif not done.released and not done.gone:
         click.echo("nothing to try again")
 
 

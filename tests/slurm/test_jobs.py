@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -299,6 +300,20 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     assert "cancelled 1_1: the cells are finished" in output
     assert user.slurm.queued() == ["1_0", "1_2"]  # what runs is about to see that there is nothing to do
     assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
+
+
+def test_a_folder_that_is_gone_does_not_keep_other_cells_from_being_tried_again(user: User) -> None:
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    user.slurm.lose("1_0", "1_1")
+    first, second = user.cells()
+    shutil.rmtree(user.sweep / first)
+    output = user.run("retry", "own")
+    assert f"{first}  VICReg seed 0: its folder is gone; give the sweep's command again" in output
+    assert f"{second}  VICReg seed 1: was lost" in output
+    assert "submitted 1 cells as 3" in output
+    assert "submitted 1 cells as 4" in user.submit()
+    assert user.states() == ["queued", "queued"]
 
 
 def test_only_what_went_to_slurm_can_be_tried_again(user: User) -> None:
