@@ -438,6 +438,9 @@ class Runtime:
             RegbenchError: Naming the setting and what it must be.
         """
         check_numbers(self, RANGES, "runtime.")
+        for name in ("data_dir", "runs_dir"):
+            if not getattr(self, name):
+                raise RegbenchError(f"runtime.{name} must name a folder; give . for this one")
         named = {"device": ("auto", "cpu", "cuda"), "loader": ("auto", "ffcv", "torchvision"), "loss_form": FORMS}
         for name, known in named.items():
             if (value := getattr(self, name)) not in known:
@@ -582,8 +585,8 @@ RANGES: dict[type, dict[str, Range]] = {
     },
     MeasuresConfig: {"images": _AT_LEAST_TWO, "view_images": _AT_LEAST_TWO, "views": _AT_LEAST_TWO},
     Runtime: {
-        "workers": _AT_LEAST_ONE,
-        "threads": _AT_LEAST_ZERO,
+        "workers": Range(1, 1024),  # more would be a slip of the hand, and may stop the machine
+        "threads": Range(0, 1024),
         "checkpoint_minutes": _AT_LEAST_ZERO,
         "checkpoint_epochs": _AT_LEAST_ONE,
         "lease_s": _POSITIVE,
@@ -800,12 +803,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         key, equals, _ = change.partition("=")
         if key not in known:
             raise RegbenchError(f"{path}: {unknown('setting', key, known)}")
-        if not equals or OmegaConf.is_dict(OmegaConf.select(config, key)):
-            raise RegbenchError(f"{change}: give single settings of this run, such as {key}{'=3' * (not equals)}")
+        single = next(each for each in reversed(known) if each == key or each.startswith(f"{key}."))
+        if not equals or single != key:
+            raise RegbenchError(f"{change}: give single settings of this run, such as {single}=3")
     try:
         data = OmegaConf.to_container(OmegaConf.merge(config, OmegaConf.from_dotlist(changes)), resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise RegbenchError(f"{' '.join(changes)}: {_first_line(error)}") from error
+    except OmegaConfBaseException as error:
+        raise RegbenchError(_first_line(error)) from error
+    except yaml.YAMLError as error:
+        raise RegbenchError(f"cannot read {' '.join(changes)}; write key=value, a list as key=[1,2]") from error
     assert isinstance(data, dict)
     return Cell.from_dict({str(key): value for key, value in data.items()}), load_run(own)[1]
 

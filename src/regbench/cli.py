@@ -58,7 +58,7 @@ class _Cli(click.Group):
         except RegbenchError as error:
             _fail(ctx, error, str(error), 2)
         except click.UsageError as error:
-            where = error.ctx.command_path if error.ctx else "regbench"
+            where = error.ctx.command_path if error.ctx else f"regbench {ctx.invoked_subcommand}"
             _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -169,6 +169,8 @@ _RUNS_DIR = "regbench.runs_dir"
 
 
 def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | None) -> None:
+    if runs_dir == "":
+        raise RegbenchError("--runs-dir must name a folder; give . for this one")
     if runs_dir is not None:
         quoted = runs_dir.replace("\\", "\\\\").replace("'", "\\'")
         ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir='{quoted}'",)
@@ -497,6 +499,8 @@ def evaluate(
     protocols = only.split(",") if only is not None else []
     if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
         raise RegbenchError(f"--only: unknown protocol {unknown[0]!r}; known: {', '.join(PROTOCOLS)}")
+    if backbone is not None and run and "=" not in run:
+        raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:
         from regbench.benchmark.external import evaluate_backbone
 

@@ -494,9 +494,10 @@ def test_a_config_with_a_broken_group_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("evaluation.knn.kk=3", "unknown setting 'evaluation.knn.kk'; did you mean evaluation.knn.k,"),
-        ("method=vicreg", "method=vicreg: give single settings of this run"),
+        ("method=vicreg", "method=vicreg: give single settings of this run, such as method."),
+        ("evaluation.knn=3", "evaluation.knn=3: give single settings of this run, such as evaluation.knn."),
         ("seed", "seed: give single settings of this run, such as seed=3"),
-        ("evaluation.probe.learning_rates=[1", "evaluation.probe.learning_rates=[1: "),
+        ("evaluation.probe.learning_rates=[1", "cannot read evaluation.probe.learning_rates=[1; write key=value"),
         ("seed=${nothing}", "seed: "),
     ],
 )
