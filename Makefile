@@ -25,8 +25,8 @@ benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print
 test: $(TOOLS) ## Run the tests and print their coverage
 	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile --cov
 
-test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (they are skipped where it is not installed)
-	@$(BIN)/python -m pytest -m slurm
+test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (skipped where it is not installed), but for the long storm
+	@$(BIN)/python -m pytest -m "slurm and not slow"
 
 test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too
 	@$(BIN)/python -m pytest --cov
