@@ -279,7 +279,7 @@ def test_a_rank_that_fails_is_one_line_and_ends_all() -> None:
     ranks = Ranks(2, "cpu", 1)
     try:
         size = {"n": 8, "q": 4, "dtype": "float32", "repeats": 1}
-        with pytest.raises(Died, match=r"^rank \d: unknown method 'nothing'; did you mean .*$") as caught:
+        with pytest.raises(Died, match=r"^rank \d: unknown method 'nothing'; known: auh, .*$") as caught:
             ranks.ask(do="measure", method="nothing", forms=["gram"], alone=[], **size)
         assert "\n" not in str(caught.value)
         answer = ranks.ask(do="measure", method="auh", forms=["gram"], alone=["gram"], **size)

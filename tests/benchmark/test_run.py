@@ -554,14 +554,13 @@ def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatc
         (["dataset.train_per_class=39"], "was prepared with"),
         (["evaluation.knn.k=121"], "evaluation.knn.k=121 is larger than the 120 training images"),
         (["runtime.device=tpu"], "runtime.device=tpu must be auto, cpu or cuda"),
-        (["runtime.loader=dali"], "unknown loader 'dali'"),
+        (["runtime.loader=dali"], "runtime.loader=dali must be auto, ffcv or torchvision"),
         (["network=resnet18", "network.stem=big"], "unknown network.stem 'big'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str], message: str) -> None:
-    cell, runtime = load(tiny, *overrides, "epochs=1", "optimizer.warmup_epochs=0")
     with pytest.raises(RegbenchError, match=message):
-        finish(cell, runtime, "here")
+        finish(*load(tiny, *overrides, "epochs=1", "optimizer.warmup_epochs=0"), "here")
 
 
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
