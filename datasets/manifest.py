@@ -109,7 +109,10 @@ class Manifest:
         if split not in self.splits:
             raise RegbenchError(f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}")
         path = data_dir / self.name / self.splits[split]["file"]
-        found = path.stat().st_size if path.is_file() else -1
+        try:
+            found = path.stat().st_size if path.is_file() else -1
+        except OSError:  # no name that a file may have, in a manifest that was damaged
+            found = -1
         if found != self.splits[split]["bytes"]:
             state = "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
             raise RegbenchError(f"{path} is {state}; write it again: regbench prepare {self.name} --force")
