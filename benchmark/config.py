@@ -649,12 +649,10 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
         read_yaml(profile)  # which refuses more clearly than Hydra
     try:
         data = OmegaConf.to_container(compose("run", [*overrides, *path]), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:  # Hydra says nowhere what it raises: a ValueError for `dataset=3`, say
+        if profiles and not isinstance(error, (HydraException, OmegaConfBaseException)):
+            raise RegbenchError(f"{profiles[0]} is no profile of a cluster: {_first_line(error)}") from error
         raise RegbenchError(_one_line(error, overrides)) from error
-    except Exception as error:  # it is written nowhere what Hydra raises for a file that holds something else
-        if not profiles:
-            raise
-        raise RegbenchError(f"{profiles[0]} is no profile of a cluster: {_first_line(error)}") from error
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 

@@ -332,6 +332,7 @@ def test_a_setting_that_a_config_leaves_out_can_be_given(tmp_path: Path) -> None
         ("optimizer.warmup_epochs=6", ["optimizer.warmup_epochs=6", "less than epochs=5"]),
         ("method=sfric", ["unknown method 'sfric'", "sfrik"]),
         ("dataset=imagenet21k", ["unknown dataset 'imagenet21k'", "fashion_mnist"]),
+        ("dataset=3", ["unknown dataset '3'", "fashion_mnist"]),
         ("network=vit", ["unknown network 'vit'", "resnet18"]),
         ("augmentation=none", ["unknown augmentation", "small_grey"]),
         ("embeding_dim=3", ["unknown setting 'embeding_dim'", "embedding_dim"]),

@@ -249,11 +249,11 @@ def test_refusals(
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
-    own = [*settings, "dataset.name=untuned", "dataset.train_per_class=null", "dataset.tuning_per_class=null"]
+    own = [*settings, "dataset.name=untuned", "dataset.train_per_class=null", "dataset.tuning_per_class=null", "dataset.held_out=null"]
     own += [f"runtime.data_dir={tmp_path / 'data'}", "evaluation.probe.learning_rates=[0.1]"]
     path = sweep_file(tmp_path, GRID, own)
     runner = CliRunner()
-    given = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class")]
+    given = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
     made = runner.invoke(
         main,
         [
