@@ -249,19 +249,12 @@ def test_refusals(
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
-    own = [*settings, "dataset.name=untuned", "dataset.train_per_class=null", "dataset.tuning_per_class=null", "dataset.held_out=null"]
-    own += [f"runtime.data_dir={tmp_path / 'data'}", "evaluation.probe.learning_rates=[0.1]"]
-    path = sweep_file(tmp_path, GRID, own)
+    undivided = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
+    undivided += ["dataset.name=untuned", f"runtime.data_dir={tmp_path / 'data'}"]
+    path = sweep_file(tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"])
     runner = CliRunner()
-    given = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
-    made = runner.invoke(
-        main,
-        [
-            *("prepare", "imagefolder", "--source-dir", str(tiny_source), "dataset.name=untuned"),
-            *("dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24", *given),
-            f"runtime.data_dir={tmp_path / 'data'}",
-        ],
-    )
+    sizes = ["dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"]
+    made = runner.invoke(main, ["prepare", "imagefolder", "--source-dir", str(tiny_source), *sizes, *undivided])
     assert made.exit_code == 0, made.output
     done = runner.invoke(main, ["tune", str(path)])
     assert done.exit_code == 2
