@@ -35,10 +35,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Cell
-from regbench.benchmark.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.optimizer import LARS
-from regbench.benchmark.step import PARTS, Step
+from regbench.benchmark.settings.config import Cell
+from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.optimizer import LARS
+from regbench.benchmark.training.step import PARTS, Step
 from regbench.methods import Engine
 
 _ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
@@ -50,7 +50,7 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        moment: Of `regbench.benchmark.step.PARTS`, the one in which the peak lies.
+        moment: Of `regbench.benchmark.training.step.PARTS`, the one in which the peak lies.
         parts_bytes: What lives at the peak, by what it is; its sum is `peak_bytes`.
         parameters: Trained numbers.
         flop_per_step: Of matrix products and convolutions, all ranks; one multiplication and addition is 2.

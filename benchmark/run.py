@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.checkpoint import Damaged, Saved, load_checkpoint, read_saved, remove_tensors
-from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import STAGES, Cell, Runtime, load_config
-from regbench.benchmark.directory import (
+from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
+from regbench.benchmark.evaluate.state import state_kind
+from regbench.benchmark.machine import environment
+from regbench.benchmark.rundir.checkpoint import Damaged, Saved, load_checkpoint, read_saved, remove_tensors
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import (
     SCHEMA_VERSION,
     read_choice,
     read_numbered,
@@ -31,14 +33,12 @@ from regbench.benchmark.directory import (
     run_directory,
     write_config,
 )
-from regbench.benchmark.distributed import World, connect, environment_ranks
-from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
-from regbench.benchmark.evaluate.state import state_kind
-from regbench.benchmark.interruption import Interruption
-from regbench.benchmark.lease import Attempt, LeaseLost, claim, now, read_attempts
-from regbench.benchmark.measure import environment
-from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.train import Compute, Diverged, Progress, Trained, train, write_metrics
+from regbench.benchmark.rundir.interruption import Interruption
+from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, now, read_attempts
+from regbench.benchmark.settings.config import STAGES, Cell, Runtime, load_config
+from regbench.benchmark.training.distributed import World, connect, environment_ranks
+from regbench.benchmark.training.loop import Compute, Diverged, Progress, Trained, train, write_metrics
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed, write_new
 from regbench.methods.kernel import KernelEnergy
@@ -89,7 +89,8 @@ def default_threads(device: str, processes: int) -> int:
 
     On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an operation wait for each other
     without giving up their core (oneDNN's barriers in the backward pass of a convolution, the pool of OpenMP between
-    operations), so that any other work on the machine makes several slower than one: benchmark/thread_contention.py.
+    operations), so that any other work on the machine makes several slower than one, as
+    benchmark/speed/thread_contention.py measures.
     """
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1

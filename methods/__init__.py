@@ -4,7 +4,20 @@ A new method is one file in this folder (or in another wheel, through the entry-
 with one class: see CONTRIBUTING.md.
 """
 
-from regbench.methods.base import Loss, Metadata, Regularizer, build, defaults, names, register, registry_name
+from regbench.methods.base import METHODS, Loss, Metadata, Regularizer, register
 from regbench.methods.engine import Engine
 
-__all__ = ["Engine", "Loss", "Metadata", "Regularizer", "build", "defaults", "names", "register", "registry_name"]
+build, defaults, names, registry_name = METHODS.build, METHODS.defaults, METHODS.names, METHODS.name
+
+__all__ = [
+    "METHODS",
+    "Engine",
+    "Loss",
+    "Metadata",
+    "Regularizer",
+    "build",
+    "defaults",
+    "names",
+    "register",
+    "registry_name",
+]

@@ -7,17 +7,13 @@ the two views of image i, as the projector gives them: a method that works on th
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
-import importlib.metadata
-import pkgutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +21,7 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
+from regbench.plugins import Registry
 
 LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
 """How the warning begins that a loss sees this process's rows only."""
@@ -225,7 +222,7 @@ class Regularizer(ABC):
             RegbenchError: Unless `condition` holds, naming the method and `what` must hold.
         """
         if not condition:
-            values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in _fields(type(self)))
+            values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))  # type: ignore[arg-type]
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
 
 
@@ -281,88 +278,7 @@ class _Eager(torch.autograd.Function):
         return *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ), None, None, None, None
 
 
-R = TypeVar("R", bound=type[Regularizer])
-_classes: dict[str, type[Regularizer]] = {}
-_presets: dict[str, tuple[type[Regularizer], Mapping[str, Any]]] = {}
+METHODS: Registry[Regularizer] = Registry("method", "regbench.methods", "regbench.methods")
+"""The regularizers there are, presets included."""
 
-
-def register(name: str, **presets: Mapping[str, Any]) -> Callable[[R], R]:
-    """Registers a regularizer under `name`, and each preset (name -> hyperparameters) under its own.
-
-    Args:
-        name: What users write after `method=`.
-        **presets: Names of variants, with the hyperparameters that differ from the defaults.
-
-    Returns:
-        The class decorator.
-
-    Raises:
-        RegbenchError: If a name is taken.
-    """
-
-    def decorate(cls: R) -> R:
-        for new in (name, *presets):
-            if new in _presets:
-                raise RegbenchError(
-                    f"method name {new!r} of {cls.__module__} is taken by {_presets[new][0].__module__}; choose another"
-                )
-        _classes[name] = cls
-        _presets[name] = (cls, {})
-        _presets.update({preset: (cls, values) for preset, values in presets.items()})
-        return cls
-
-    return decorate
-
-
-@cache
-def _discover() -> None:
-    """Imports every module of this package and every entry point of the group `regbench.methods`."""
-    package = importlib.import_module("regbench.methods")
-    for module in pkgutil.iter_modules(package.__path__, "regbench.methods."):
-        importlib.import_module(module.name)
-    for entry_point in importlib.metadata.entry_points(group="regbench.methods"):
-        entry_point.load()
-
-
-def names() -> list[str]:
-    """All method names, presets included, sorted."""
-    _discover()
-    return sorted(_presets)
-
-
-def _lookup(name: str) -> tuple[type[Regularizer], Mapping[str, Any]]:
-    _discover()
-    if name not in _presets:
-        near = difflib.get_close_matches(name, _presets, n=3, cutoff=0.5)
-        there = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(_presets))}"
-        raise RegbenchError(f"unknown method {name!r}; {there} (see: regbench methods)")
-    return _presets[name]
-
-
-def _fields(cls: type[Regularizer]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls)  # type: ignore[arg-type]  # every registered class is a dataclass
-
-
-def build(name: str, **hyperparameters: Any) -> Regularizer:
-    """The regularizer `name` with some hyperparameters changed.
-
-    Raises:
-        RegbenchError: If the name or a hyperparameter is unknown, or a value is refused.
-    """
-    cls, preset = _lookup(name)
-    known = [f.name for f in _fields(cls)]
-    for key in hyperparameters:
-        if key not in known:
-            raise RegbenchError(f"method {name!r} has no hyperparameter {key!r}; it has {', '.join(known)}")
-    return cls(**{**preset, **hyperparameters})
-
-
-def registry_name(regularizer: Regularizer) -> str:
-    """The name that `regularizer`'s class is registered under (not that of a preset)."""
-    return next(name for name, cls in _classes.items() if cls is type(regularizer))
-
-
-def defaults(name: str) -> dict[str, Any]:
-    """The hyperparameters of `name`, by name, as `build(name)` would set them."""
-    regularizer = build(name)
-    return {f.name: getattr(regularizer, f.name) for f in _fields(type(regularizer))}
+register = METHODS.register

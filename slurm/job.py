@@ -16,8 +16,8 @@ from typing import Any
 from submitit.core.utils import DelayedSubmission
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Cell, Runtime
-from regbench.benchmark.lease import LeaseLost, read_attempts
+from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
+from regbench.benchmark.settings.config import Cell, Runtime
 from regbench.files import write_new
 from regbench.slurm.queue import ask, reason
 
@@ -32,8 +32,8 @@ _RETRY_S = 1.0
 
 def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
     """Runs stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
-    from regbench.benchmark.interruption import Interruption  # slow to import, and only jobs need it
     from regbench.benchmark.run import run_cell
+    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and only jobs need it
 
     _log_to_file()
     interruption = Interruption()
@@ -55,8 +55,8 @@ class SlurmJob:
 
     def __call__(self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
         """Runs the stages and returns when they are done; if interrupted, waits to be ended by Slurm."""
-        from regbench.benchmark.distributed import PeerLost
-        from regbench.benchmark.interruption import Interrupted, Interruption
+        from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+        from regbench.benchmark.training.distributed import PeerLost
 
         interruption = Interruption()
         rank = int(os.environ["SLURM_PROCID"])

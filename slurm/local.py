@@ -17,10 +17,10 @@ import torch
 from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
-from regbench.benchmark.config import STAGES, Cell, Runtime, Sweep
-from regbench.benchmark.directory import run_directory
-from regbench.benchmark.lease import is_running, last_attempt
 from regbench.benchmark.run import default_threads
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.settings.config import STAGES, Cell, Runtime, Sweep
 from regbench.slurm.job import run_local_job
 from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regbench import RegbenchError
-from regbench.benchmark.directory import superfluous_files
+from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.slurm.queue import adopt, cancel, jobs_of, release, require_slurm, submissions, was_submitted
 from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
-    from regbench.benchmark.config import Sweep
+    from regbench.benchmark.settings.config import Sweep
 
 log = logging.getLogger("regbench")
 
@@ -96,7 +96,15 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime, load_cell, plain_cluster, plain_runtime
+    from regbench.benchmark.settings.config import (
+        STAGES,
+        Cell,
+        Cluster,
+        Runtime,
+        load_cell,
+        plain_cluster,
+        plain_runtime,
+    )
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
     if not was_submitted(folder):

@@ -12,9 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.config import Cell, Cluster, Runtime, Sweep
-from regbench.benchmark.directory import read_record
 from regbench.benchmark.plan import Needs, predict
+from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.settings.config import Cell, Cluster, Runtime, Sweep
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.published import PUBLISHED
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import IntervalSweep
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Sweep, SweepFile, load_rows, read_rows, row_values
-from regbench.benchmark.directory import read_tuned
+from regbench.benchmark.rundir.directory import read_tuned
+from regbench.benchmark.settings.config import Sweep, SweepFile, load_rows, read_rows, row_values
 from regbench.files import read_signed, signed, write_text
 from regbench.slurm.tune import selection_score
 

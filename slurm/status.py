@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from regbench import RegbenchError
-from regbench.benchmark.directory import read_record
-from regbench.benchmark.lease import claim, is_running, last_attempt
+from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.files import Name, read_json, write_text
 
 if TYPE_CHECKING:
-    from regbench.benchmark.config import Cell, Sweep
+    from regbench.benchmark.settings.config import Cell, Sweep
 
 FINISHED = ("done", "diverged", "tuned")
 _LEASE_S = 60.0

@@ -18,8 +18,8 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from regbench import RegbenchError
-from regbench.benchmark.config import STAGES, Cell, Cluster, Runtime
-from regbench.benchmark.directory import write_config
+from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.settings.config import STAGES, Cell, Cluster, Runtime
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import ask, reason, settle

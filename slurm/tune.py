@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Cell, load_cell
-from regbench.benchmark.directory import SCHEMA_VERSION, read_choice, read_record, read_tuned
 from regbench.benchmark.evaluate import selection_splits
+from regbench.benchmark.rundir.directory import SCHEMA_VERSION, read_choice, read_record, read_tuned
+from regbench.benchmark.settings.config import Cell, load_cell
 from regbench.files import Name, read_json, signed, write_new, write_text
 from regbench.slurm.status import alone
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from regbench.benchmark.config import load_run
-from regbench.benchmark.lease import Attempt, claim
+from regbench.benchmark.rundir.lease import Attempt, claim
+from regbench.benchmark.settings.config import load_run
 from regbench.datasets.prepare import prepare
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

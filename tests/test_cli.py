@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError, __version__, methods
-from regbench.benchmark.config import load_run, sweep_names
-from regbench.benchmark.directory import read_record, run_directory
-from regbench.benchmark.lease import is_running, last_attempt, read_attempts
+from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
+from regbench.benchmark.settings.config import load_run, sweep_names
 from regbench.cli import main
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -366,7 +366,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_cost_targets_of_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regbench.benchmark import cost
+    from regbench.benchmark.cost import losses as cost
 
     targets = (
         cost.Target("time of auh", "vs_textbook", 1e9, 8, 4, "auh"),
@@ -381,7 +381,7 @@ def test_cost_targets_of_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_cost_sizes_in_the_help_are_the_defaults() -> None:
-    from regbench.benchmark.cost import Grid
+    from regbench.benchmark.cost.losses import Grid
 
     grid, text = Grid(), " ".join(call("cost", "--help").output.split())
     for sizes in (grid.n, grid.q, grid.ranks):

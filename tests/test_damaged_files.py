@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.config import Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from regbench.benchmark.config import load_sweep
+from regbench.benchmark.settings.config import load_sweep
 from regbench.cli import main
 from regbench.slurm.search import propose
 from tests.ranks import launch
@@ -76,7 +76,7 @@ u = torch.nn.functional.normalize(z, dim=2)
 expected = 0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
 torch.testing.assert_close(method.loss(*z), expected, rtol=1e-12, atol=0)
 assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
-from regbench.benchmark.check import check_names, run_check
+from regbench.benchmark.conformance import check_names, run_check
 for name in check_names():
     finding = run_check(method, name)
     assert finding is None or finding.ok, finding

@@ -13,8 +13,8 @@ import yaml
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import read_record
+from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.settings.config import load_run
 from regbench.cli import main
 from regbench.datasets.beton import Beton
 

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
 from regbench.benchmark.evaluate import voc
 from regbench.benchmark.evaluate.features import Backbone, Features, Images
 from regbench.benchmark.evaluate.finetune import FineTuned
@@ -21,7 +19,9 @@ from regbench.benchmark.evaluate.knn import check_neighbours, weighted_knn
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.measures import ALPHA_RANKS, LIDAR_DELTA, measures
 from regbench.benchmark.evaluate.state import State, fingerprint
-from regbench.benchmark.train import Compute
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.settings.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
+from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loader import evenly
 from regbench.datasets.manifest import Manifest

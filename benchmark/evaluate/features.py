@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from regbench.benchmark.config import FineTuneConfig, ProbeConfig
-from regbench.benchmark.train import Compute
+from regbench.benchmark.settings.config import FineTuneConfig, ProbeConfig
+from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loader import EvalLoader, ViewLoader
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from regbench.benchmark.config import FineTuneConfig
 from regbench.benchmark.evaluate.features import Backbone, Epochs, Images
 from regbench.benchmark.evaluate.linear import correct_answers, decay, initial_weight
 from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.settings.config import FineTuneConfig
 
 
 class FineTuned:

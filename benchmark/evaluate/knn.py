@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.config import KNNConfig
 from regbench.benchmark.evaluate.features import Features
+from regbench.benchmark.settings.config import KNNConfig
 
 QUERY_BLOCK, BANK_BLOCK = 2048, 8192
 _LOW = 2**32 - 1

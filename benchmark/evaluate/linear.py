@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from regbench.benchmark.config import ProbeConfig
 from regbench.benchmark.evaluate.features import Epochs, Features
 from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.settings.config import ProbeConfig
 
 # Images whose logits are computed at a time.
 _BLOCK = 4096

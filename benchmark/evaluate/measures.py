@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench.benchmark.metrics import effective_rank, feature_spread
+from regbench.benchmark.training.spread import effective_rank, feature_spread
 
 ALPHA_RANKS = (4, 100)
 """First and last rank of the eigenvalues that α-ReQ's line is fitted to, as in the authors' code."""

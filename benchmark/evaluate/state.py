@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regbench.benchmark.checkpoint import load_tensors, save_tensors
-from regbench.benchmark.lease import Attempt
+from regbench.benchmark.rundir.checkpoint import load_tensors, save_tensors
+from regbench.benchmark.rundir.lease import Attempt
 
 log = logging.getLogger("regbench")
 

@@ -20,9 +20,9 @@ import torch
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.config import VOCConfig
 from regbench.benchmark.evaluate.features import Backbone
-from regbench.benchmark.train import Compute
+from regbench.benchmark.settings.config import VOCConfig
+from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.photometric import Normalize
 from regbench.datasets.voc import CLASSES, VOCSplit, whole_images

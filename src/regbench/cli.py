@@ -322,7 +322,7 @@ def check(names: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from regbench import methods as registry
-    from regbench.benchmark.check import check_names, check_sharded, run_check
+    from regbench.benchmark.conformance import check_names, check_sharded, run_check
 
     chosen = {name: registry.build(name) for name in names or registry.names()}
     failed = 0
@@ -378,7 +378,7 @@ def prepare(
 
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
-    from regbench.benchmark.config import load_dataset
+    from regbench.benchmark.settings.config import load_dataset
     from regbench.datasets import prepare as preparation
     from regbench.datasets.verify import verify as read_back
 
@@ -409,7 +409,7 @@ def prepare(
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
     """VOC2007 is only evaluated on, image by image: it needs no .beton file and no configuration."""
-    from regbench.benchmark.config import load_run
+    from regbench.benchmark.settings.config import load_run
     from regbench.datasets.prepare_voc import prepare_voc07
 
     cell, runtime = load_run(overrides)
@@ -439,11 +439,11 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     Prints the scores and the run directory, which holds config.yaml, checkpoints, histories and record.json. A
     cell that is finished is not trained again.
     """
-    from regbench.benchmark.config import load_config, load_run
-    from regbench.benchmark.directory import run_directory
-    from regbench.benchmark.distributed import environment_ranks
-    from regbench.benchmark.interruption import Interruption
     from regbench.benchmark.run import run_cell
+    from regbench.benchmark.rundir.directory import run_directory
+    from regbench.benchmark.rundir.interruption import Interruption
+    from regbench.benchmark.settings.config import load_config, load_run
+    from regbench.benchmark.training.distributed import environment_ranks
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
     if environment_ranks()[2] == 0:
@@ -494,7 +494,7 @@ def evaluate(
     \b
     PROTOCOLs: knn, probe, places205, labels1, labels10, voc07 and measures (docs/evaluation.md).
     """
-    from regbench.benchmark.config import PROTOCOLS
+    from regbench.benchmark.settings.config import PROTOCOLS
 
     protocols = only.split(",") if only is not None else []
     if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
@@ -502,7 +502,7 @@ def evaluate(
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:
-        from regbench.benchmark.external import evaluate_backbone
+        from regbench.benchmark.published import evaluate_backbone
 
         settings = [*([run] if run else []), *overrides]
         directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
@@ -539,7 +539,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.config import STAGES, load_sweep, sweep_names
+    from regbench.benchmark.settings.config import STAGES, load_sweep, sweep_names
 
     if name is None:
         for preset, description in sweep_names().items():
@@ -632,7 +632,7 @@ def tune(
     from dataclasses import replace
 
     final_seeds = _seeds(seeds) if seeds is not None else None
-    from regbench.benchmark.config import STAGES, load_sweep
+    from regbench.benchmark.settings.config import STAGES, load_sweep
     from regbench.slurm import tune as tuning
 
     def proposed() -> tuple[Any, bool]:
@@ -672,7 +672,7 @@ def tune(
 
 
 def _seeds(text: str) -> list[int]:
-    from regbench.benchmark.config import RANGES, Cell
+    from regbench.benchmark.settings.config import RANGES, Cell
 
     seeds, allowed = _numbers("seeds", text), RANGES[Cell]["seed"]
     for seed in seeds:
@@ -762,9 +762,9 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
     """
-    from regbench.benchmark.config import load_grid, load_sweep
     from regbench.benchmark.plan import largest, table
     from regbench.benchmark.plan import savings as measure_savings
+    from regbench.benchmark.settings.config import load_grid, load_sweep
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
     _show_plan(grid)
@@ -1078,7 +1078,7 @@ def cost(
     are timed alternately, cheap cases first; what is predicted not to fit the budget or the memory is left out and says
     so. Prints a table and writes cost.csv, cost.md and cost.png.
     """
-    from regbench.benchmark import cost as measurement
+    from regbench.benchmark.cost import losses as measurement
     from regbench.files import write_bytes
     from regbench.reports.cost import cost_png
 
@@ -1142,8 +1142,8 @@ def loader_bench(
     """
     import os
 
-    from regbench.benchmark import loader_bench as measurement
-    from regbench.benchmark.loader_memory import measure_memory, memory_table
+    from regbench.benchmark.cost import loaders as measurement
+    from regbench.benchmark.cost.loader_memory import measure_memory, memory_table
 
     if overrides and not data:
         raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")

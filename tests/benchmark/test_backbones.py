@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
-from regbench.benchmark.backbones import load_backbone
-from regbench.benchmark.config import NetworkConfig
-from regbench.benchmark.network import build_backbone
+from regbench.benchmark.backbones.weights import load_backbone
+from regbench.benchmark.settings.config import NetworkConfig
+from regbench.benchmark.training.network import build_backbone
 
 TINY = NetworkConfig(backbone="resnet_tiny")
 RESNET18 = NetworkConfig(backbone="resnet18")

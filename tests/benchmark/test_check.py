@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from regbench import methods
-from regbench.benchmark.check import check_names, check_sharded, run_check
+from regbench.benchmark.conformance import check_names, check_sharded, run_check
 from regbench.cli import main
 from regbench.methods import Metadata
 from regbench.methods.engine import Shard
@@ -197,11 +197,9 @@ class Undocumented(Broken):
 
 @pytest.fixture
 def undocumented() -> Iterator[str]:
-    from regbench.methods import base
-
     methods.register("undocumented")(Undocumented)
     yield "undocumented"
-    del base._classes["undocumented"], base._presets["undocumented"]
+    methods.METHODS.unregister("undocumented")
 
 
 def test_missing_documentation_is_named(undocumented: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from regbench.benchmark.checkpoint import Saved, load_checkpoint, save_checkpoint
-from regbench.benchmark.directory import checkpoint_files
+from regbench.benchmark.rundir.checkpoint import Saved, load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.directory import checkpoint_files
 
 
 def save(directory: Path, step: int, attempt: int = 1) -> Saved:

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
+from regbench.benchmark.settings.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
 from regbench.datasets.config import LATER
 
 
@@ -75,7 +75,7 @@ def test_the_id_does_not_depend_on_the_order_of_keys() -> None:
 
 
 def test_the_id_is_the_same_in_another_process() -> None:
-    program = "from regbench.benchmark.config import load_run; print(load_run(['method=auh'])[0].id)"
+    program = "from regbench.benchmark.settings.config import load_run; print(load_run(['method=auh'])[0].id)"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == cell_of("method=auh").id

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from regbench import RegbenchError, methods
-from regbench.benchmark import cost, cost_ranks
-from regbench.benchmark.cost import Grid, Machine, Row, Target, measure, measure_targets
-from regbench.benchmark.cost_ranks import Died, Rank, Ranks, gemm_floor, measure_forms, peak_extra_bytes
+from regbench.benchmark.cost import losses as cost
+from regbench.benchmark.cost import ranks as cost_ranks
+from regbench.benchmark.cost.losses import Grid, Machine, Row, Target, measure, measure_targets
+from regbench.benchmark.cost.ranks import Died, Rank, Ranks, gemm_floor, measure_forms, peak_extra_bytes
 from regbench.methods.engine import Engine
 from regbench.reports.cost import cost_png
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
-from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import read_record, run_directory
-from regbench.benchmark.distributed import environment_ranks
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.training.distributed import environment_ranks
 from tests.conftest import TINY
 from tests.history import history
 from tests.ranks import launch
@@ -33,12 +33,12 @@ CASES = {
 # Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
-from regbench.benchmark import train
-from regbench.benchmark.config import load_run
-from regbench.benchmark.interruption import Interrupted, Interruption
-from regbench.benchmark.measure import PeakMemory
+from regbench.benchmark.training import loop as train
+from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.machine import PeakMemory
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.step import Step
+from regbench.benchmark.training.step import Step
 logging.basicConfig(level=logging.INFO)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 class Meter:
@@ -145,8 +145,8 @@ def test_what_two_processes_share_is_as_one_has_it() -> None:
 import os, sys, torch
 import torch.distributed as dist
 from torch import nn
-from regbench.benchmark.distributed import connect, synchronize_batch_norm
-from regbench.benchmark.optimizer import LARS
+from regbench.benchmark.training.distributed import connect, synchronize_batch_norm
+from regbench.benchmark.training.optimizer import LARS
 from regbench.methods import Engine, build, engine
 
 cpu = torch.device("cpu")

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.benchmark.config import FineTuneConfig, load_run
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Backbone
 from regbench.benchmark.evaluate.finetune import FineTuned
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.lease import Attempt
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.config import FineTuneConfig, load_run
 
 CPU = torch.device("cpu")
 RATES = (0.02, 0.3)

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.benchmark.config import ProbeConfig
-from regbench.benchmark.directory import tensor_files
 from regbench.benchmark.evaluate import Features, LinearHeads
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.linear import correct_answers, shuffled
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.lease import Attempt
+from regbench.benchmark.rundir.directory import tensor_files
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.config import ProbeConfig
 
 CPU = torch.device("cpu")
 PROBE = ProbeConfig(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)

@@ -12,18 +12,25 @@ import pytest
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import Cell, EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig, load_run
-from regbench.benchmark.directory import read_numbered, tensor_files
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Images
 from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.lease import Attempt
-from regbench.benchmark.network import SiameseNetwork
 from regbench.benchmark.run import resolve
-from regbench.benchmark.train import Compute
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import read_numbered, tensor_files
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.config import (
+    Cell,
+    EvaluationConfig,
+    FineTuneConfig,
+    ProbeConfig,
+    TransferConfig,
+    load_run,
+)
+from regbench.benchmark.training.loop import Compute
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loader import EvalLoader
 from regbench.datasets.prepare import prepare
@@ -366,7 +373,7 @@ def test_a_choice_on_another_split_does_not_go_on_from_a_state(
 
 
 def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: Path) -> None:
-    from regbench.benchmark.cost_ranks import peak_extra_bytes
+    from regbench.benchmark.cost.ranks import peak_extra_bytes
 
     class Wide(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

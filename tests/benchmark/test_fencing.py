@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from regbench.benchmark import train as train_module
-from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
-from regbench.benchmark.lease import Attempt, LeaseLost, claim, read_attempts
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_attempts
+from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.training import loop as train_module
 from regbench.datasets.prepare import prepare
 from regbench.reports.check import check_records
 from tests.conftest import TINY, stripes
@@ -317,7 +317,7 @@ STOPPED = """
 import json, os, platform, signal, sys
 import pytest
 platform.node = lambda: "elsewhere"  # whose processes nobody sees from here
-from regbench.benchmark.lease import LeaseLost
+from regbench.benchmark.rundir.lease import LeaseLost
 from tests.benchmark.test_fencing import Process
 for at in json.loads(sys.argv[2]):
     with pytest.MonkeyPatch.context() as patch:

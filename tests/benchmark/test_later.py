@@ -16,15 +16,15 @@ from click.testing import CliRunner, Result
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
-from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import load_run
-from regbench.benchmark.directory import checkpoint_files, read_record, run_directory
 from regbench.benchmark.evaluate import Backbone, Evaluator
 from regbench.benchmark.evaluate.measures import measures
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
-from regbench.benchmark.lease import Attempt
-from regbench.benchmark.network import build_backbone
 from regbench.benchmark.run import resolve, run_cell
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.training.network import build_backbone
 from regbench.cli import main
 from regbench.datasets.loader import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images

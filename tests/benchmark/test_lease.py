@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from regbench.benchmark import lease
-from regbench.benchmark.lease import Attempt, LeaseLost, claim, is_running, last_attempt, read_attempts
+from regbench.benchmark.rundir import lease
+from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, is_running, last_attempt, read_attempts
 from tests.waiting import PATIENCE_S, wait_for
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from regbench.benchmark.lease import claim
+from regbench.benchmark.rundir.lease import claim
 attempt = claim(Path(sys.argv[1]), 60.0)
 if (child := os.fork()) == 0:
     time.sleep(3600)
@@ -77,7 +77,7 @@ def test_attempts_are_numbered_and_tell_how_they_ended(tmp_path: Path) -> None:
 def test_one_of_many_gets_it(tmp_path: Path) -> None:
     """Eight processes claim at once: one has it, and the others wait until it is done."""
     code = (
-        "import sys; from pathlib import Path; from regbench.benchmark.lease import claim\n"
+        "import sys; from pathlib import Path; from regbench.benchmark.rundir.lease import claim\n"
         "directory = Path(sys.argv[1]); sys.stdin.readline()\n"
         "attempt = claim(directory, 60.0)\n"
         "if attempt is not None:\n"

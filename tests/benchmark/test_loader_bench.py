@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.benchmark import loader_bench, loader_contestants
-from regbench.benchmark.loader_bench import Images, Machine, Row, Scenario
-from regbench.benchmark.loader_contestants import BASELINE, CONTESTANTS, Contestant
-from regbench.benchmark.loader_memory import MIB, MemoryRow, growth, measure_memory, memory_table
+from regbench.benchmark.cost import contestants as loader_contestants
+from regbench.benchmark.cost import loaders as loader_bench
+from regbench.benchmark.cost.contestants import BASELINE, CONTESTANTS, Contestant
+from regbench.benchmark.cost.loader_memory import MIB, MemoryRow, growth, measure_memory, memory_table
+from regbench.benchmark.cost.loaders import Images, Machine, Row, Scenario
 from regbench.cli import main
 from regbench.datasets.beton import Beton
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from regbench.benchmark.config import load_run
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.config import load_run
 from regbench.datasets.prepare import prepare
 
 pytest.importorskip("ffcv")

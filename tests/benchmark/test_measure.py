@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regbench.benchmark import measure
-from regbench.benchmark.measure import EnergyMeter, PeakMemory, Stopwatch, environment
+from regbench.benchmark import machine as measure
+from regbench.benchmark.machine import EnergyMeter, PeakMemory, Stopwatch, environment
 
 CPU = torch.device("cpu")
 

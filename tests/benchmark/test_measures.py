@@ -16,7 +16,7 @@ from regbench.benchmark.evaluate.measures import (
     measures,
     uniformity,
 )
-from regbench.benchmark.metrics import effective_rank, feature_spread, spread_metrics
+from regbench.benchmark.training.spread import effective_rank, feature_spread, spread_metrics
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from regbench import RegbenchError
-from regbench.benchmark.config import NetworkConfig
-from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.settings.config import NetworkConfig
+from regbench.benchmark.training.network import SiameseNetwork
 
 
 def build(

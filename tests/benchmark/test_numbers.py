@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from regbench.benchmark import train as train_module
-from regbench.benchmark.config import load_run
 from regbench.benchmark.evaluate import Evaluator
-from regbench.benchmark.interruption import Interrupted, Interruption
-from regbench.benchmark.lease import Attempt
-from regbench.benchmark.measure import PeakMemory
-from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.optimizer import LARS
+from regbench.benchmark.machine import PeakMemory
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.training import loop as train_module
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.optimizer import LARS
 from regbench.datasets.loader import PretrainingLoader
 from regbench.methods import Regularizer
 from tests.conftest import TINY

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regbench.benchmark.config import OptimizerConfig
-from regbench.benchmark.optimizer import LARS, learning_rate
+from regbench.benchmark.settings.config import OptimizerConfig
+from regbench.benchmark.training.optimizer import LARS, learning_rate
 
 SHAPES = [(5, 3), (4,), (2, 3, 2, 2), (7,), (1, 1), ()]
 

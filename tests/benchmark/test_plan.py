@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Cell, load_run
 from regbench.benchmark.plan import _Accounts, largest, predict, savings, table
+from regbench.benchmark.settings.config import Cell, load_run
 from regbench.methods import Engine
 from regbench.methods.base import Loss
 from regbench.methods.engine import Shard

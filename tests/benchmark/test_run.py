@@ -20,10 +20,10 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
-from regbench.benchmark import train as train_module
-from regbench.benchmark.checkpoint import Saved, load_checkpoint, save_checkpoint
-from regbench.benchmark.config import Cell, Runtime, load_config, load_run
-from regbench.benchmark.directory import (
+from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.run import evaluate_directory, resolve, run_cell
+from regbench.benchmark.rundir.checkpoint import Saved, load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.directory import (
     checkpoint_files,
     numbered_files,
     read_numbered,
@@ -31,14 +31,14 @@ from regbench.benchmark.directory import (
     remove_earlier_leftovers,
     run_directory,
 )
-from regbench.benchmark.evaluate import Evaluator
-from regbench.benchmark.interruption import Interrupted, Interruption
-from regbench.benchmark.lease import is_running, last_attempt
-from regbench.benchmark.metrics import spread_metrics
-from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.run import evaluate_directory, resolve, run_cell
-from regbench.benchmark.step import Step, Stepped
-from regbench.benchmark.train import Trained, train
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.settings.config import Cell, Runtime, load_config, load_run
+from regbench.benchmark.training import loop as train_module
+from regbench.benchmark.training.loop import Trained, train
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.spread import spread_metrics
+from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loader import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 from tests.history import history
@@ -466,7 +466,7 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
 ) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     with monkeypatch.context() as patch:
-        patch.setattr("regbench.benchmark.train.write_metrics", interrupted)
+        patch.setattr("regbench.benchmark.training.loop.write_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finish(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
@@ -517,7 +517,7 @@ def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> Non
 def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=1")
     assert finish(cell, runtime, "spread")["status"] == "done"
-    monkeypatch.setattr("regbench.benchmark.train.COLLAPSED_SPREAD", 1.1)
+    monkeypatch.setattr("regbench.benchmark.training.loop.COLLAPSED_SPREAD", 1.1)
     record = finish(cell, runtime, "collapsed")
     assert (record["status"], record["scores"]) == ("diverged", [])
     what = record["diverged"]
@@ -539,7 +539,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> 
 
 
 def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regbench.benchmark.train.LOGGING_STEPS", 2)
+    monkeypatch.setattr("regbench.benchmark.training.loop.LOGGING_STEPS", 2)
     cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
     what = finish(cell, runtime, "here")["diverged"]
     assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from regbench.benchmark import network as networks
-from regbench.benchmark.config import NetworkConfig
-from regbench.benchmark.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.optimizer import LARS
-from regbench.benchmark.step import Step
+from regbench.benchmark.settings.config import NetworkConfig
+from regbench.benchmark.training import network as networks
+from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.optimizer import LARS
+from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build
 
 CONFIG = NetworkConfig(backbone="resnet18", stem="imagenet", hidden_dim=48)

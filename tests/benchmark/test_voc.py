@@ -15,8 +15,8 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.svm import LinearSVC
 
 from regbench import RegbenchError
-from regbench.benchmark.config import VOCConfig
 from regbench.benchmark.evaluate.voc import average_precisions, choose_costs, svm_precisions
+from regbench.benchmark.settings.config import VOCConfig
 from regbench.datasets.voc import CLASSES
 
 Bools = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from regbench import RegbenchError
-from regbench.benchmark.config import load_run
+from regbench.benchmark.settings.config import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from regbench.benchmark.config import load_run
+from regbench.benchmark.settings.config import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import prepare

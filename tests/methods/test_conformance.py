@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.check import Finding, check_names, check_sharded, run_check
+from regbench.benchmark.conformance import Finding, check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
 
 VARIANTS: dict[str, Regularizer] = {name: methods.build(name) for name in methods.names()} | {

@@ -162,7 +162,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_an_unknown_hyperparameter_is_refused_with_those_there_are() -> None:
-    with pytest.raises(RegbenchError, match=r"'vicreg' has no hyperparameter 'scale'.*variance_weight"):
+    with pytest.raises(RegbenchError, match=r"'vicreg' has no setting 'scale'.*variance_weight"):
         methods.build("vicreg", scale=1.0)
 
 
@@ -237,7 +237,7 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         """
         import torch
         from regbench import methods
-        from regbench.benchmark.config import Cell, load_run
+        from regbench.benchmark.settings.config import Cell, load_run
         assert {"elsewhere_kernel", "elsewhere_kernel_strong", "sfrik"} <= set(methods.names())
         cell, _ = load_run(["method=elsewhere_kernel_strong", "embedding_dim=8"])
         assert cell.to_dict()["method"] == {"name": "elsewhere_kernel", "alignment_weight": 99.0}

@@ -127,7 +127,7 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:
-    from regbench.benchmark.config import load_sweep
+    from regbench.benchmark.settings.config import load_sweep
 
     cell = load_sweep("quickstart", []).cells[1]
     made = record("SFRIK (L=1)", cell=cell.plain())

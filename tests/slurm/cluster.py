@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.lease import read_attempts
+from regbench.benchmark.rundir.lease import read_attempts
 from regbench.slurm import manage
 from regbench.slurm.status import CellStatus
 from tests.history import untimed

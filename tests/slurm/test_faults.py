@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from regbench.benchmark.config import STAGES, load_run
-from regbench.benchmark.directory import checkpoint_files, read_record
-from regbench.benchmark.lease import read_attempts
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import checkpoint_files, read_record
+from regbench.benchmark.rundir.lease import read_attempts
+from regbench.benchmark.settings.config import STAGES, load_run
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
 from tests.history import history

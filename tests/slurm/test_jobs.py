@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
-from regbench.benchmark.config import STAGES, load_run
-from regbench.benchmark.directory import read_record, run_directory
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.lease import LeaseLost, claim, read_attempts
+from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.lease import LeaseLost, claim, read_attempts
+from regbench.benchmark.settings.config import STAGES, load_run
 from regbench.cli import main
 from regbench.files import signed
 from regbench.slurm import manage

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regbench.benchmark.config import load_grid
+from regbench.benchmark.settings.config import load_grid
 from regbench.files import signed, write_text
 from regbench.slurm.plan import plan, rows, summary
 

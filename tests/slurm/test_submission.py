@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regbench.benchmark.directory import read_record
-from regbench.benchmark.lease import read_attempts
+from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.rundir.lease import read_attempts
 from regbench.slurm import manage
 from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for

@@ -17,11 +17,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from regbench.benchmark.checkpoint import load_checkpoint
-from regbench.benchmark.config import load_run, load_sweep
-from regbench.benchmark.directory import read_record, run_directory
-from regbench.benchmark.lease import _identity, is_running, last_attempt
 from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.checkpoint import load_checkpoint
+from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.lease import _identity, is_running, last_attempt
+from regbench.benchmark.settings.config import load_run, load_sweep
 from regbench.cli import main
 from regbench.files import signed
 from regbench.slurm.local import run_sweep

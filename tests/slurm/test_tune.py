@@ -12,8 +12,8 @@ import yaml
 from click.testing import CliRunner
 
 from regbench import RegbenchError
-from regbench.benchmark.config import Cell, load_run, load_sweep
 from regbench.benchmark.run import chosen_hyperparameters, run_cell
+from regbench.benchmark.settings.config import Cell, load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.loader import EvalLoader
 from regbench.files import signed, verified, write_text

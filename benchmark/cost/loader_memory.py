@@ -26,7 +26,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.loader_bench import SCENARIOS, Scenario, make_images
+from regbench.benchmark.cost.loaders import SCENARIOS, Scenario, make_images
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
 from regbench.datasets.loader import PretrainingLoader
 

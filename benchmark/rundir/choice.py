@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.directory import read_numbered
-from regbench.benchmark.lease import Attempt
+from regbench.benchmark.rundir.directory import read_numbered
+from regbench.benchmark.rundir.lease import Attempt
 from regbench.files import signed
 
 

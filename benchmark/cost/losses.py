@@ -35,8 +35,8 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.cost_ranks import Died, Ranks
-from regbench.benchmark.measure import hardware
+from regbench.benchmark.cost.ranks import Died, Ranks
+from regbench.benchmark.machine import hardware
 from regbench.files import write_text
 from regbench.methods.engine import FORMS
 

@@ -1,4 +1,4 @@
-"""Measures the photometric augmentation: python benchmark/photometric_speed.py [--images N] [--size S] [--rounds R].
+"""Measures the photometric augmentation: python benchmark/speed/photometric.py [--images N] [--size S] [--rounds R].
 
 Ours in batches and, on a CPU with numba, image by image as in the loader, kornia's in batches (if it is installed: pip
 install kornia) and torchvision's v2 transforms image by image, because these draw once for a whole batch. All give
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regbench.benchmark.measure import hardware
+from regbench.benchmark.machine import hardware
 from regbench.datasets import draws
 from regbench.datasets.config import AugmentationConfig, ViewConfig
 from regbench.datasets.photometric import blur_taps, chains, photometric

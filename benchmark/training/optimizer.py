@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regbench.benchmark.config import OptimizerConfig
+from regbench.benchmark.settings.config import OptimizerConfig
 from regbench.methods.engine import all_gather
 
 

@@ -1,4 +1,4 @@
-"""Measures what eight learning rates cost over one in linear probing: python benchmark/probe_cost.py [OVERRIDES]."""
+"""Measures what eight learning rates cost over one in linear probing: python benchmark/speed/probe.py [OVERRIDES]."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from regbench.benchmark.config import NetworkConfig, ProbeConfig, load_run
 from regbench.benchmark.evaluate import Backbone, LinearHeads
 from regbench.benchmark.evaluate.features import Batches, Epochs, Images
-from regbench.benchmark.measure import hardware
-from regbench.benchmark.network import SiameseNetwork
+from regbench.benchmark.machine import hardware
 from regbench.benchmark.run import resolve
+from regbench.benchmark.settings.config import NetworkConfig, ProbeConfig, load_run
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.prepare import prepare
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0)

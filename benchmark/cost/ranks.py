@@ -1,7 +1,7 @@
 """The processes that measure what a loss costs, one for each rank: what they do, and how they are started and asked.
 
 They import regbench and nothing of the caller, so a script needs no guard, and take jobs over a pipe: a process that is
-killed, for want of memory say, costs one job. See `regbench.benchmark.cost` for what is measured.
+killed, for want of memory say, costs one job. See `regbench.benchmark.cost.losses` for what is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType, _ExtraFields_Allocation
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.measure import Stopwatch
+from regbench.benchmark.machine import Stopwatch
 from regbench.methods.base import LOCAL_ROWS
 from regbench.methods.engine import Engine
 
@@ -363,7 +363,7 @@ class Ranks:
             arguments = (rank, self.world, self._device, self._threads, str(Path(self._folder.name) / "store"))
             program = (
                 f"import sys; sys.path[:] = {sys.path!r}; "
-                f"from regbench.benchmark.cost_ranks import serve; serve(*{arguments!r})"
+                f"from regbench.benchmark.cost.ranks import serve; serve(*{arguments!r})"
             )
             with self._errors(rank).open("w") as errors:
                 process = subprocess.Popen(

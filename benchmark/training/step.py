@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regbench.benchmark.optimizer import LARS
+from regbench.benchmark.training.optimizer import LARS
 from regbench.methods import Engine, Regularizer
 
 PARTS = ("forward", "loss", "backward", "optimizer")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from regbench import RegbenchError
-from regbench.benchmark.config import NetworkConfig
 from regbench.benchmark.evaluate import Backbone
-from regbench.benchmark.network import build_backbone
+from regbench.benchmark.settings.config import NetworkConfig
+from regbench.benchmark.training.network import build_backbone
 
 log = logging.getLogger("regbench")
 

@@ -1,4 +1,4 @@
-"""Measures what weighted kNN needs beyond the features: python benchmark/knn_memory.py [IMAGES ...] [--dim D]."""
+"""Measures what weighted kNN needs beyond the features: python benchmark/speed/knn_memory.py [IMAGES ...] [--dim D]."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from regbench.benchmark.config import KNNConfig
 from regbench.benchmark.evaluate import Features, weighted_knn
 from regbench.benchmark.evaluate.knn import BANK_BLOCK, QUERY_BLOCK
-from regbench.benchmark.measure import PeakMemory
+from regbench.benchmark.machine import PeakMemory
+from regbench.benchmark.settings.config import KNNConfig
 
 
 def resident_bytes() -> int:

@@ -22,7 +22,7 @@ import yaml
 from regbench.files import DIGITS, read_signed, verified, write_new, write_there
 
 if TYPE_CHECKING:
-    from regbench.benchmark.config import Cell, Runtime
+    from regbench.benchmark.settings.config import Cell, Runtime
 
 log = logging.getLogger("regbench")
 

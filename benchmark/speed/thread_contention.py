@@ -1,4 +1,4 @@
-"""Measures what threads cost on a quiet and on a busy machine: python benchmark/thread_contention.py [OVERRIDES].
+"""Measures what threads cost on a quiet and on a busy machine: python benchmark/speed/thread_contention.py [OVERRIDES].
 
 The same run in turns with the default number of threads, with one and with one for each core; once alone and once
 beside a process for each core that only counts. The images are made here. Overrides are of the run.
@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from tabulate import tabulate
 
-from regbench.benchmark.measure import hardware
+from regbench.benchmark.machine import hardware
 
 ROUNDS, EPOCHS = 3, 3
 CORES = len(os.sched_getaffinity(0))

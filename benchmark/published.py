@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from regbench import RegbenchError
-from regbench.benchmark.backbones import Published, load_backbone
-from regbench.benchmark.choice import Choices
-from regbench.benchmark.config import Cell, load_run
-from regbench.benchmark.directory import SCHEMA_VERSION, read_record, write_config
+from regbench.benchmark.backbones.weights import Published, load_backbone
 from regbench.benchmark.evaluate import Evaluator, selection_splits
-from regbench.benchmark.measure import environment
+from regbench.benchmark.machine import environment
 from regbench.benchmark.run import attempt_at, attempts_record, data_record, distinct, resolve, score
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import SCHEMA_VERSION, read_record, write_config
+from regbench.benchmark.settings.config import Cell, load_run
 from regbench.datasets.manifest import Manifest
 from regbench.files import cell_id, signed
 

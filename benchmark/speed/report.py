@@ -1,4 +1,4 @@
-"""Measures `regbench report` on made-up records: python benchmark/report_speed.py [RECORDS]."""
+"""Measures `regbench report` on made-up records: python benchmark/speed/report.py [RECORDS]."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import yaml
 from tqdm import tqdm
 
 from regbench import methods
-from regbench.benchmark.config import Cell, load_sweep
-from regbench.benchmark.directory import SCHEMA_VERSION
+from regbench.benchmark.rundir.directory import SCHEMA_VERSION
+from regbench.benchmark.settings.config import Cell, load_sweep
 from regbench.files import signed
 
 EPOCHS = 100

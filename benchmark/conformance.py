@@ -30,7 +30,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from regbench import methods
-from regbench.benchmark.config import Cell, load_run
+from regbench.benchmark.settings.config import Cell, load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS
 

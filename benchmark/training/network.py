@@ -15,7 +15,7 @@ from torchvision.models import resnet18, resnet50
 from torchvision.models.resnet import BasicBlock
 
 from regbench import RegbenchError
-from regbench.benchmark.config import NetworkConfig
+from regbench.benchmark.settings.config import NetworkConfig
 
 BACKBONES = ("resnet18", "resnet50", "resnet_tiny")
 

@@ -1,4 +1,4 @@
-"""Measures `regbench status` on a made-up sweep: python benchmark/status_speed.py [CELLS]."""
+"""Measures `regbench status` on a made-up sweep: python benchmark/speed/status.py [CELLS]."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.settings import Range, check_numbers, read_yaml, shown, structure, unknown
+from regbench.benchmark.settings.structure import Range, check_numbers, read_yaml, shown, structure, unknown
 from regbench.datasets.config import DIVIDING, LATER, OWN, AugmentationConfig, DatasetConfig, check_interpolation
 from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.files import cell_id
@@ -742,7 +742,7 @@ def _keys(node: object, path: str = "") -> Iterator[str]:
 
 
 def _conf_files(group: str) -> list[Path]:
-    return sorted((Path(__file__).parent / "conf" / group).glob("*.yaml"))
+    return sorted((Path(__file__).parents[1] / "conf" / group).glob("*.yaml"))
 
 
 def sweep_names() -> dict[str, str]:
@@ -885,7 +885,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     """
     presets = sweep_names()
     if name in presets:
-        path = Path(__file__).parent / "conf" / "sweep" / f"{name}.yaml"
+        path = Path(__file__).parents[1] / "conf" / "sweep" / f"{name}.yaml"
     elif Path(name).suffix in (".yaml", ".yml"):
         path = Path(name)
     else:

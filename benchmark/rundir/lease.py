@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from regbench import RegbenchError
-from regbench.benchmark.directory import attempt_numbers, highest_number, numbered_file
+from regbench.benchmark.rundir.directory import attempt_numbers, highest_number, numbered_file
 from regbench.files import read_json, write_new, write_there
 
 log = logging.getLogger("regbench")

@@ -37,9 +37,9 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from regbench import RegbenchError, __version__
-from regbench.benchmark.config import load_run
-from regbench.benchmark.loader_contestants import BASELINE, CONTESTANTS, Contestant, Pass, Task, serve
-from regbench.benchmark.measure import hardware
+from regbench.benchmark.cost.contestants import BASELINE, CONTESTANTS, Contestant, Pass, Task, serve
+from regbench.benchmark.machine import hardware
+from regbench.benchmark.settings.config import load_run
 from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
 from regbench.datasets.manifest import Manifest

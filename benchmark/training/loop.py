@@ -23,16 +23,16 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.checkpoint import Damaged, Saved, load_checkpoint, read_saved, save_checkpoint
-from regbench.benchmark.config import Cell
-from regbench.benchmark.distributed import World, synchronize_batch_norm
-from regbench.benchmark.interruption import Interrupted, Interruption
-from regbench.benchmark.lease import Attempt, LeaseLost
-from regbench.benchmark.measure import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
-from regbench.benchmark.metrics import COLLAPSED_SPREAD, feature_spread, spread_metrics
-from regbench.benchmark.network import SiameseNetwork
-from regbench.benchmark.optimizer import LARS, learning_rate
-from regbench.benchmark.step import PARTS, Step, Stepped
+from regbench.benchmark.machine import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
+from regbench.benchmark.rundir.checkpoint import Damaged, Saved, load_checkpoint, read_saved, save_checkpoint
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.lease import Attempt, LeaseLost
+from regbench.benchmark.settings.config import Cell
+from regbench.benchmark.training.distributed import World, synchronize_batch_norm
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.optimizer import LARS, learning_rate
+from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
+from regbench.benchmark.training.step import PARTS, Step, Stepped
 from regbench.datasets.loader import PretrainingLoader
 from regbench.methods import Engine
 from regbench.methods.engine import Shard

@@ -1,0 +1,1 @@
+"""Backbones: what they are made of, and published weights for them."""
