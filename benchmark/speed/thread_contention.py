@@ -28,7 +28,7 @@ ROUNDS, EPOCHS = 3, 3
 CORES = len(os.sched_getaffinity(0))
 THREADS = {"default": 0, "1": 1, f"all cores ({CORES})": CORES}
 SILENT: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-REGBENCH = (sys.executable, "-c", "from regbench.cli import main; main()")
+REGBENCH = (sys.executable, "-m", "regbench")
 
 
 def generate(folder: Path) -> None:

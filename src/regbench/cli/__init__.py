@@ -1,0 +1,10 @@
+"""The command line: the only part that knows all others.
+
+`group` holds the group and how errors end, the other modules a topic of commands each. A command imports what it needs
+when it runs, so that `--help` is quick.
+"""
+
+from regbench.cli import catalogue, data, jobs, measuring, reporting, runs, sweeps
+from regbench.cli.group import main
+
+__all__ = ["catalogue", "data", "jobs", "main", "measuring", "reporting", "runs", "sweeps"]

@@ -1,0 +1,148 @@
+"""Commands that show what can be compared: methods, check."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regbench import RegbenchError
+from regbench.cli.completion import complete_method
+from regbench.cli.group import main
+from regbench.cli.options import make_folder
+
+
+@main.command()
+@click.argument("names", nargs=-1, shell_complete=complete_method)
+@click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
+@click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
+@click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
+def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
+    r"""List the registered regularizers, or show those of NAMES: formula, reference, hyperparameters.
+
+    \b
+      regbench methods vicreg
+      regbench methods sfrik rbf quadratic --spectrum --embedding-dim 512 --out spectra.png
+    """
+    import inspect
+
+    from tabulate import tabulate
+
+    from regbench import methods as registry
+
+    if spectrum:
+        _show_spectra(names, embedding_dim, orders, out)
+        return
+    if out:
+        raise RegbenchError("--out saves the figure of a spectrum; give --spectrum too")
+    if not names:
+        rows = []
+        for method in registry.names():
+            regularizer = registry.build(method)
+            data = regularizer.metadata
+            rows.append([method, regularizer.label, data.reference, data.time, data.memory])
+        click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
+        click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
+        return
+    for name in names:
+        regularizer = registry.build(name)
+        data = regularizer.metadata
+        source = "; ".join(filter(None, (data.reference, data.url)))
+        click.echo(f"{regularizer.label}   ({source})\n\n  {data.formula}\n")
+        click.echo(inspect.getdoc(regularizer))
+        click.echo("\nHyperparameters (override with method.NAME=VALUE):")
+        for key, value in registry.defaults(name).items():
+            click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
+        click.echo(f"Published: {data.published}.")
+        if data.limitation:
+            click.echo(f"Limitation: {data.limitation}.")
+        click.echo(
+            f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(regularizer.forms)}."
+        )
+
+
+def _evaluate_kernel(regularizer: Any, q: int, t: Any) -> Any:
+    import torch
+
+    return regularizer.kernel(torch.from_numpy(t), q).numpy()
+
+
+def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) -> None:
+    from tabulate import tabulate
+
+    from regbench import methods as registry
+    from regbench.methods.kernel import KernelEnergy
+    from regbench.methods.spectrum import expand, spectrum_figure, spectrum_rows
+
+    if not names:
+        raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
+    if q < 2 or order < 1:
+        raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
+    if out:
+        if out.suffix not in (".png", ".svg"):
+            raise RegbenchError(f"--out: {out} must end in .png or .svg")
+        make_folder(out.parent)
+    spectra = {}
+    for name in names:
+        regularizer = registry.build(name)
+        if not isinstance(regularizer, KernelEnergy):
+            kernels = [other for other in registry.names() if isinstance(registry.build(other), KernelEnergy)]
+            raise RegbenchError(f"{name} is no kernel of inner products and has no spectrum; {', '.join(kernels)} have")
+        spectra[regularizer.label] = expand(functools.partial(_evaluate_kernel, regularizer, q), q, order)
+    rows = [
+        [label, order, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")]
+        for label, coefficients in spectra.items()
+        for order, b, share in spectrum_rows(coefficients.tolist())
+    ]
+    click.echo(
+        f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; the share is that of b_ℓ in the orders shown, without the constant b_0.\n"
+    )
+    click.echo(tabulate(rows, headers=["kernel", "order ℓ", "b_ℓ", "share"], disable_numparse=True))
+    if out:
+        spectrum_figure({label: b.tolist() for label, b in spectra.items()}, q).savefig(out, dpi=150)
+        click.echo(f"\nfigure: {out}")
+
+
+@main.command()
+@click.argument("names", nargs=-1, shell_complete=complete_method)
+def check(names: Sequence[str]) -> None:
+    """Check that the methods NAMES (default: all) keep what a regularizer must keep.
+
+    The gradient against differences of the value, symmetries that the method claims, what float32 and half precision
+    lose, corner cases such as collapse, streamed forms against the textbook formula, 1 to 4 processes against one,
+    configuration and documentation. Shows by how much a check fails. Methods of other packages are
+    checked the same way.
+    """
+    from tabulate import tabulate
+    from tqdm import tqdm
+
+    from regbench import methods as registry
+    from regbench.benchmark.conformance import check_names, check_sharded, run_check
+
+    chosen = {name: registry.build(name) for name in names or registry.names()}
+    failed = 0
+    steps = len(chosen) * len(check_names()) + 1
+    with tqdm(total=steps, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
+        sharded = check_sharded(chosen)
+        bar.update()
+        for name, method in chosen.items():
+            findings = []
+            for each in check_names():
+                findings += [finding] if (finding := run_check(method, each)) else []
+                bar.update()
+            findings.append(sharded[name])
+            bad = [finding for finding in findings if not finding.ok]
+            failed += bool(bad)
+            shown = bad if len(chosen) > 1 else findings
+            bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
+            if shown:
+                rows = [[f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where] for f in shown]
+                headers = ["check", "", "error", "allowed", "largest at"]
+                bar.write(tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
+    if failed:
+        raise click.ClickException(f"{failed} of {len(chosen)} methods failed")

@@ -1,0 +1,97 @@
+"""The command that prepares data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regbench import RegbenchError
+from regbench.cli.completion import complete_dataset
+from regbench.cli.group import main
+from regbench.cli.options import settings
+
+
+@main.command()
+@click.argument("dataset", shell_complete=complete_dataset)
+@click.option("--source-dir", type=click.Path(path_type=Path), help="Folder of the data set as it is published.")
+@click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
+@click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read; the manifest lists them.")
+@click.option("--verify", is_flag=True, help="Read every image of what is there back; write nothing.")
+@settings
+@click.pass_context
+def prepare(
+    ctx: click.Context,
+    dataset: str,
+    source_dir: Path | None,
+    force: bool,
+    skip_unreadable: bool,
+    verify: bool,
+    overrides: Sequence[str],
+) -> None:
+    r"""Write a data set's .beton files and its manifest.
+
+    DATASET is a configuration name such as fashion_mnist, cifar100, stl10, in20, imagefolder or parquet, or voc07. What
+    can be downloaded is; ImageNet and others are given by --source-dir: docs/data.md says where each is to be had and
+    how it is laid out.
+
+    Images are kept as they are; with these, larger ones are shrunk:
+
+    \b
+      dataset.resize_px=256 dataset.resize_side=shorter dataset.jpeg_quality=90
+
+    With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
+    """
+    from regbench.benchmark.settings.config import load_dataset
+    from regbench.datasets import prepare as preparation
+    from regbench.datasets.verify import verify as read_back
+
+    if dataset == "voc07":
+        if skip_unreadable:
+            raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable")
+        _prepare_voc07(None if verify else source_dir, force, overrides)
+        return
+    config, runtime = load_dataset([f"dataset={dataset}", *overrides])
+    data_dir = Path(runtime.data_dir)
+    if verify:
+        images, problems = read_back(config.name, data_dir)
+        for problem in problems[:20]:
+            click.echo(problem)
+        if len(problems) > 20:
+            click.echo(f"and {len(problems) - 20:,} more")
+        click.echo(f"{config.name}: {images:,} images read back, {len(problems):,} problems")
+        ctx.exit(1 if problems else 0)
+    manifest = preparation.prepare(
+        config, data_dir, source_dir=source_dir, force=force, skip_unreadable=skip_unreadable
+    )
+    for split, entry in manifest.splits.items():
+        left_out = f" ({len(entry['left_out']):,} left out)" if entry.get("left_out") else ""
+        path = data_dir / manifest.name / entry["file"]
+        origin = f", from {manifest.taken_from[split]}" if split in manifest.taken_from else ""
+        click.echo(f"{split:>7}: {entry['num_samples']:>9,} images in {path}{origin}{left_out}")
+
+
+def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
+    """VOC2007 is only evaluated on, image by image: it needs no .beton file and no configuration."""
+    from regbench.benchmark.settings.config import load_run
+    from regbench.datasets.prepare_voc import prepare_voc07
+
+    cell, runtime = load_run(overrides)
+    data_dir = Path(runtime.data_dir)
+    num_images = cell.evaluation.voc07.num_images
+    for split, entry in prepare_voc07(data_dir, num_images, source_dir=source_dir, force=force).items():
+        click.echo(f"{split:>8}: {len(entry.paths):>9,} images in {data_dir / 'voc07'}")
+
+
+def prepare_for(cells: Sequence[Any], data_dir: str) -> None:
+    """Prepares what the cells train on and are evaluated on; what cannot be had is refused before anything runs."""
+    from regbench.datasets.prepare import prepare
+
+    datasets: dict[str, Any] = {}
+    for cell in cells:
+        others = (getattr(getattr(cell.evaluation, name), "dataset", None) for name in cell.evaluation.protocols)
+        datasets |= {dataset.name: dataset for dataset in (cell.dataset, *others) if dataset is not None}
+    for dataset in datasets.values():
+        prepare(dataset, Path(data_dir))

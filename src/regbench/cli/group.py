@@ -1,0 +1,86 @@
+"""The group of all commands: errors in one line, exit codes, the log."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import click
+
+from regbench import RegbenchError, __version__
+
+
+class _Cli(click.Group):
+    """Turn refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.help = _as_written(self.help)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.help = _as_written(cmd.help)
+        super().add_command(cmd, name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RegbenchError as error:
+            _fail(ctx, error, str(error), 2)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else f"regbench {ctx.invoked_subcommand}"
+            _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(ctx, error, f"{where}{error.strerror}" if error.strerror else str(error), 1)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            line = f"the memory does not suffice: {error}"
+            _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
+        except KeyboardInterrupt as error:
+            _fail(ctx, error, "interrupted; the same command goes on from here", 130)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is a GPU's or this machine's refusal, told without the import of torch."""
+    told = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(words in str(error) for words in told)
+
+
+def _as_written(text: str | None) -> str | None:
+    """Help in which click's mark for lines that it must not wrap is spelt as raw docstrings have to spell it."""
+    return text and text.replace("\\b\n", "\b\n")
+
+
+def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
+    if ctx.params["debug"]:
+        raise error
+    click.echo(f"regbench: {' '.join(line.split())}", err=True)
+    ctx.exit(code)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    r"""The neutral benchmark of regularizers for self-supervised learning.
+
+    \b
+    First steps:
+      regbench methods                     what can be compared
+      regbench sweep quickstart --report   train all of them on Fashion-MNIST, print the leaderboard
+      regbench train method=vicreg         one run
+      regbench tune quickstart_tuning      choose hyperparameters on the tuning split, then score on the test split
+      regbench status quickstart           how a sweep stands
+      regbench report quickstart           tables and page from what is finished
+      regbench cost                        what the losses take, in time and memory
+      regbench loader-bench                what the loaders deliver a second, beside torchvision's and FFCV's
+
+    \b
+    Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
+      eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
+    """

@@ -1,0 +1,175 @@
+"""Commands for a sweep that was started: status, retry, cancel, logs, clean."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regbench import RegbenchError
+from regbench.cli.completion import complete_cell, complete_started
+from regbench.cli.group import main
+from regbench.cli.options import cells_argument, runs_dir_option, started_sweep, sweep_folder
+
+
+@main.command()
+@click.argument("name", required=False, shell_complete=complete_started)
+@runs_dir_option
+@click.option("--watch", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
+@click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
+def status(name: str | None, runs_dir: Path, watch: bool, everything: bool) -> None:
+    """Show how the cells of a sweep stand; without NAME, a line for each sweep.
+
+    What the run directories say counts first, and what Slurm says of the jobs after that: it works on any machine that
+    sees the folder, also without Slurm.
+    """
+    from regbench.slurm.manage import statuses
+
+    if name is None:
+        started = sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+        if not started:
+            raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
+        for folder in started:
+            click.echo(f"{folder.name}: {counts(statuses(folder))}")
+        return
+    folder = sweep_folder(runs_dir, name)
+    if watch:
+        watch_sweep(folder)
+    else:
+        click.echo(status_table(statuses(folder), everything))
+
+
+def counts(found: Sequence[Any]) -> str:
+    """Say how many cells are in each state."""
+    from collections import Counter
+
+    return ", ".join(f"{number} {state}" for state, number in Counter(cell.state for cell in found).items())
+
+
+def status_table(found: Sequence[Any], everything: bool = False) -> str:
+    """Lay out how cells stand as a table with a summary below."""
+    from tabulate import tabulate
+
+    from regbench.slurm.status import log_file
+
+    shown = found
+    if len(found) > 100 and not everything:
+        # What needs a look comes first; the rest is counted.
+        shown = [cell for cell in found if cell.state in ("failed", "lost", "cancelled", "diverged", "running")][:100]
+    rows = []
+    for cell in shown:
+        speed = f"{cell.img_per_s:.0f}" if cell.img_per_s else ""
+        epochs = f"{cell.epochs_done}/{cell.epochs}"
+        left = _duration(cell.remaining_s) if cell.remaining_s is not None else ""
+        logs = log_file(cell.directory, cell.job) if cell.state in ("failed", "lost") else None
+        detail = cell.detail + (f" (logs: {logs})" if logs else "")
+        rows.append([cell.cell_id, cell.label, cell.seed, cell.state, epochs, speed, left, cell.job, detail])
+    headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
+    kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
+    table = tabulate(
+        [[row[i] for i in kept] for row in rows], headers=[headers[i] for i in kept], disable_numparse=True
+    )
+    total = f"{len(found)} cells: {counts(found)}"
+    if len(shown) < len(found):
+        total += f"; {len(found) - len(shown)} not listed (--all)"
+    return f"{table}\n\n{total}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"
+
+
+def watch_sweep(folder: Path, cells: set[str] | None = None) -> list[Any]:
+    """Show how a sweep stands until nothing of it runs or waits; return how its cells, or `cells`, ended."""
+    import time
+
+    from regbench.slurm.manage import statuses
+
+    last = ""
+    while True:
+        found = statuses(folder)
+        table = status_table(found)
+        if sys.stdout.isatty():
+            click.clear()
+            click.echo(f"{folder.name}\n\n{table}\n\nCtrl-C leaves the jobs alone")
+        elif table != last:
+            click.echo(f"{folder.name}: {counts(found)}")
+        last = table
+        if not any(cell.state in ("running", "queued") for cell in found):
+            return [cell for cell in found if cells is None or cell.cell_id in cells]
+        time.sleep(2)
+
+
+@main.command()
+@started_sweep
+@cells_argument
+@runs_dir_option
+def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
+    """Submit the cells of NAME again that failed, were lost or interrupted; all, or CELLS (ids or their beginnings).
+
+    They go on from their checkpoints. Finished cells, and those that run or wait, are left alone; jobs that Slurm holds
+    after a failed launch are released.
+    """
+    from regbench.slurm import manage
+
+    done = manage.retry(sweep_folder(runs_dir, name), cells)
+    for status in (*done.released, *done.submitted):
+        was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
+        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
+    for status in done.gone:
+        click.echo(
+            f"{status.cell_id}  {status.label} seed {status.seed}: its folder is gone; give the sweep's command again"
+        )
+    if done.dropped:
+        click.echo(f"cancelled {', '.join(done.dropped)}: the cells are finished")
+    if done.submitted:
+        click.echo(f"submitted {len(done.submitted)} cells as {', '.join(done.arrays)}")
+    elif not done.released and not done.gone:
+        click.echo("nothing to try again")
+
+
+@main.command()
+@started_sweep
+@cells_argument
+@runs_dir_option
+def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
+    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
+    from regbench.slurm.manage import cancel_cells
+
+    for status in (cancelled := cancel_cells(sweep_folder(runs_dir, name), cells)):
+        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
+    click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
+
+
+@main.command()
+@started_sweep
+@click.argument("cell", shell_complete=complete_cell)
+@click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all.")
+@runs_dir_option
+def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
+    """Show the newest log of the CELL (its id or the beginning of it) of the sweep NAME."""
+    from regbench.slurm.manage import logs as log_of
+
+    path = log_of(sweep_folder(runs_dir, name), cell)
+    click.echo(f"{path}:", err=True)
+    click.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
+
+
+@main.command()
+@started_sweep
+@click.option("--checkpoints", is_flag=True, help="Remove the trained weights of finished cells too.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@runs_dir_option
+def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
+    """Remove what finished cells of NAME do not need any more: older and damaged checkpoints, leftovers of kills.
+
+    Records, curves, logs and the last checkpoints stay.
+    """
+    from regbench.slurm.manage import clean as clean_sweep
+
+    cleaned = clean_sweep(sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
+    click.echo(f"{'would remove' if dry_run else 'removed'} {cleaned.files} files, {cleaned.size_bytes / 1e9:.3g} GB")

@@ -1,0 +1,118 @@
+"""Options and arguments that several commands share, and what refuses their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regbench import RegbenchError
+from regbench.cli.completion import complete_cell, complete_override, complete_started
+
+OVERRIDES_HELP = """
+Settings are given as key=value in Hydra's grammar:
+
+\b
+  method=vicreg                    another regularizer (names: regbench methods)
+  method.weights=[1,40,40]         one of its hyperparameters
+  embedding_dim=1024 batch_size=512 epochs=20 seed=1
+  dataset=cifar10 augmentation=small_color network=resnet18_small
+  optimizer.base_lr=0.5 optimizer.warmup_epochs=2
+  runtime.device=cuda runtime.data_dir=/scratch/data
+"""
+
+
+settings = click.argument("overrides", nargs=-1, shell_complete=complete_override)
+
+_RUNS_DIR = "regbench.runs_dir"
+
+
+def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | None) -> None:
+    if runs_dir == "":
+        raise RegbenchError("--runs-dir must name a folder; give . for this one")
+    if runs_dir is not None:
+        quoted = runs_dir.replace("\\", "\\\\").replace("'", "\\'")
+        ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir='{quoted}'",)
+
+
+def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    given: tuple[str, ...] = ctx.meta.get(_RUNS_DIR, ())
+    return (*overrides, *given)
+
+
+def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Settings of runs, with the folder that they lie in under the name that it has in all commands."""
+    command = click.option(
+        "--runs-dir",
+        type=click.Path(file_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_runs_dir,
+        help="Folder of run directories.  [default: runs, or $REGBENCH_RUNS_DIR]",
+    )(command)
+    return click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_with_runs_dir)(command)
+
+
+def positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Refuse a number that is not above 0 and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise RegbenchError(f"{param.get_error_hint(ctx)}: {value:g} is not a number above 0")
+    return value
+
+
+def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
+    for name in value if isinstance(value, tuple) else (value,):
+        if not name or "/" in name or name.startswith("."):
+            what = param.get_error_hint(ctx)
+            raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
+    return value
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that `--out` asks for, before any work that would be lost without it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegbenchError(f"cannot make the folder {folder}: {error.strerror}; give another --out") from error
+
+
+runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="runs",
+    envvar="REGBENCH_RUNS_DIR",
+    show_default=True,
+    help="Folder of run directories.",
+)
+
+
+started_sweep = click.argument("name", shell_complete=complete_started)
+cells_argument = click.argument("cells", nargs=-1, shell_complete=complete_cell)
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a sweep that was started; refuse any other name."""
+    if not (runs_dir / name / "sweep.json").exists():
+        started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {', '.join(started) or 'none'}")
+    return runs_dir / name
+
+
+def comma_separated(what: str, text: str) -> list[str]:
+    """Split the value of the option `--what` at its commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise RegbenchError(f"--{what} must be values separated by commas, not {text!r}")
+    return parts
+
+
+def whole_numbers(what: str, text: str) -> list[int]:
+    """Split the value of the option `--what` into whole numbers."""
+    try:
+        return [int(part) for part in comma_separated(what, text)]
+    except ValueError:
+        raise RegbenchError(f"--{what} must be whole numbers separated by commas, not {text!r}") from None

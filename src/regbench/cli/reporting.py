@@ -1,0 +1,70 @@
+"""The command that writes reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from regbench.cli.completion import complete_started
+from regbench.cli.group import main
+from regbench.cli.options import folder_name, runs_dir_option
+
+
+@main.command()
+@click.argument("names", nargs=-1, shell_complete=complete_started, callback=folder_name)
+@runs_dir_option
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
+)
+@click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
+@click.option(
+    "--cost",
+    type=click.Path(path_type=Path),
+    help="What `regbench cost` measured, for its curves.  [default: RUNS_DIR/cost/cost.csv if it is there]",
+)
+@click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
+@click.pass_context
+def report(
+    ctx: click.Context,
+    names: Sequence[str],
+    runs_dir: Path,
+    out: Path | None,
+    paper: bool,
+    cost: Path | None,
+    check: bool,
+) -> None:
+    """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
+
+    Safe at any time: cells that are not finished show as missing. Several sweeps are merged into one report.
+
+    With --check, prints one line for each record, configuration, evaluation or choice that does not fit, and exits
+    with 1 if there is any.
+    """
+    names = names or ["quickstart"]
+    folders = [runs_dir / name for name in names]
+    if check:
+        from regbench.reports.check import check_records
+
+        checked = check_records(folders)
+        click.echo(checked)
+        ctx.exit(1 if checked.misfits else 0)
+    write_and_show_report(folders, out or folders[0] / "report", cost=cost, whole_paper=paper)
+
+
+def write_and_show_report(
+    folders: list[Path], out: Path, *, cost: Path | None = None, whole_paper: bool = False
+) -> None:
+    """Write the report of the sweeps and print its leaderboard."""
+    from regbench.reports import write_report
+
+    measured = folders[0].parent / "cost" / "cost.csv"
+    if cost is None and measured.exists():
+        cost = measured
+    result = write_report(folders, out, whole_paper=whole_paper, cost=cost)
+    click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
+    if result.warning:
+        click.echo(f"warning: {result.warning}", err=True)

@@ -1,0 +1,127 @@
+"""Commands of single runs: train, evaluate."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regbench import RegbenchError
+from regbench.cli.data import prepare_for
+from regbench.cli.group import main
+from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
+
+
+@main.command(epilog=OVERRIDES_HELP)
+@overrides_and_runs_dir
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Repeat the run of this config.yaml (from a run directory) instead of the defaults.",
+)
+@click.option(
+    "--name",
+    default="manual",
+    show_default=True,
+    callback=folder_name,
+    help="Folder of the run under the runs folder.",
+)
+def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
+    """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
+
+    Prints the scores and the run directory, which holds config.yaml, checkpoints, histories and record.json. A
+    cell that is finished is not trained again.
+    """
+    from regbench.benchmark.run import run_cell
+    from regbench.benchmark.rundir.directory import run_directory
+    from regbench.benchmark.rundir.interruption import Interruption
+    from regbench.benchmark.settings.config import load_config, load_run
+    from regbench.benchmark.training.distributed import environment_ranks
+
+    cell, runtime = load_config(config, overrides) if config else load_run(overrides)
+    if environment_ranks()[2] == 0:
+        prepare_for([cell], runtime.data_dir)
+    interruption = Interruption()
+    with interruption.listening(signal.SIGINT, signal.SIGTERM):
+        record = run_cell(cell, runtime, name, interruption=interruption)
+    if record is None:  # another rank has it
+        return
+    if record["status"] == "diverged":
+        click.echo(f"diverged in step {record['diverged']['step']}: {record['diverged']['reason']}")
+    else:
+        print_scores(record["scores"])
+    click.echo(f"run directory: {run_directory(runtime, name, cell)}")
+
+
+@main.command()
+@click.argument("run", required=False)
+@overrides_and_runs_dir
+@click.option("--only", metavar="PROTOCOL,...", help="These evaluations instead of the run's (or the default) ones.")
+@click.option("--backbone", metavar="SOURCE", help="Published weights: torchvision:NAME@WEIGHTS, timm:NAME, or a file.")
+@click.option("--label", help="Name of their row in tables; default: the source.")
+@click.option(
+    "--name", default="published", show_default=True, callback=folder_name, help="Their folder under the runs folder."
+)
+def evaluate(
+    run: str | None, overrides: Sequence[str], only: str | None, backbone: str | None, label: str | None, name: str
+) -> None:
+    r"""Evaluate the checkpoint in the run directory RUN, or published weights (--backbone).
+
+    Evaluations that the record of a finished RUN does not hold are written beside it, and reports take them; others
+    are only shown.
+
+    \b
+      regbench evaluate runs/quickstart/0123456789ab evaluation.knn.k=200
+      regbench evaluate runs/quickstart/0123456789ab evaluation.probe.features=augmented
+      regbench evaluate runs/in100_table4/0123456789ab --only voc07,measures
+
+    Published weights get a run directory of their own, RUNS_DIR/published/ID, in the form of a finished run:
+
+    \b
+      regbench evaluate --backbone torchvision:resnet50@IMAGENET1K_V2 --label supervised \
+          dataset=in100 augmentation=imagenet network=resnet50 \
+          evaluation.probe.learning_rates=[0.3] --only knn,probe,voc07
+      regbench evaluate --backbone sfrik_backbone.pth network=resnet50 dataset=in100 --only knn,voc07
+      regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
+
+    \b
+    PROTOCOLs: knn, probe, places205, labels1, labels10, voc07 and measures (docs/evaluation.md).
+    """
+    from regbench.benchmark.settings.config import PROTOCOLS
+
+    protocols = only.split(",") if only is not None else []
+    if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
+        raise RegbenchError(f"--only: unknown protocol {unknown[0]!r}; known: {', '.join(PROTOCOLS)}")
+    if backbone is not None and run and "=" not in run:
+        raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
+    if backbone is not None:
+        from regbench.benchmark.published import evaluate_backbone
+
+        settings = [*([run] if run else []), *overrides]
+        directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
+        print_scores(record["scores"])
+        click.echo(f"run directory: {directory}")
+        return
+    from regbench.benchmark.run import evaluate_directory
+
+    if run is None or "=" in run:
+        raise RegbenchError("what shall be evaluated? Give a run directory, or --backbone with published weights")
+    if label is not None:
+        raise RegbenchError("--label is for --backbone; a run has the label of its method")
+    if not Path(run).is_dir():
+        raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
+    print_scores(evaluate_directory(Path(run), overrides, protocols))
+
+
+def print_scores(scores: list[dict[str, Any]]) -> None:
+    """Print the scores of a record as a table."""
+    from tabulate import tabulate
+
+    rows = []
+    for s in scores:
+        value = f"{s['value']:.2f} {s['unit']}" if s["unit"] else f"{s['value']:.4g}"
+        rows.append([s["name"], s["split"], value, s["protocol"]])
+    click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))
