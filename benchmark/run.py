@@ -296,7 +296,8 @@ def score(
             continue
         attempt.update(detail=name)
         began_s = time.perf_counter()
-        scores = evaluator.select() if name == "selection" else evaluator.run(name)
+        found = evaluator.select() if name == "selection" else evaluator.run(name)
+        scores = [asdict(entry) for entry in found]
         done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
@@ -451,10 +452,10 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
         choices.note("hyperparameters", hyperparameters)
         evaluator = _evaluator(cell, network.to(compute.device), compute, choices)
         if not only or "knn" in only:
-            scores += evaluator.select()
+            scores += [asdict(entry) for entry in evaluator.select()]
         for protocol in cell.evaluation.protocols:
             before, began_s = choices.entries, time.perf_counter()
-            found = evaluator.run(protocol)
+            found = [asdict(entry) for entry in evaluator.run(protocol)]
             scores += found
             if protocol not in new or record is None or record["status"] != "done" or protocol in there:
                 log.info("%s: shown only, nothing is written", protocol)

@@ -6,7 +6,6 @@ import functools
 import itertools
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
 from regbench.benchmark.evaluate.measures import ALPHA_RANKS, LIDAR_DELTA, measures
 from regbench.benchmark.evaluate.state import State, fingerprint
 from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
 from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
@@ -27,7 +27,10 @@ from regbench.datasets.loader import evenly
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.voc import VOCSplit, open_voc07
 
-Scores = list[dict[str, Any]]
+Scores = list[Score]
+
+_TITLES = {"places205": "Places205", "labels1": "1 % labels", "labels10": "10 % labels"}
+_MEASURE_TITLES = {"rankme": "RankMe", "alpha_req": "α-ReQ", "lidar": "LiDAR", "feature_spread": "feature spread"}
 
 
 class Evaluator:
@@ -80,9 +83,9 @@ class Evaluator:
         scores = [score for split in self._splits for score in self._knn(split)]
         if scores and "probe" in self._config.select_by:
             scores += self._probe("probe", self._images, self._config.probe, "linear", final=False)
-            tops = [score["value"] for score in scores if score["name"] in ("knn_top1", "linear_top1")]
-            mean = sum(tops) / len(tops)
-            scores.append(_score("selection_top1", mean, self._splits[0], "mean of knn_top1 and linear_top1"))
+            tops = [score.value for score in scores if score.name in ("knn_top1", "linear_top1")]
+            how, title = "mean of knn_top1 and linear_top1", "mean of kNN and linear top-1"
+            scores.append(Score("selection_top1", sum(tops) / len(tops), self._splits[0], how, title))
         return scores
 
     def run(self, protocol: str) -> Scores:
@@ -101,8 +104,8 @@ class Evaluator:
         scores = []
         for k, accuracies in found.items():
             protocol = f"weighted kNN, k={k}, temperature={config.temperature:g}"
-            name = "knn" if k == config.k else f"knn_k{k}"
-            scores += _accuracy_scores(name, accuracies, split, protocol)
+            name, title = ("knn", "kNN") if k == config.k else (f"knn_k{k}", f"kNN (k = {k})")
+            scores += _accuracy_scores(name, accuracies, split, protocol, title)
         return scores
 
     def probe(self) -> Scores:
@@ -134,7 +137,8 @@ class Evaluator:
             f"{config.epochs} epochs{_steps(config.milestones)}, learning rate {labels[chosen]}"
         )
         text += _chosen_from(selected_on, labels)
-        return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text)]
+        title = _TITLES.get(name, name)
+        return [score for split in found for score in _accuracy_scores(name, found[split][chosen], split, text, title)]
 
     def _fit_heads(self, protocol: str, images: Images, config: ProbeConfig) -> LinearHeads:
         """Trained linear layers."""
@@ -198,7 +202,8 @@ class Evaluator:
             f"learning rates of backbone and linear layer {labels[chosen]}"
         )
         text += _chosen_from(selected_on, labels)
-        return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text)]
+        title = _TITLES[protocol]
+        return [score for split in results for score in _accuracy_scores(protocol, results[split], split, text, title)]
 
     def voc07(self) -> Scores:
         """Mean average precision of linear SVMs on VOC2007's test images, C chosen by cross-validation on trainval.
@@ -227,8 +232,8 @@ class Evaluator:
             f"{config.folds}-fold cross-validation"
         )
         return [
-            _score("voc07_map", eleven, "test", f"{protocol}, 11-point average precision"),
-            _score("voc07_map_full", full, "test", f"{protocol}, average precision under the whole curve"),
+            Score("voc07_map", eleven, "test", f"{protocol}, 11-point average precision", "VOC07 mAP, 11-point"),
+            Score("voc07_map_full", full, "test", f"{protocol}, average precision under the whole curve", "VOC07 mAP"),
         ]
 
     def measures(self) -> Scores:
@@ -256,7 +261,10 @@ class Evaluator:
             "feature_spread": f"{crops}, normalised",
         }
         found = measures(x_ND, views_NVD)
-        return [_score(name, value, split, how[name], unit="") for name, value in found.items()]
+        return [
+            Score(name, value, split, how[name], _MEASURE_TITLES.get(name, name), unit="", higher_is_better=None)
+            for name, value in found.items()
+        ]
 
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
         features, self.backend = images.features(self._backbone, split, interpolation, self._config.batch_size)
@@ -345,11 +353,9 @@ def _steps(milestones: tuple[int, ...]) -> str:
     return f" with a tenth of the rate from epochs {', '.join(map(str, milestones))} on" if milestones else ""
 
 
-def _accuracy_scores(name: str, accuracies: tuple[float, float], split: str, protocol: str) -> Scores:
+def _accuracy_scores(name: str, accuracies: tuple[float, float], split: str, protocol: str, title: str) -> Scores:
     """The two scores `name`_top1 and `name`_top5."""
-    tops = zip(("top1", "top5"), accuracies, strict=True)
-    return [_score(f"{name}_{top}", value, split, protocol) for top, value in tops]
-
-
-def _score(name: str, value: float, split: str, protocol: str, unit: str = "%") -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "split": split, "protocol": protocol}
+    return [
+        Score(f"{name}_top{top}", value, split, protocol, f"{title} top-{top}")
+        for top, value in zip((1, 5), accuracies, strict=True)
+    ]

@@ -21,6 +21,7 @@ from regbench.benchmark.run import resolve
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered, tensor_files
 from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.config import (
     Cell,
     EvaluationConfig,
@@ -108,8 +109,8 @@ def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuneConfig:
     )
 
 
-def named(scores: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
-    return {(score["name"], score["split"]): score["value"] for score in scores}
+def named(scores: list[Score]) -> dict[tuple[str, str], float]:
+    return {(score.name, score.split): score.value for score in scores}
 
 
 def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
@@ -158,7 +159,7 @@ def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, t
         "12 epochs with a tenth of the rate from epochs 8, 10 on",
         "chosen on",
     ):
-        assert part in scores[0]["protocol"]
+        assert part in scores[0].protocol
     entry = read_numbered(tmp_path / "run", "choice.json")["places205_learning_rate"]
     assert entry["selected_on"] == "tuning"
     assert entry["chosen"] == 0.1
@@ -211,8 +212,8 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     assert [f"{rate:g}" for rate in entry["chosen"].values()] == best.split(" and ")
     assert entry["selected_on"] == "tuning"
     assert entry["candidates"][best] == named(scores)[protocol + "_top1", "tuning"]
-    assert "fine-tuning on few, 4 epochs" in scores[0]["protocol"]
-    assert f"{best} chosen on tuning from" in scores[0]["protocol"]
+    assert "fine-tuning on few, 4 epochs" in scores[0].protocol
+    assert f"{best} chosen on tuning from" in scores[0].protocol
     # The test score is the chosen pair's own, whichever was trained last.
     chosen = tuple((rate,) for rate in entry["chosen"].values())
     alone = make("alone", **{protocol: tuning(few, backbone_learning_rates=chosen[0], head_learning_rates=chosen[1])})
@@ -250,8 +251,8 @@ def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_
     evaluator = make("run", labels1=tuning(few), probe=probing(features="cached"), select_on="test")
     for protocol, entry in (("labels1", "labels1_learning_rates"), ("probe", "probe_learning_rate")):
         scores = evaluator.run(protocol)
-        assert {score["split"] for score in scores} == {"test"}
-        assert "chosen on test from" in scores[0]["protocol"]
+        assert {score.split for score in scores} == {"test"}
+        assert "chosen on test from" in scores[0].protocol
         assert read_numbered(tmp_path / "run", "choice.json")[entry]["selected_on"] == "test"
 
 

@@ -247,7 +247,7 @@ def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
 def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Callable[..., Made]) -> None:
     """36 images in the tuning split, 20 of them and 8 at even distances; three views come from two pairs."""
     found, backbone, _ = evaluator(*MEASURES, "seed=5")
-    scores = {score["name"]: score["value"] for score in found.run("measures")}
+    scores = {score.name: score.value for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
     common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "batch_size": 5, "device": torch.device("cpu")}
     with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:
@@ -260,7 +260,7 @@ def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Cal
     assert not torch.equal(pairs[0], pairs[1])
     expected = measures(x, torch.stack([backbone.represent(v) for v in [*pairs[0], pairs[1][0]]], dim=1))
     assert scores == pytest.approx(expected, rel=1e-3)
-    again = {score["name"]: score["value"] for score in found.run("measures")}
+    again = {score.name: score.value for score in found.run("measures")}
     assert again == scores
 
 
@@ -305,7 +305,7 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
 ) -> None:
     found, backbone, choices = evaluator(*VOC)
     choices.note("hyperparameters", {"selected_on": "given"})
-    scores = {score["name"]: score["value"] for score in found.run("voc07")}
+    scores = {score.name: score.value for score in found.run("voc07")}
     cell, _ = load_run(tiny)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
     data = {}

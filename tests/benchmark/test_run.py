@@ -33,6 +33,7 @@ from regbench.benchmark.rundir.directory import (
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.config import Cell, Runtime, load_config, load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.loop import Trained, train
@@ -364,7 +365,7 @@ def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: 
     selected: list[int] = []
     select = Evaluator.select
 
-    def counted(evaluator: Evaluator) -> list[dict[str, Any]]:
+    def counted(evaluator: Evaluator) -> list[Score]:
         selected.append(1)
         return select(evaluator)
 
