@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from regbench import RegbenchError
+from regbench.datasets.loading.torchvision_crops import resize
 from regbench.datasets.published import PUBLISHED, refuse_if
-from regbench.datasets.torchvision_loader import resize
 
 # fmt: off
 CLASSES = (

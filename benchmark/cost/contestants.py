@@ -33,14 +33,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regbench import RegbenchError
-from regbench.datasets import draws
 from regbench.datasets.beton import RAW, Beton
 from regbench.datasets.config import AugmentationConfig, CropConfig, DatasetConfig, ViewConfig
-from regbench.datasets.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
+from regbench.datasets.loading.loaders import PretrainingLoader
+from regbench.datasets.loading.photometric import blur_taps
+from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.photometric import blur_taps
-from regbench.datasets.torchvision_loader import TorchvisionCrops
 
 Pair = tuple[Tensor, Tensor]
 # Gives at least so many batches; when it ends, nothing is at work any more.
@@ -222,7 +222,7 @@ def _crop_loader(task: Task, beton: Beton, interpolation: str, backend: str, vie
     shape = CropShape(sizes=sizes, channels=task.dataset.channels, interpolation=interpolation)
     if backend == "torchvision":
         return TorchvisionCrops(beton, shape, task.workers, pin_memory=False)
-    from regbench.datasets.ffcv_loader import FfcvCrops
+    from regbench.datasets.loading.ffcv_crops import FfcvCrops
 
     return FfcvCrops(beton, shape, task.batch_size * 2 // views, task.workers, normalize=None)
 

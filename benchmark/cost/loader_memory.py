@@ -28,7 +28,7 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.benchmark.cost.loaders import SCENARIOS, Scenario, make_images
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 
 log = logging.getLogger("regbench")
 

@@ -23,7 +23,7 @@ from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.config import EvaluationConfig, FineTuneConfig, ProbeConfig, TransferConfig
 from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import evenly
+from regbench.datasets.loading.splits import evenly
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.voc import VOCSplit, open_voc07
 

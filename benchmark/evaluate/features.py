@@ -16,7 +16,7 @@ from tqdm import tqdm
 from regbench.benchmark.settings.config import FineTuneConfig, ProbeConfig
 from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import EvalLoader, ViewLoader
+from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]

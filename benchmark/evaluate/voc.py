@@ -24,7 +24,7 @@ from regbench.benchmark.evaluate.features import Backbone
 from regbench.benchmark.settings.config import VOCConfig
 from regbench.benchmark.training.loop import Compute
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.photometric import Normalize
+from regbench.datasets.loading.photometric import Normalize
 from regbench.datasets.voc import CLASSES, VOCSplit, whole_images
 
 Floats = npt.NDArray[np.float64]

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from regbench.benchmark.machine import hardware
-from regbench.datasets import draws
 from regbench.datasets.config import AugmentationConfig, ViewConfig
-from regbench.datasets.photometric import blur_taps, chains, photometric
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.photometric import blur_taps, chains, photometric
 
 View = Callable[[Tensor], Tensor]
 
@@ -35,7 +35,7 @@ def _drawn(view: ViewConfig, images: int) -> npt.NDArray[np.float64]:
 
 
 def ours(view: ViewConfig, size: int) -> View:
-    """The batched one of `regbench.datasets.photometric`."""
+    """The batched one of `regbench.datasets.loading.photometric`."""
 
     def run(crops_NHWC: Tensor) -> Tensor:
         return photometric(crops_NHWC, _drawn(view, len(crops_NHWC)))
@@ -44,8 +44,8 @@ def ours(view: ViewConfig, size: int) -> View:
 
 
 def ours_in_threads(view: ViewConfig, size: int) -> View:
-    """The one of `regbench.datasets.kernels`, in a thread for each core, as in the loader."""
-    from regbench.datasets.kernels import finish
+    """The one of `regbench.datasets.loading.kernels`, in a thread for each core, as in the loader."""
+    from regbench.datasets.loading.kernels import finish
 
     pool = ThreadPoolExecutor(torch.get_num_threads())
     unchanged = np.ones(3, np.float32), np.zeros(3, np.float32)

@@ -33,7 +33,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizer import LARS, learning_rate
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Engine
 from regbench.methods.engine import Shard
 

@@ -33,7 +33,7 @@ from regbench.benchmark.settings.config import (
 from regbench.benchmark.training.loop import Compute
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.loader import EvalLoader
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.prepare import prepare
 
 Make = Callable[..., Evaluator]

@@ -26,7 +26,7 @@ from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training.network import build_backbone
 from regbench.cli import main
-from regbench.datasets.loader import EvalLoader, ViewLoader
+from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images
 from regbench.files import signed as sign
 from tests.voc import TEST, TRAINVAL, write_voc07

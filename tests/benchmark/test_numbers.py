@@ -23,7 +23,7 @@ from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizer import LARS
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Regularizer
 from tests.conftest import TINY
 from tests.history import history

@@ -40,7 +40,7 @@ from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
-from regbench.datasets.loader import EvalLoader, PretrainingLoader
+from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 from tests.history import history
 from tests.waiting import PATIENCE_S

@@ -29,7 +29,7 @@ from regbench import RegbenchError
 from regbench.cli import main
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.loader import EvalLoader
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from regbench.datasets import draws
 from regbench.datasets.config import ViewConfig
+from regbench.datasets.loading import draws
 
 
 def test_uniforms_are_the_published_splitmix64_sequence() -> None:

@@ -18,7 +18,7 @@ USE_AND_EXIT = """
 import sys, numba, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
                         num_classes=10, eval_resize=28)
 loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
@@ -41,7 +41,7 @@ ITERATE = """
 import sys, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 if __name__ == "__main__":
     dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
                             num_classes=10, eval_resize=28)

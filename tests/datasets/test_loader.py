@@ -21,7 +21,6 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
-from regbench.datasets import draws
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import (
     AugmentationConfig,
@@ -32,8 +31,9 @@ from regbench.datasets.config import (
     obow_crops,
     swav_crops,
 )
-from regbench.datasets.crops import boxes_of, center_boxes
-from regbench.datasets.loader import EvalLoader, PretrainingLoader
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.crops import boxes_of, center_boxes
+from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 from tests.waiting import PATIENCE_S
 
@@ -557,7 +557,7 @@ import torch
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "ffcv" else find(name, *rest)
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
-from regbench.datasets.loader import PretrainingLoader
+from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench import RegbenchError
 config = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.25,), std=(0.5,),
                        num_classes=10, eval_resize=28)
@@ -654,10 +654,10 @@ class _Compiling:
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
 def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regbench.datasets import ffcv_loader, kernels
+    from regbench.datasets.loading import ffcv_crops, kernels
 
     expected = batches(two_views(backend="ffcv"))
-    monkeypatch.setattr(ffcv_loader, "decode", _Compiling(kernels.decode))
+    monkeypatch.setattr(ffcv_crops, "decode", _Compiling(kernels.decode))
     for views, others in zip(batches(two_views(backend="ffcv")), expected, strict=True):
         assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from regbench.datasets import draws, photometric
 from regbench.datasets.config import ViewConfig
+from regbench.datasets.loading import draws, photometric
 
 N, SIZE = 12, 32
 # Grey levels. For bytes torchvision cuts off the fraction, of the luma and again of the result.
@@ -93,7 +93,7 @@ def augmented(images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig,
     crops = images.permute(0, 2, 3, 1).contiguous()
     if way == "batch":
         return photometric.photometric(crops, chain)
-    kernels = pytest.importorskip("regbench.datasets.kernels", reason="needs numba", exc_type=ImportError)
+    kernels = pytest.importorskip("regbench.datasets.loading.kernels", reason="needs numba", exc_type=ImportError)
     out = np.empty(crops.shape, np.float32)
     unchanged = np.ones(images.shape[1], np.float32), np.zeros(images.shape[1], np.float32)
     for n, crop in enumerate(crops.numpy()):

@@ -15,7 +15,7 @@ from regbench import RegbenchError
 from regbench.benchmark.run import chosen_hyperparameters, run_cell
 from regbench.benchmark.settings.config import Cell, load_run, load_sweep
 from regbench.cli import main
-from regbench.datasets.loader import EvalLoader
+from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import signed, verified, write_text
 from regbench.slurm import tune
 from regbench.slurm.search import propose

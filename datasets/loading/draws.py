@@ -17,6 +17,7 @@ from regbench.datasets.config import PATCH_JITTER, ViewConfig
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Keys = npt.NDArray[np.uint64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _CROP_ATTEMPTS = 10
@@ -32,7 +33,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> npt.NDArray[np.uint64]:
+def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> Keys:
     """One 64-bit key per image.
 
     Args:
@@ -51,7 +52,7 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> n
     return _mix(key + _GAMMA + indices.astype(np.uint64))
 
 
-def uniforms(key: npt.NDArray[np.uint64], first: int, count: int) -> Floats:
+def uniforms(key: Keys, first: int, count: int) -> Floats:
     """Numbers `first` to `first + count - 1` of each key, (N, count), uniform in [0, 1) with 53 bits."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
     return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -67,13 +68,13 @@ def view_numbers(count: int) -> list[int]:
     return [number + (number >= EVALUATION_VIEW) for number in range(count)]
 
 
-def flips(key: npt.NDArray[np.uint64], flip_p: float) -> Bools:
+def flips(key: Keys, flip_p: float) -> Bools:
     """Which images are flipped, (N,)."""
     flipped: Bools = uniforms(key, 0, 1)[:, 0] < flip_p
     return flipped
 
 
-def patches(key: npt.NDArray[np.uint64], number: int, whole: int, size: int) -> Ints:
+def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
     """The first row and column of patch `number` in a square of `whole` px, (N, 2); see `config.CropConfig.cut`."""
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
@@ -83,7 +84,7 @@ def patches(key: npt.NDArray[np.uint64], number: int, whole: int, size: int) -> 
 
 
 def crop_boxes(
-    key: npt.NDArray[np.uint64],
+    key: Keys,
     heights: Ints,
     widths: Ints,
     scale: tuple[float, float],
@@ -154,7 +155,7 @@ class PhotometricDraws:
     solarize: Bools
 
 
-def photometric_draws(key: npt.NDArray[np.uint64], config: ViewConfig) -> PhotometricDraws:
+def photometric_draws(key: Keys, config: ViewConfig) -> PhotometricDraws:
     """Draw the parameters of `config` for every key, with the distributions of torchvision's transforms."""
     u = uniforms(key, 0, 13)
     strength = np.array([config.brightness, config.contrast, config.saturation, config.hue])

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from regbench.datasets import draws
 from regbench.datasets.config import CropConfig
+from regbench.datasets.loading import draws
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

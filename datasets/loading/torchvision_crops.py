@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
-from regbench.datasets.crops import Boxes, Chains, CropShape, CropStream, Ints
+from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
 
 
 @lru_cache(maxsize=4096)

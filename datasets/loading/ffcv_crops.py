@@ -34,9 +34,9 @@ import numpy.typing as npt
 import torch
 
 from regbench.datasets.beton import Beton
-from regbench.datasets.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
-from regbench.datasets.kernels import FILTERS, decode, show
-from regbench.datasets.photometric import CHAIN, Normalize, blur_taps
+from regbench.datasets.loading.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
+from regbench.datasets.loading.kernels import FILTERS, decode, show
+from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
 
 log = logging.getLogger("regbench")
 Array = npt.NDArray[Any]

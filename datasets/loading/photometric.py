@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regbench.datasets.config import ViewConfig
-from regbench.datasets.draws import PhotometricDraws
+from regbench.datasets.loading.draws import PhotometricDraws
 
 # What is done to one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
 # none -1), the value of each of the four, whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0:

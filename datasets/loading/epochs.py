@@ -1,0 +1,229 @@
+"""One epoch of batches: the views of every image, drawn, cut, augmented and brought to the device."""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import CropConfig, DatasetConfig
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
+from regbench.datasets.loading.photometric import Normalize, chains, photometric
+from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+
+BACKENDS = ("auto", "ffcv", "torchvision")
+Batch = TypeVar("Batch")
+
+
+class Epoch(Generic[Batch]):
+    """One epoch's batches. Leaving it, in whatever way, stops the work behind it.
+
+    It is an iterator and a context manager. When it is dropped half-way without either, it is closed when Python
+    collects it.
+    """
+
+    def __init__(self, stream: CropStream, finish: Callable[[Ints, Tensor], Batch]) -> None:
+        """Make an epoch of `stream`, each of whose batches goes through `finish`."""
+        self._stream = stream
+        self._finish = finish
+        self._close = weakref.finalize(self, stream.close)
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Make the next batch.
+
+        Raises:
+            RegbenchError: If an image cannot be decoded.
+        """
+        try:
+            return self._finish(*next(self._stream))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop; harmless when repeated."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.close()
+
+
+class _Transfer:
+    """Brings crops to the device as tensors that are safe to keep, though the crops' memory is used again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, crops: Tensor) -> Tensor:
+        if self._side is None:
+            # Whatever follows makes a new float tensor out of it.
+            return crops if self._device.type == "cpu" else crops.to(self._device)
+        # On a stream of its own, so that only the copy is waited for and not the training step before it.
+        with torch.cuda.stream(self._side):
+            copied = crops.to(self._device, non_blocking=True)
+        self._side.synchronize()
+        copied.record_stream(torch.cuda.current_stream(self._device))
+        return copied
+
+
+@dataclass(frozen=True)
+class View:
+    """One view of an image.
+
+    Attributes:
+        crop: Its kind.
+        number: Which of that kind it is.
+        drawn: The number that its random draws depend on.
+    """
+
+    crop: CropConfig
+    number: int
+    drawn: int
+
+
+def views_of(crops: Sequence[CropConfig]) -> list[View]:
+    """List the views of all kinds, in the order in which they are delivered."""
+    numbers = iter(draws.view_numbers(sum(crop.count for crop in crops)))
+    views = []
+    for crop in crops:
+        own = list(islice(numbers, crop.count))
+        views += [View(crop, n, own[0] if crop.cut == "patches" else own[n]) for n in range(crop.count)]
+    return views
+
+
+class EpochLoader:
+    """Hands out epochs over an open split; the base of the loaders that training and evaluation use.
+
+    Attributes:
+        backend: "ffcv" or "torchvision", whichever runs.
+        batch_size: Images a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        beton: Beton,
+        views: Sequence[View],
+        interpolation: str,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str,
+        workers: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Set up the backend.
+
+        Args:
+            dataset: The data set of the split.
+            beton: The file of the split.
+            views: The views of each image.
+            interpolation: Filter of the crops.
+            batch_size: Images a batch.
+            seed: Decides all draws, together with the epoch.
+            device: Where the views are delivered.
+            backend: One of `BACKENDS`; "auto" is FFCV if it is installed.
+            workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
+            dtype: What the views are rounded to at the end.
+
+        Raises:
+            RegbenchError: If an argument is unknown or too small, or FFCV cannot be used.
+        """
+        if backend not in BACKENDS:
+            raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
+        if workers < 1 or batch_size < 1:
+            raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
+        if backend == "auto":
+            backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
+        self.backend = backend
+        self.batch_size = batch_size
+        self._beton = beton
+        self._views = views
+        self._seed = seed
+        self._dtype = dtype
+        sizes = tuple(view.crop.size for view in views)
+        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
+        self._transfer = _Transfer(device)
+        self._normalize = Normalize(dataset.mean, dataset.std, device)
+        self._crops: CropLoader
+        if backend == "ffcv":
+            try:
+                from regbench.datasets.loading.ffcv_crops import FfcvCrops
+            except (ImportError, RuntimeError) as error:
+                # RuntimeError: numba finds no folder to keep its compiled code in.
+                raise RegbenchError(
+                    f"FFCV cannot be used ({error}); install it with pip install 'regbench[ffcv]', or choose the "
+                    "loader 'torchvision'"
+                ) from error
+            # A GPU is better at the photometric part than the few cores beside it.
+            normalize = self._normalize if device.type == "cpu" else None
+            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
+        else:
+            self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=device.type == "cuda")
+        self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
+
+    def _epoch(self, order: Ints, e: int, give: Callable[[Ints, list[Tensor]], Batch]) -> Epoch[Batch]:
+        """Start epoch `e` over the images `order`; `give` makes a batch of its indices and views."""
+
+        def keys(indices: Ints, purpose: int) -> list[draws.Keys]:
+            return [draws.keys(self._seed, e, indices, purpose, view.drawn) for view in self._views]
+
+        def boxes(indices: Ints) -> Ints:
+            sides = self._beton.heights[indices], self._beton.widths[indices]
+            per_view = zip(self._views, keys(indices, draws.CROP), strict=True)
+            return np.stack([boxes_of(view.crop, view.number, key, *sides) for view, key in per_view], axis=1)
+
+        def chains_of(indices: Ints) -> Floats:
+            per_view = []
+            for view, key in zip(self._views, keys(indices, draws.PHOTOMETRIC), strict=True):
+                drawn = draws.photometric_draws(key, view.crop.view)
+                per_view.append(chains(drawn, view.crop.view, self._shape.channels))
+            return np.stack(per_view, axis=1)
+
+        def finish(indices: Ints, flat: Tensor) -> Batch:
+            if self._crops.finishes:
+                views = [view.permute(0, 3, 1, 2) for view in self._shape.split(flat)]
+            else:
+                crops, todo = self._shape.split(self._transfer(flat)), chains_of(indices)
+                views = [self._normalize(photometric(crop, todo[:, v])) for v, crop in enumerate(crops)]
+            return give(indices, [view.to(self._dtype) for view in views])
+
+        chains_then = chains_of if self._crops.finishes else None
+        epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)
+        self._open.add(epoch)
+        return epoch
+
+    def close(self) -> None:
+        """Stop every epoch that is still open and free what is held."""
+        for epoch in list(self._open):
+            epoch.close()
+        self._crops.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()

@@ -1,0 +1,254 @@
+"""The loaders that training and evaluation use: augmented views of the images, or one plain image with its label.
+
+All stand on one of two backends that deliver the same crops: FFCV (`ffcv_crops`) or a PyTorch `DataLoader`
+(`torchvision_crops`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.datasets.config import (
+    UNCHANGED,
+    AugmentationConfig,
+    CropConfig,
+    DatasetConfig,
+    MultiCropConfig,
+    check_interpolation,
+)
+from regbench.datasets.loading import draws
+from regbench.datasets.loading.crops import Ints
+from regbench.datasets.loading.epochs import Epoch, EpochLoader, View, views_of
+from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
+
+TRANSFORMS = ("center", "crop_flip")
+
+
+class PretrainingLoader(EpochLoader):
+    """Augmented views of every training image, two or many, in an order drawn anew for each epoch.
+
+    Attributes:
+        num_samples: Number of training images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        augmentation: AugmentationConfig | MultiCropConfig,
+        *,
+        data_dir: Path,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str = "auto",
+        workers: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        parts: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
+
+        Args:
+            dataset: Which data set; `train_per_class` is honoured.
+            augmentation: Of the views.
+            data_dir: The folder of all prepared data sets.
+            batch_size: Images a batch, in this process.
+            seed: Decides order and augmentation, together with the epoch.
+            device: Where the views are augmented and delivered.
+            backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
+            workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
+            rank: This process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
+                `world_size` x B images (of each part of it), which is the batch that one process with that batch size
+                would get.
+            world_size: Number of processes.
+            parts: Into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
+                of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
+            dtype: What the views are rounded to at the end.
+
+        Raises:
+            RegbenchError: If the data set is not prepared or not usable, or the batch is larger than it.
+        """
+        beton, self._indices = open_pretraining_split(dataset, data_dir)
+        self.num_samples = len(self._indices)
+        if batch_size * world_size > self.num_samples:
+            whole = f"{batch_size}" if world_size == 1 else f"{batch_size} x {world_size} processes"
+            raise RegbenchError(
+                f"batch size {whole} is larger than the {self.num_samples:,} training images; "
+                f"choose at most {self.num_samples // world_size}"
+            )
+        if isinstance(augmentation, AugmentationConfig):
+            augmentation = augmentation.crops(dataset.image_size)
+        super().__init__(
+            dataset,
+            beton,
+            views_of(augmentation.crops),
+            augmentation.interpolation,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            backend=backend,
+            workers=workers,
+            dtype=dtype,
+        )
+        self._rank, self._world_size, self._parts = rank, world_size, parts
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch; a last one that would be short is left out."""
+        return self.num_samples // (self.batch_size * self._world_size)
+
+    def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
+        """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the device."""
+        order = draws.epoch_order(self._seed, e, self._indices)
+        order = order[: len(self) * self.batch_size * self._world_size]
+        shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
+        order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
+        return self._epoch(order, e, lambda _, views: tuple(views))
+
+
+class ViewLoader(EpochLoader):
+    """Two augmented views of some images of a split, which are in the same order in each epoch.
+
+    Attributes:
+        num_samples: Number of images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        augmentation: AugmentationConfig,
+        split: str,
+        *,
+        images: int,
+        data_dir: Path,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        backend: str = "auto",
+        workers: int = 1,
+        choice: Path | None = None,
+    ) -> None:
+        """Open a split for measures over views.
+
+        Args:
+            dataset: Which data set.
+            augmentation: Of the two views.
+            split: "train", "tuning" or "test".
+            images: How many, at even distances over the file, which may be sorted by class; at most all.
+            data_dir: The folder of all prepared data sets.
+            batch_size: Images a batch.
+            seed: Decides the augmentation, together with the epoch.
+            device: Where the views are augmented and delivered.
+            backend: As for `PretrainingLoader`.
+            workers: As for `PretrainingLoader`.
+            choice: For "test", as for `EvalLoader`.
+
+        Raises:
+            RegbenchError: If the data set is not prepared or not usable, or the test split is to be opened without a
+                choice on record.
+        """
+        beton, indices = open_split(dataset, split, data_dir, choice)
+        self._indices = evenly(indices, images)
+        self.num_samples = len(self._indices)
+        super().__init__(
+            dataset,
+            beton,
+            views_of(augmentation.crops(dataset.image_size).crops),
+            augmentation.interpolation,
+            batch_size=min(batch_size, self.num_samples),
+            seed=seed,
+            device=device,
+            backend=backend,
+            workers=workers,
+        )
+
+    def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
+        """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last batch may be short."""
+        return self._epoch(self._indices, e, lambda _, views: tuple(views))
+
+
+class EvalLoader(EpochLoader):
+    """Images of a split with their labels, each once per epoch.
+
+    Attributes:
+        num_samples: Number of images.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetConfig,
+        split: str,
+        *,
+        data_dir: Path,
+        batch_size: int,
+        device: torch.device,
+        transform: Literal["center", "crop_flip"] = "center",
+        seed: int = 0,
+        backend: str = "auto",
+        workers: int = 1,
+        interpolation: str = "bicubic",
+        crop_scale: tuple[float, float] = (0.08, 1.0),
+        choice: Path | None = None,
+    ) -> None:
+        """Open a split for evaluation.
+
+        Args:
+            dataset: Which data set; `train_per_class` is honoured for "train".
+            split: "train", "tuning" or "test".
+            data_dir: The folder of all prepared data sets.
+            batch_size: Images a batch; more than there are means all of them.
+            device: Where the images are delivered.
+            transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
+                file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
+            seed: For "crop_flip".
+            backend: As for `PretrainingLoader`.
+            workers: As for `PretrainingLoader`.
+            interpolation: "bicubic", "bilinear" or "area".
+            crop_scale: Range of the crop's area, for "crop_flip".
+            choice: For "test": the record of what was chosen, and on which split, before this one is opened.
+
+        Raises:
+            RegbenchError: If the data set is not prepared or not usable, an argument is unknown, or the test split is
+                to be opened without a choice on record.
+        """
+        check_interpolation(interpolation)
+        if transform not in TRANSFORMS:
+            raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
+        beton, self._indices = open_split(dataset, split, data_dir, choice)
+        self._labels = torch.from_numpy(beton.labels)
+        self.num_samples = len(self._indices)
+        self._random = transform == "crop_flip"
+        crop = CropConfig(view=replace(UNCHANGED, crop_scale=crop_scale), size=dataset.image_size)
+        if not self._random:
+            crop = replace(crop, view=replace(UNCHANGED, flip_p=0.0), cut="center", resize=dataset.eval_resize)
+        super().__init__(
+            dataset,
+            beton,
+            [View(crop, 0, draws.EVALUATION_VIEW)],
+            interpolation,
+            batch_size=min(batch_size, self.num_samples),
+            seed=seed,
+            device=device,
+            backend=backend,
+            workers=workers,
+        )
+        self._device = device
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch; the last one may be short."""
+        return -(-self.num_samples // self.batch_size)
+
+    def epoch(self, e: int = 0) -> Epoch[tuple[Tensor, Tensor]]:
+        """Start epoch `e`: images (N, C, S, S) float32, normalised, and labels (N,) int64, on the device."""
+        order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
+
+        def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
+            return views[0], self._labels[torch.from_numpy(indices)].to(self._device)
+
+        return self._epoch(order, e, give)

@@ -1,0 +1,93 @@
+"""Opening a split of a prepared data set, and which of its images are used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from regbench import RegbenchError
+from regbench.datasets.beton import Beton
+from regbench.datasets.config import ARRAY_SOURCES, DatasetConfig
+from regbench.datasets.loading.crops import Ints
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import check_matches
+
+
+def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:
+    """Open the images to pretrain on: the "unlabeled" split where there is one, else "train".
+
+    Returns:
+        The file, and the places in it of the images to use.
+
+    Raises:
+        RegbenchError: If the data set is not prepared, or is not usable.
+    """
+    manifest = Manifest.load(data_dir, dataset)
+    return _open(manifest, dataset, manifest.pretraining_split, data_dir)
+
+
+def open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> tuple[Beton, Ints]:
+    """Open a split for evaluation.
+
+    Args:
+        dataset: Which data set.
+        split: "train", "tuning" or "test".
+        data_dir: The folder of all prepared data sets.
+        choice: For "test": the record of what was chosen, and on which split, before this one is opened.
+
+    Returns:
+        The file, and the places in it of the images to use.
+
+    Raises:
+        RegbenchError: If the data set is not prepared or not usable, or the test split is to be opened without a
+            choice on record.
+    """
+    if split == "test":
+        _check_choice(choice)
+    return _open(Manifest.load(data_dir, dataset), dataset, split, data_dir)
+
+
+def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> tuple[Beton, Ints]:
+    check_matches(manifest, dataset, data_dir)
+    beton = Beton(manifest.split_file(data_dir, split))
+    if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
+        raise RegbenchError(
+            f"{beton.path} is damaged: it has labels from {beton.labels.min()} to {beton.labels.max()} for "
+            f"{dataset.num_classes} classes; write it again: {dataset.prepare_command} --force"
+        )
+    return beton, _first_of_each_class(beton.labels, dataset, split)
+
+
+def _check_choice(path: Path | None) -> None:
+    """Keep the test split closed until it is on disk what was chosen on which split."""
+    try:
+        choice = json.loads(path.read_text()) if path else {}
+        selected_on = choice["hyperparameters"]["selected_on"]
+    except (OSError, ValueError, KeyError, TypeError):
+        selected_on = None
+    if selected_on not in ("given", "tuning", "test"):
+        raise RegbenchError(
+            "the test split is for final scores: it is opened with the record of what was chosen before, and "
+            f"{path or 'none was given'} is none"
+        )
+
+
+def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:
+    """Indices of the images to use, ascending: in "train" the first `train_per_class` of each class."""
+    if split != "train" or dataset.train_per_class is None or dataset.source not in ARRAY_SOURCES:
+        return np.arange(len(labels))
+    counts = np.bincount(labels, minlength=dataset.num_classes)
+    if counts.min() < dataset.train_per_class:
+        raise RegbenchError(
+            f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class {counts.argmin()} has "
+            f"{counts.min()} training images; choose at most {counts.min()}"
+        )
+    rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
+    return np.sort(np.concatenate(rows))
+
+
+def evenly(indices: Ints, count: int) -> Ints:
+    """Take so many of the indices at even distances, or all of them if there are no more."""
+    return indices[np.arange(count) * len(indices) // count] if count < len(indices) else indices
