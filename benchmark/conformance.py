@@ -395,8 +395,6 @@ def documentation(method: Regularizer) -> Outcome:
 def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
     """Whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one.
 
-    Every form is tried, streamed ones with gathered and with ring-passed embeddings.
-
     Args:
         many: Methods by any name.
 
@@ -475,17 +473,16 @@ def _sharded_outcome(method: Regularizer, rank: int, groups: Mapping[int, Any]) 
             continue
         mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
         for form in method.forms:
-            for exchange in ("gather",) if form == "textbook" else ("gather", "ring"):
-                engine = Engine(form=form, group=groups[size], exchange=exchange)
-                where = f"{form}, {exchange}, rank {rank} of {size}"
-                try:
-                    wanted = _gradients(method, z1, z2, Engine(form=form))
-                    # What the other ranks would draw by themselves must not matter.
-                    found = _gradients(method, z1[mine], z2[mine], engine, seed=rank)
-                except Exception as error:  # a method's bug, which other ranks need not meet
-                    return math.inf, f"{where}: {type(error).__name__}: {error}"
-                outcomes.append((_relative(found[0], wanted[0], _size(method, z1, z2)), f"value, {where}"))
-                floor = wanted[1].norm().item()
-                for a, b in zip(found[1:], wanted[1:], strict=True):
-                    outcomes.append((_relative(a / size, b[mine], floor), f"gradient, {where}"))
+            engine = Engine(form=form, group=groups[size])
+            where = f"{form}, rank {rank} of {size}"
+            try:
+                wanted = _gradients(method, z1, z2, Engine(form=form))
+                # What the other ranks would draw by themselves must not matter.
+                found = _gradients(method, z1[mine], z2[mine], engine, seed=rank)
+            except Exception as error:  # a method's bug, which other ranks need not meet
+                return math.inf, f"{where}: {type(error).__name__}: {error}"
+            outcomes.append((_relative(found[0], wanted[0], _size(method, z1, z2)), f"value, {where}"))
+            floor = wanted[1].norm().item()
+            for a, b in zip(found[1:], wanted[1:], strict=True):
+                outcomes.append((_relative(a / size, b[mine], floor), f"gradient, {where}"))
     return _worst(outcomes)

@@ -72,7 +72,6 @@ def predict(
     *,
     world_size: int = 1,
     loss_form: str = "auto",
-    exchange: str = "gather",
     shard_optimizer: bool = False,
     ddp_bucket_view: bool = True,
     plain_network: bool = False,
@@ -83,7 +82,6 @@ def predict(
         cell: The run; nothing of it is computed.
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
-        exchange: See `Engine`.
         shard_optimizer: Whether the ranks share the momentum, see `LARS`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
         plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
@@ -117,7 +115,7 @@ def predict(
             network=network,
             optimizer=optimizer,
             method=cell.method,
-            engine=Engine(form=loss_form, group=group, exchange=exchange, even=True),
+            engine=Engine(form=loss_form, group=group, even=True),
             precision=cell.precision,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
@@ -298,7 +296,7 @@ class _Accounts(TorchDispatchMode):
                 self.all_reduce(size)
             elif name == "_allgather_base_":
                 self.sent_bytes += (self._world_size - 1) / self._world_size * size
-            elif name in ("send", "broadcast_"):
+            elif name == "broadcast_":
                 self.sent_bytes += size
         elif func.namespace == "aten":
             # An operation in place (addmm_) costs what the other (addmm) does.

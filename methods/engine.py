@@ -5,7 +5,6 @@ Shapes: N = rows of the batch (n over all ranks, fewer on each), Q = embedding d
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from regbench import RegbenchError
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 FORMS = ("auto", "gram", "covariance", "textbook")
-EXCHANGES = ("gather", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +33,21 @@ class Engine:
             are several, a warning says that each one's loss is that of its own rows). The value is
             that of the whole batch on every rank, and gradients are multiplied by the number of ranks, so that
             the mean that DistributedDataParallel takes is the gradient of the whole batch.
-        exchange: `gather` gives every rank the embeddings of all for the length of the call; `ring` passes them
-            from rank to rank, so that none holds more than three ranks' rows. Only streamed forms can use a ring.
-        even: All ranks are known to hold equally many rows: they need not ask each other, which makes a GPU wait.
+        even: Whether all ranks are known to hold equally many rows. Then they need not ask each other, which would
+            make a GPU wait.
 
     Raises:
-        RegbenchError: If `form` or `exchange` is none of these.
+        RegbenchError: If `form` is none of these.
     """
 
     form: str = "auto"
     group: dist.ProcessGroup | None = None
-    exchange: str = "gather"
     even: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses unknown names."""
-        for name, known in (("form", FORMS), ("exchange", EXCHANGES)):
-            if getattr(self, name) not in known:
-                raise RegbenchError(f"unknown {name} {getattr(self, name)!r}; choose {', '.join(known)}")
+        """Refuse unknown forms."""
+        if self.form not in FORMS:
+            raise RegbenchError(f"unknown form {self.form!r}; choose {', '.join(FORMS)}")
 
 
 @dataclass(frozen=True)
@@ -63,32 +58,31 @@ class Shard:
         sizes: Rows on each rank.
         rank: This rank.
         group: The processes, or None for one.
-        ring: Whether blocks of other ranks are passed on instead of gathered.
+        n: Rows of all ranks.
     """
 
     sizes: Sequence[int]
     rank: int = 0
     group: dist.ProcessGroup | None = None
-    ring: bool = False
     n: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Sums the rows of all ranks."""
+        """Sum the rows of all ranks."""
         object.__setattr__(self, "n", sum(self.sizes))
 
     @staticmethod
     def of(z_NQ: Tensor, engine: Engine) -> Shard:
-        """The share of this rank, whose rows are `z_NQ`; ranks may have different numbers of rows."""
+        """Find the share of this rank, whose rows are `z_NQ`; ranks may have different numbers of rows."""
         group = engine.group
         if group is None or dist.get_world_size(group) == 1:
             return Shard([len(z_NQ)])
-        ring = engine.exchange == "ring"
-        if engine.even:
-            return Shard([len(z_NQ)] * dist.get_world_size(group), dist.get_rank(group), group, ring)
-        size = torch.tensor([len(z_NQ)], device=z_NQ.device)
-        sizes = size.new_empty(dist.get_world_size(group))
-        all_gather(sizes, size, group=group)
-        return Shard(sizes.tolist(), dist.get_rank(group), group, ring)
+        sizes = [len(z_NQ)] * dist.get_world_size(group)
+        if not engine.even:
+            size = torch.tensor([len(z_NQ)], device=z_NQ.device)
+            gathered = size.new_empty(len(sizes))
+            all_gather(gathered, size, group=group)
+            sizes = gathered.tolist()
+        return Shard(sizes, dist.get_rank(group), group)
 
     @property
     def world(self) -> int:
@@ -102,17 +96,17 @@ class Shard:
         return slice(start, start + self.sizes[self.rank])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Sum over ranks, in place."""
         if self.group is not None:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def gather(self, local: Tensor) -> Tensor:
-        """The rows of all ranks in order, shape (n, …); the gradient does not flow."""
+        """Gather the rows of all ranks in order, shape (n, …), without a gradient."""
         return local.detach() if self.group is None else torch.cat(self._start_gather(local)())
 
     def _start_gather(self, local: Tensor) -> Callable[[], list[Tensor]]:
-        """Starts to gather; what it returns waits for the end and gives the rows of each rank."""
+        """Start to gather; the function that is returned waits for the end and gives the rows of each rank."""
         # Every backend gathers equal shapes; only batches of uneven length pay for the copy.
         longest = max(self.sizes)
         padded = _pad(local, longest)
@@ -126,14 +120,12 @@ class Shard:
         return finish
 
     def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Starts the exchange; the iterator gives, rank after rank, what each other rank gave for the tensors `local`.
+        """Start to gather the tensors `local`; the iterator gives, rank after rank, those of each other rank.
 
-        The first blocks travel while the caller works on its own rows.
+        They travel while the caller works on its own rows.
         """
         if self.group is None:
             return iter(())
-        if self.ring:
-            return self._ring(*self._pass_on([_pad(tensor, max(self.sizes)) for tensor in local]))
         return self._gathered([self._start_gather(tensor) for tensor in local])
 
     def _gathered(self, pending: Sequence[Callable[[], list[Tensor]]]) -> Iterator[tuple[Tensor, ...]]:
@@ -141,30 +133,8 @@ class Shard:
         for step in range(1, self.world):
             yield tuple(blocks[(self.rank + step) % self.world] for blocks in gathered)
 
-    def _pass_on(self, blocks: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
-        """Starts to send blocks to the rank before and to receive those of the rank after."""
-        assert self.group is not None
-        before, after = (dist.get_global_rank(self.group, (self.rank + step) % self.world) for step in (-1, 1))
-        coming = [torch.empty_like(block) for block in blocks]
-        transfers = itertools.chain.from_iterable(
-            (dist.P2POp(dist.isend, give, before, self.group), dist.P2POp(dist.irecv, take, after, self.group))
-            for give, take in zip(blocks, coming, strict=True)
-        )
-        return coming, dist.batch_isend_irecv(list(transfers))
-
-    def _ring(self, coming: list[Tensor], pending: list[dist.Work]) -> Iterator[tuple[Tensor, ...]]:
-        """Gives blocks as they arrive; the next ones travel while the present ones are worked on."""
-        for step in range(1, self.world):
-            for work in pending:
-                work.wait()
-            present = coming
-            if step + 1 < self.world:
-                coming, pending = self._pass_on(present)
-            size = self.sizes[(self.rank + step) % self.world]
-            yield tuple(tensor[:size] for tensor in present)
-
     def gather_with_gradient(self, local_NQ: Tensor) -> Tensor:
-        """The rows of all ranks; backward hands this rank its own rows' gradient, times the number of ranks.
+        """Gather the rows of all ranks; backward hands this rank its own rows' gradient, times the number of ranks.
 
         Nothing is communicated backward: every rank computes the whole loss, so its gradient for its own rows is
         complete. Letting gradients of the gather be summed or dropped instead gives results off by the number of ranks.
@@ -188,7 +158,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _pad(tensor: Tensor, length: int) -> Tensor:
-    """The tensor, contiguous, with rows of zeros to the length; a copy only if it has to be."""
+    """Pad the tensor with rows of zeros to the length, contiguous; copy only what has to be."""
     if len(tensor) == length:
         return tensor.detach().contiguous()
     padded = tensor.new_zeros(length, *tensor.shape[1:])

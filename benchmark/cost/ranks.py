@@ -227,9 +227,7 @@ def measure_forms(
     calls: dict[tuple[str, str], Callable[[], Sequence[Tensor]]] = {}
     result: dict[str, Any] = {"shared": {}, "alone": {}, "floor": [], "bytes": {}, "failed": {}}
     for form in forms:
-        # Over gloo a ring is quicker than its all_gather; NCCL's is the quicker of its two.
-        exchange = "gather" if here.device.type == "cuda" or form == "textbook" else "ring"
-        run = _call(regularizer, local, Engine(form=form, group=here.group, exchange=exchange))
+        run = _call(regularizer, local, Engine(form=form, group=here.group))
         try:
             result["bytes"][form] = int(here.largest([peak_extra_bytes(run, here.device)])[0])
         except Exception as error:

@@ -126,11 +126,6 @@ def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_unknown_exchanges_are_refused() -> None:
-    with pytest.raises(RegbenchError, match="unknown exchange 'tree'; choose gather, ring"):
-        Engine(exchange="tree")
-
-
 def test_rows_shorter_than_1e_12_count_as_zero() -> None:
     z1, z2 = draw(5, 4)
     z1[3] *= 1e-13 / z1[3].norm()
