@@ -6,30 +6,22 @@ ranks. The tests run the same over every registered method, so a new method is t
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import inspect
 import json
-import logging
 import math
-import os
-import pickle
 import re
-import signal
-import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
-from regbench import methods
+from regbench import RegbenchError, methods
+from regbench.benchmark.processes import Place, Processes, WorkFailed, one_line
 from regbench.benchmark.settings.config import Cell, load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS
@@ -37,8 +29,6 @@ from regbench.methods.base import LOCAL_ROWS
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
 _TINY = 1e-300
-# Exit codes of ranks that ended well, raised, or were ended because another had.
-_RAISED = (0, 1, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -47,14 +37,14 @@ class Finding:
 
     Attributes:
         check: Its name.
-        error: The largest deviation, in the unit that the check's docstring names; infinite if something broke.
         bound: What is allowed.
+        error: The largest deviation, in the unit that the check's docstring names; infinite if something broke.
         where: Where the largest deviation was, or what broke.
     """
 
     check: str
-    error: float
     bound: float
+    error: float
     where: str
 
     @property
@@ -81,21 +71,17 @@ def check_names() -> list[str]:
 
 
 def run_check(method: Regularizer, check: str) -> Finding | None:
-    """One check of one method; None if it claims nothing that the check is about."""
+    """Run one check of one method; None if it claims nothing that the check is about."""
     function, bound = _checks[check]
     try:
         outcome = function(method)
     except Exception as error:  # whatever a method raises is a finding
-        return Finding(check, math.inf, bound, f"{type(error).__name__}: {error}")
-    return None if outcome is None else Finding(check, *_swap(outcome, bound))
-
-
-def _swap(outcome: tuple[float, str], bound: float) -> tuple[float, float, str]:
-    return outcome[0], bound, outcome[1]
+        outcome = (math.inf, f"{type(error).__name__}: {error}")
+    return outcome and Finding(check, bound, *outcome)
 
 
 def check(method: Regularizer) -> list[Finding]:
-    """All checks of one method, the sharded one last (it starts four processes)."""
+    """Run all checks of one method, the sharded one last (it starts four processes)."""
     findings = [run_check(method, name) for name in _checks]
     return [finding for finding in findings if finding] + [check_sharded({"": method})[""]]
 
@@ -392,80 +378,43 @@ def documentation(method: Regularizer) -> Outcome:
 # Over ranks.
 
 
-def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
-    """Whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one.
+def check_sharded(many: Mapping[str, Regularizer], ranks: Processes | None = None) -> dict[str, Finding]:
+    """Check whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one, in every form.
 
     Args:
         many: Methods by any name.
+        ranks: Processes that `sharded_ranks` made, for callers who check more than once; by default new ones.
 
     Returns:
         For each name the largest relative difference: of a rank's value from the single process's, and of its
         gradients divided by the number of ranks (the mean that DistributedDataParallel takes).
     """
-    outcomes: dict[str, list[tuple[float, str]]] = {}
-    while left := {name: method for name, method in many.items() if name not in outcomes}:
-        outcomes |= _outcomes_of_ranks(left)
-    return {name: Finding("sharded", *_swap(_worst(outcomes[name]), 1e-9)) for name in many}
+    with contextlib.nullcontext(ranks) if ranks else sharded_ranks() as asked:
+        return {name: _check_sharded(method, asked) for name, method in many.items()}
 
 
-def _outcomes_of_ranks(many: Mapping[str, Regularizer]) -> dict[str, list[tuple[float, str]]]:
-    """What each rank found, of the methods up to the first that breaks a rank, which ends the others too."""
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it warns of those that it ends
-    world, broken = max(SHARDS), ""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "methods.pkl").write_bytes(pickle.dumps(dict(many)))
-        spawned = mp.spawn(_rank, (str(folder),), nprocs=world, join=False)  # type: ignore[attr-defined, no-untyped-call]
-        try:
-            while not spawned.join():
-                pass
-        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:  # type: ignore[attr-defined]
-            codes = [process.exitcode for process in spawned.processes]  # 1 of one that raised, and wrote why
-            died = [f"rank {i} ended with exit code {code}" for i, code in enumerate(codes) if code not in _RAISED]
-            broken = died[0] if died else str(error).strip().splitlines()[-1]
-        written = [Path(folder) / f"{rank}.jsonl" for rank in range(world)]
-        lines = [json.loads(line) for path in written if path.exists() for line in path.read_text().splitlines()]
-    outcomes: dict[str, list[tuple[float, str]]] = {}
-    for name in many:
-        found = sorted((moment, error, where) for of, moment, error, where in lines if of == name)
-        failed = [(error, where) for _, error, where in found if math.isinf(error)]
-        if not failed and len(found) == world:
-            outcomes[name] = [(error, where) for _, error, where in found]
-            continue
-        # The others fail too, later, when they miss the first.
-        outcomes[name] = failed[:1] if failed and not broken.startswith("rank ") else [(math.inf, broken)]
-        break
-    return outcomes
+def sharded_ranks() -> Processes:
+    """Make the processes that `check_sharded` asks; to be closed."""
+    return Processes(max(SHARDS), _join)
 
 
-def _rank(rank: int, folder: str) -> None:
-    """One process of `check_sharded`: writes its errors as lines of JSON."""
+def _check_sharded(method: Regularizer, ranks: Processes) -> Finding:
+    try:
+        outcome = _worst(ranks.ask(_compare_with_one, method))
+    except WorkFailed as error:
+        outcome = (math.inf, str(error))
+    return Finding("sharded", 1e-9, *outcome)
+
+
+def _join(here: Place) -> dict[int, Any]:
+    """Make the groups; a process outside of one gets a placeholder that it never uses."""
     warnings.filterwarnings("ignore", LOCAL_ROWS)  # one process's value is what the others are compared with
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    world = max(SHARDS)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        # However slow the machine is: when a process dies, its parent ends the others.
-        timeout=datetime.timedelta(days=1),
-    )
-    many: dict[str, Regularizer] = pickle.loads((Path(folder) / "methods.pkl").read_bytes())
-    # All processes make all groups; a process outside of a group gets a placeholder that it never uses.
-    groups: dict[int, Any] = {size: dist.new_group(list(range(size))) for size in SHARDS}
-    with (Path(folder) / f"{rank}.jsonl").open("a") as file:
-        for name, method in many.items():
-            outcome = _sharded_outcome(method, rank, groups)
-            file.write(json.dumps([name, time.time(), *outcome]) + "\n")
-            file.flush()
-            if math.isinf(outcome[0]):  # others may wait for this one for ever
-                sys.exit(1)
-    dist.barrier()
-    dist.destroy_process_group()
+    here.join("gloo")
+    return {size: dist.new_group(list(range(size))) for size in SHARDS}
 
 
-def _sharded_outcome(method: Regularizer, rank: int, groups: Mapping[int, Any]) -> tuple[float, str]:
+def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> tuple[float, str]:
+    rank = dist.get_rank()
     z1, z2 = _draw(11, 6)
     outcomes = [(0.0, "")]
     for size, rows in SHARDS.items():
@@ -473,14 +422,13 @@ def _sharded_outcome(method: Regularizer, rank: int, groups: Mapping[int, Any]) 
             continue
         mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
         for form in method.forms:
-            engine = Engine(form=form, group=groups[size])
             where = f"{form}, rank {rank} of {size}"
             try:
                 wanted = _gradients(method, z1, z2, Engine(form=form))
                 # What the other ranks would draw by themselves must not matter.
-                found = _gradients(method, z1[mine], z2[mine], engine, seed=rank)
-            except Exception as error:  # a method's bug, which other ranks need not meet
-                return math.inf, f"{where}: {type(error).__name__}: {error}"
+                found = _gradients(method, z1[mine], z2[mine], Engine(form=form, group=groups[size]), seed=rank)
+            except Exception as error:
+                raise RegbenchError(f"{form} form over {size} ranks: {one_line(error)}") from error
             outcomes.append((_relative(found[0], wanted[0], _size(method, z1, z2)), f"value, {where}"))
             floor = wanted[1].norm().item()
             for a, b in zip(found[1:], wanted[1:], strict=True):

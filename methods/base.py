@@ -191,8 +191,8 @@ class Regularizer(ABC):
         total: Tensor = _Eager.apply(z1_NQ, z2_NQ, self, engine, dtype, terms)
         return Loss(total, terms)
 
-    def _form(self, form: str, n: int, q: int) -> str:
-        """What `auto` stands for at a batch of n and q dimensions."""
+    def form_at(self, form: str, n: int, q: int) -> str:
+        """Tell what a form stands for at a batch of n and q dimensions: `auto` for the cheapest there is."""
         if form != "auto":
             return form
         streamed = [form for form in self.forms if form != "textbook"]
@@ -252,7 +252,7 @@ class _Eager(torch.autograd.Function):
         shard = Shard.of(z1_NQ, engine)
         if shard.n < 2:
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
-        form = method._form(engine.form, shard.n, z1_NQ.shape[1])
+        form = method.form_at(engine.form, shard.n, z1_NQ.shape[1])
         with method._drawing(shard):
             owner = Regularizer if form == "textbook" else type(method)
             terms, *gradients_NQ = owner.value_and_gradient(method, z1_NQ.to(dtype), z2_NQ.to(dtype), shard, form)

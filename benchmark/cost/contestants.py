@@ -1,4 +1,4 @@
-"""The loaders that `regbench loader-bench` compares, and the processes that they run in.
+"""The loaders that `regbench loader-bench` compares, and what each does in its process.
 
 Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two views of each image:
 
@@ -13,17 +13,12 @@ several times slower), and its workers read the images from the memory map inste
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 import random
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +27,8 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from regbench import RegbenchError
+from regbench.benchmark.cost.images import Images
+from regbench.benchmark.processes import Place
 from regbench.datasets.beton import RAW, Beton
 from regbench.datasets.config import AugmentationConfig, CropConfig, DatasetConfig, ViewConfig
 from regbench.datasets.loading import draws
@@ -40,7 +36,6 @@ from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, 
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.loading.photometric import blur_taps
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
-from regbench.datasets.manifest import Manifest
 
 Pair = tuple[Tensor, Tensor]
 # Gives at least so many batches; when it ends, nothing is at work any more.
@@ -52,33 +47,35 @@ class Task:
     """What a contestant is to load, and with what.
 
     Attributes:
-        dataset: A prepared data set.
-        augmentation: Of the two views; each contestant has the filter of its own.
-        data_dir: Folder of prepared data sets.
-        batch_size: Images a batch.
+        images: A prepared data set; each contestant has the filter of its own.
         workers: Threads or worker processes.
         device: Where views are delivered.
+        batch_size: Images a batch.
     """
 
-    dataset: DatasetConfig
-    augmentation: AugmentationConfig
-    data_dir: Path
-    batch_size: int
+    images: Images
     workers: int
     device: str
+    batch_size: int
+
+    @staticmethod
+    def of(images: Images, workers: int, device: str) -> Task:
+        """Choose the batch: small images come in larger batches, as they would in training."""
+        at_once = 64 if images.dataset.image_size > 96 else 512
+        return Task(images=images, workers=workers, device=device, batch_size=min(at_once, len(Beton(images.file))))
+
+    @property
+    def dataset(self) -> DatasetConfig:
+        """The configuration of the images."""
+        return self.images.dataset
 
     @property
     def views(self) -> tuple[ViewConfig, ViewConfig]:
         """The augmentation of each."""
-        return self.augmentation.view1, self.augmentation.view2
-
-    def file(self) -> Path:
-        """The images to pretrain on."""
-        manifest = Manifest.load(self.data_dir, self.dataset)
-        return manifest.split_file(self.data_dir, manifest.pretraining_split)
+        return self.images.augmentation.view1, self.images.augmentation.view2
 
     def order(self, images: int, count: int) -> Ints:
-        """The images of `count` batches: all in random order, again and again."""
+        """List the images of `count` batches: all in random order, again and again."""
         passes = -(-count * self.batch_size // images)
         generator = np.random.default_rng(0)
         order = np.concatenate([generator.permutation(images) for _ in range(passes)])
@@ -121,7 +118,7 @@ class _TwoViews(Dataset[Any]):
     """Reads an image with Pillow and puts it through two chains, after what both have in common."""
 
     def __init__(self, task: Task, chains: Sequence[Any], common: Callable[[Any], Any] = lambda image: image) -> None:
-        self.beton = Beton(task.file())
+        self.beton = Beton(task.images.file)
         self._grey = task.dataset.channels == 1
         self._chains = chains
         self._common = common
@@ -198,7 +195,7 @@ def _ffcv(task: Task, part: str, interpolation: str) -> Batches:
 
     first, second = task.views
     loader = Loader(
-        str(task.file()),
+        str(task.images.file),
         task.batch_size,
         num_workers=task.workers,
         order=OrderOption.RANDOM,
@@ -244,7 +241,7 @@ def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:
 def _regbench(task: Task, part: str, interpolation: str, backend: str = "ffcv") -> Batches:
     if part == "views":
         return _two_view_loader(task, interpolation, backend)
-    beton = Beton(task.file())
+    beton = Beton(task.images.file)
     crops, size = _crop_loader(task, beton, interpolation, backend, views=2), task.dataset.image_size
     epochs = itertools.count()
 
@@ -261,7 +258,7 @@ def _two_view_loader(task: Task, interpolation: str, backend: str) -> Batches:
     loader = PretrainingLoader(
         task.dataset,
         AugmentationConfig(view1=task.views[0], view2=task.views[1], interpolation=interpolation),
-        data_dir=task.data_dir,
+        data_dir=task.images.data_dir,
         batch_size=task.batch_size,
         seed=0,
         device=torch.device(task.device),
@@ -285,7 +282,7 @@ def _regbench_torchvision(task: Task, part: str, interpolation: str) -> Batches:
 
 def _decode_per_view(task: Task, part: str, interpolation: str) -> Batches:
     """The crops of `_regbench` by the same kernel, but each image comes twice and each time one view is cut out."""
-    beton = Beton(task.file())
+    beton = Beton(task.images.file)
     crops, size = _crop_loader(task, beton, interpolation, "ffcv", views=1), task.dataset.image_size
     epochs = itertools.count()
 
@@ -311,7 +308,7 @@ class Contestant:
         name: Whose it is.
         interpolation: The filter.
         parts: What it can deliver: "crops", "views".
-        needs_ffcv: Whether it runs without FFCV.
+        needs_ffcv: Whether FFCV must be installed.
         make: Opens it.
     """
 
@@ -344,14 +341,39 @@ class Pass:
     """What a contestant did at one go.
 
     Attributes:
-        images: Source images; two views of each.
-        seconds: From the call to the last view on the device.
+        img_per_s: Source images a second, from the call to the last view on the device; two views of each.
+        seconds: How long it took.
         delivered: What one view's batch is.
     """
 
-    images: int
+    img_per_s: float
     seconds: float
     delivered: str
+
+
+class Opened:
+    """A contestant in its process, warmed up.
+
+    Attributes:
+        warm: Its last pass before it takes turns.
+    """
+
+    def __init__(self, here: Place, contestant: Contestant, part: str, task: Task, seconds: float) -> None:
+        """Open a loader and warm it up until a pass takes about so many seconds."""
+        warnings.simplefilter("ignore")
+        self._device = torch.device(task.device)
+        self._batches = contestant.make(task, part, contestant.interpolation)
+        # In multiples of the workers, so that each of these has the same to do.
+        self._count = task.workers
+        self.next()
+        while (passed := self.next()).seconds < seconds / 2:
+            self._count *= 2
+        self._count = max(1, round(self._count * seconds / passed.seconds / task.workers)) * task.workers
+        self.warm = passed
+
+    def next(self) -> Pass:
+        """Take a turn."""
+        return take(self._batches, self._count, self._device)
 
 
 def take(batches: Batches, count: int, device: torch.device) -> Pass:
@@ -363,47 +385,6 @@ def take(batches: Batches, count: int, device: torch.device) -> Pass:
         images += len(view)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    took_s = time.perf_counter() - start_s
     shape = "x".join(map(str, view.shape))
-    return Pass(images, time.perf_counter() - start_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")
-
-
-def serve(
-    connection: Connection, number: int, part: str, task: Task, seconds: float, errors: Path, start_method: str
-) -> None:
-    """Open contestant `number`, warm it up, and answer each message with a pass; end with the connection.
-
-    Args:
-        connection: Gives a `Pass`, or a line that says what went wrong.
-        number: In `CONTESTANTS`.
-        part: Of `PARTS`.
-        task: What to load.
-        seconds: A pass takes about so long.
-        errors: Where the standard error goes: numba and FFCV say much that is of no use.
-        start_method: How the loaders' worker processes start.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
-    # A spawned process would spawn the workers of its loaders, too, which is not what their users have.
-    multiprocessing.set_start_method(start_method, force=True)
-    with errors.open("w") as file:
-        os.dup2(file.fileno(), 2)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(task.workers)
-    device = torch.device(task.device)
-    contestant = CONTESTANTS[number]
-    try:
-        batches = contestant.make(task, part, contestant.interpolation)
-        # In multiples of the workers, so that each of these has the same to do.
-        count = task.workers
-        take(batches, count, device)
-        while (passed := take(batches, count, device)).seconds < seconds / 2:
-            count *= 2
-        count = max(1, round(count * seconds / passed.seconds / task.workers)) * task.workers
-        connection.send(passed)
-        while True:
-            connection.recv()
-            connection.send(take(batches, count, device))
-    except (EOFError, BrokenPipeError):
-        return
-    except Exception as error:
-        line = str(error) if isinstance(error, RegbenchError) else f"{type(error).__name__}: {error}"
-        connection.send(line.splitlines()[0])
+    return Pass(images / took_s, took_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")

@@ -10,7 +10,7 @@ import torch
 
 from regbench.benchmark.evaluate import Features, weighted_knn
 from regbench.benchmark.evaluate.knn import BANK_BLOCK, QUERY_BLOCK
-from regbench.benchmark.machine import PeakMemory
+from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.settings.config import KNNConfig
 
 

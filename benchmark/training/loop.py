@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.machine import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
+from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.rundir.checkpoint import Damaged, Saved, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost

@@ -180,7 +180,7 @@ class DiesOnOneRank(Broken):
 
 def test_a_method_that_breaks_one_rank_fails_and_nobody_waits_for_it() -> None:
     findings = check_sharded({"fails": FailsOnOneRank(), "dies": DiesOnOneRank(), "sound": Broken()})
-    assert "rank 1 of 2: OSError: this rank has no disk" in findings["fails"].where
+    assert "rank 1: textbook form over 2 ranks: OSError: this rank has no disk" in findings["fails"].where
     assert "rank 1 ended with exit code 7" in findings["dies"].where
     assert [finding.ok for finding in findings.values()] == [False, False, True]
 

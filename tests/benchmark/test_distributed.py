@@ -36,7 +36,7 @@ import json, logging, os, signal, sys
 from regbench.benchmark.training import loop as train
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
-from regbench.benchmark.machine import PeakMemory
+from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.training.step import Step
 logging.basicConfig(level=logging.INFO)

@@ -12,8 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.benchmark.cost.ranks import peak_extra_bytes
 from regbench.benchmark.evaluate import Features, weighted_knn
+from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.settings.config import KNNConfig
 
 CPU = torch.device("cpu")

@@ -374,7 +374,7 @@ def test_a_choice_on_another_split_does_not_go_on_from_a_state(
 
 
 def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: Path) -> None:
-    from regbench.benchmark.cost.ranks import peak_extra_bytes
+    from regbench.benchmark.meters import peak_extra_bytes
 
     class Wide(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

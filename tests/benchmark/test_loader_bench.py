@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +15,19 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.benchmark.cost import contestants as loader_contestants
-from regbench.benchmark.cost import loaders as loader_bench
-from regbench.benchmark.cost.contestants import BASELINE, CONTESTANTS, Contestant
-from regbench.benchmark.cost.loader_memory import MIB, MemoryRow, growth, measure_memory, memory_table
-from regbench.benchmark.cost.loaders import Images, Machine, Row, Scenario
+from regbench.benchmark.cost import loaders
+from regbench.benchmark.cost.contestants import BASELINE, CONTESTANTS, Contestant, Task
+from regbench.benchmark.cost.harness import MIB, Machine
+from regbench.benchmark.cost.images import SCENARIOS, Images, chosen_images, make_images
+from regbench.benchmark.cost.loaders import LoaderSpeed
+from regbench.benchmark.speed.loader_memory import LoaderMemory, growth
+from regbench.benchmark.speed.loader_memory import measure as measure_memory
 from regbench.cli import main
 from regbench.datasets.beton import Beton
 
 FFCV = importlib.util.find_spec("ffcv") is not None
-JPEGS = replace(loader_bench.SCENARIOS["256"], height=40, width=56, image_size=24, distinct=6, copies=4)
-RAW = replace(loader_bench.SCENARIOS["raw32"], height=28, width=28, image_size=20, distinct=6, copies=4)
-MACHINE = Machine(cpu="2 cores of a CPU", gpu="", workers=2, rounds=3, seconds=1.0, versions="torch 9")
-
-
-def made(scenario: Scenario, folder: Path) -> Images:
-    config = loader_bench.make_images(scenario, folder)
-    return Images(name=scenario.name, dataset=config, augmentation=scenario.augmentation, data_dir=folder)
+JPEGS = replace(SCENARIOS["256"], height=40, width=56, image_size=24, distinct=6, copies=4)
+RAW = replace(SCENARIOS["raw32"], height=28, width=28, image_size=20, distinct=6, copies=4)
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +37,16 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def jpegs(data_dir: Path) -> Images:
-    return made(JPEGS, data_dir)
+    return make_images(JPEGS, data_dir)
 
 
 @pytest.fixture(scope="module")
 def raws(data_dir: Path) -> Images:
-    return made(RAW, data_dir)
+    return make_images(RAW, data_dir)
 
 
-def row(contestant: str, interpolation: str, rates: tuple[float, ...], part: str = "crops", **rest: object) -> Row:
-    base = Row(images="256", raw=False, part=part, device="cpu", contestant=contestant, interpolation=interpolation)
-    return replace(base, img_per_s=rates, **rest)  # type: ignore[arg-type]
+def task_of(images: Images) -> Task:
+    return replace(Task.of(images, 1, "cpu"), batch_size=4)
 
 
 # ---------------------------------------------------------------------------------------------------------- images
@@ -58,8 +54,8 @@ def row(contestant: str, interpolation: str, rates: tuple[float, ...], part: str
 
 def test_the_images_are_as_hard_to_code_as_photographs(tmp_path: Path) -> None:
     for name, low, high in (("256", 20e3, 40e3), ("500x375", 90e3, 130e3)):
-        scenario = replace(loader_bench.SCENARIOS[name], distinct=4, copies=2)
-        images = made(scenario, tmp_path)
+        scenario = replace(SCENARIOS[name], distinct=4, copies=2)
+        images = make_images(scenario, tmp_path)
         beton = Beton(tmp_path / name / "train.beton")
         assert low < beton.size.mean() < high
         sides = sorted((scenario.height, scenario.width))
@@ -68,15 +64,15 @@ def test_the_images_are_as_hard_to_code_as_photographs(tmp_path: Path) -> None:
 
 
 def test_the_images_are_the_same_each_time(tmp_path: Path, jpegs: Images) -> None:
-    again = made(JPEGS, tmp_path)
-    files = [images.data_dir / images.name / "train.beton" for images in (jpegs, again)]
+    again = make_images(JPEGS, tmp_path)
+    files = [images.file for images in (jpegs, again)]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert len(set(Beton(files[0]).size.tolist())) > 1
 
 
 def test_an_unknown_scenario_is_refused() -> None:
     with pytest.raises(RegbenchError, match="unknown scenario '512'; choose 256, 500x375, raw32"):
-        loader_bench.images(["512"], None).__enter__()
+        chosen_images(["512"], None).__enter__()
 
 
 # ----------------------------------------------------------------------------------------------------- contestants
@@ -99,7 +95,7 @@ def test_it_delivers_two_different_views(
     if contestant.needs_ffcv and not FFCV:
         pytest.skip("needs FFCV")
     images: Images = request.getfixturevalue(form)
-    task = replace(images.task(1, "cpu"), batch_size=4)
+    task = task_of(images)
     size = task.dataset.image_size
     batches = contestant.make(task, part, contestant.interpolation)
     first: list[Tensor] = []
@@ -119,7 +115,7 @@ def test_it_delivers_two_different_views(
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
 def test_a_decode_per_view_makes_the_same_crops(jpegs: Images) -> None:
-    task = replace(jpegs.task(1, "cpu"), batch_size=4)
+    task = task_of(jpegs)
     once, per_view = (
         [
             (one.clone(), two.clone())
@@ -141,41 +137,37 @@ def test_a_decode_per_view_makes_the_same_crops(jpegs: Images) -> None:
 def test_ffcv_is_left_out_by_name_where_it_is_missing(jpegs: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ffcv" else find(name, *rest))
-    # In their processes they are found by their number.
-    crops_only = [replace(each, parts=("crops",)) for each in CONTESTANTS]
-    chosen = [each for each in crops_only if each.name == BASELINE or each.needs_ffcv]
-    hidden = [each if each in chosen else replace(each, parts=()) for each in crops_only]
-    monkeypatch.setattr(loader_bench, "CONTESTANTS", hidden)
-    rows, machine = loader_bench.measure([jpegs], workers=1, seconds=0.01, rounds=2)
+    chosen = [
+        replace(each, parts=("crops",)) for each in CONTESTANTS if each.name == BASELINE or each.name == "regbench"
+    ]
+    rows, machine = loaders.measure([jpegs], workers=1, seconds=0.01, rounds=2, contestants=chosen)
     assert [(r.contestant, r.interpolation) for r in rows] == [(c.name, c.interpolation) for c in chosen]
     baseline, *others = rows
-    assert baseline.ratio == (1.0, 1.0)
+    assert baseline.ratio == [1.0, 1.0]
     assert len(baseline.img_per_s) == 2
     assert baseline.delivered == "uint8 24x3x24x24"
     assert {r.note for r in others} == {"left out: FFCV is not installed: pip install 'regbench[ffcv]'"}
-    assert machine.workers == 1
-    assert "ffcv" not in machine.versions
-    assert loader_bench.table(rows).count("FFCV is not installed") == len(others)
+    assert machine.settings == {"workers": 1, "rounds": 2, "seconds": 0.01}
+    assert loaders.tables(rows).count("FFCV is not installed") == len(others)
 
 
-def test_a_contestant_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = made(JPEGS, tmp_path)
-    path = tmp_path / JPEGS.name / "train.beton"
-    content, beton = bytearray(path.read_bytes()), Beton(path)
+def test_a_contestant_that_fails_is_left_out(tmp_path: Path) -> None:
+    images = make_images(JPEGS, tmp_path)
+    content, beton = bytearray(images.file.read_bytes()), Beton(images.file)
     for start in beton.start:
         content[start : start + 8] = b"garbage!"
-    path.write_bytes(content)
-    monkeypatch.setattr(loader_bench, "CONTESTANTS", [replace(CONTESTANTS[0], parts=("crops",))])
-    (row,), _ = loader_bench.measure([images], workers=1, seconds=0.01, rounds=1)
+    images.file.write_bytes(content)
+    chosen = [replace(CONTESTANTS[0], parts=("crops",))]
+    (row,), _ = loaders.measure([images], workers=1, seconds=0.01, rounds=1, contestants=chosen)
     assert row.note.startswith("left out: UnidentifiedImageError")
-    assert row.img_per_s == row.ratio == ()
+    assert not row.img_per_s and not row.ratio
 
 
 def test_numbers_that_cannot_be_are_refused(jpegs: Images) -> None:
     with pytest.raises(RegbenchError, match="--workers is 1000; choose 1 to "):
-        loader_bench.measure([jpegs], workers=1000, seconds=1, rounds=1)
+        loaders.measure([jpegs], workers=1000, seconds=1, rounds=1)
     with pytest.raises(RegbenchError, match="--rounds is 0"):
-        loader_bench.measure([jpegs], workers=1, seconds=1, rounds=0)
+        loaders.measure([jpegs], workers=1, seconds=1, rounds=0)
 
 
 @pytest.mark.slow
@@ -210,55 +202,28 @@ def test_settings_without_a_data_set_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
-def all_rows(speed: float) -> list[Row]:
-    """PIL does 100 images a second, regbench `speed` times as much and twice as much as with a decode per view."""
-    rows = [row(BASELINE, "bicubic", (100, 100, 100), part, ratio=(1, 1, 1)) for part in loader_contestants.PARTS]
-    for part in loader_contestants.PARTS:
-        for filter_ in ("bicubic", "area"):
-            ratio = (0.9 * speed, speed, 3 * speed)
-            own = (90 * speed, 100 * speed, 300 * speed)
-            rows.append(row("regbench", filter_, own, part, ratio=ratio))
-    slow = (45 * speed, 50 * speed, 150 * speed)
-    rows.append(row("regbench, a decode per view", "bicubic", slow, ratio=tuple(rate / 100 for rate in slow)))
-    return rows
-
-
-def test_targets_are_compared_with_medians() -> None:
-    met = {o.target.least: o.ratio for o in loader_bench.outcomes(all_rows(3.0))}
-    assert set(met) == {2.5, 4.0, 1.25, 2.0}
-    assert met[1.25] == pytest.approx((2, 2, 2))
-    assert met[2.5] == pytest.approx((2.7, 3, 9))
-    lines = loader_bench.targets_table(loader_bench.outcomes(all_rows(3.0))).splitlines()[2:]
-    assert [line.rstrip().endswith("not met") for line in lines] == [False, True, False, False]
-    assert all(line.rstrip().endswith("met") for line in lines)
-
-
-def test_the_target_of_raw_images_is_theirs_alone() -> None:
-    raw = [replace(each, raw=True) for each in all_rows(12.0)]
-    assert [o.target.least for o in loader_bench.outcomes(raw)] == [2.0, 10.0]
-
-
-def test_a_target_whose_loader_was_left_out_is_open() -> None:
-    rows = [replace(each, img_per_s=(), ratio=()) if each.contestant != BASELINE else each for each in all_rows(3.0)]
-    table = loader_bench.targets_table(loader_bench.outcomes(rows))
-    assert "met" not in table
+def row(interpolation: str, rates: Sequence[float], **rest: object) -> LoaderSpeed:
+    base = LoaderSpeed(
+        images="256", raw=False, part="crops", device="cpu", contestant="regbench", interpolation=interpolation
+    )
+    return replace(base, img_per_s=rates, **rest)  # type: ignore[arg-type]
 
 
 def test_the_table_gives_median_range_and_views() -> None:
-    table = loader_bench.table([row("regbench", "area", (100, 400, 200), ratio=(1, 4, 2), delivered="uint8 1x2")])
+    table = loaders.tables([row("area", (100, 400, 200), ratio=(1, 4, 2), delivered="uint8 1x2")])
     (line,) = [line for line in table.splitlines() if line.startswith("regbench")]
-    assert line.split() == ["regbench", "area", "200", "100–400", "400", "2", "1–4", "2", "x", "uint8", "1x2"]
+    assert line.split() == ["regbench", "area", "200", "100–400", "400", "2.00", "1.00–4.00", "2", "x", "uint8", "1x2"]
 
 
 def test_the_csv_has_a_line_for_each_round_and_for_each_left_out(tmp_path: Path) -> None:
-    rows = [row("regbench", "area", (1.5, 2.5), ratio=(0.5, 1.0)), row("FFCV", "area", (), note="left out: none")]
-    loader_bench.write_csv(rows, MACHINE, tmp_path / "x.csv")
+    rows = [row("area", (1.5, 2.5), ratio=(0.5, 1.0)), row("area", (), note="left out: none")]
+    loaders.write(rows, Machine("2 cores", {"torch": "9"}, {"workers": 2}), tmp_path / "x.csv")
     lines = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text())))
     assert [(line["round"], line["img_per_s"], line["ratio"]) for line in lines] == [
         *(("1", "1.5", "0.5"), ("2", "2.5", "1.0"), ("", "", ""))
     ]
     assert lines[2]["note"] == "left out: none"
-    assert {line["versions"] for line in lines} == {"torch 9"}
+    assert {line["torch"] for line in lines} == {"9"}
 
 
 # ---------------------------------------------------------------------------------------------------------- memory
@@ -274,10 +239,7 @@ def test_memory_is_that_of_all_ranks() -> None:
 
 
 def test_growth_is_that_of_a_rank_among_the_most() -> None:
-    def of(ranks: int, file_mib: int, private_mib: int) -> MemoryRow:
-        return MemoryRow(ranks=ranks, file_bytes=file_mib * MIB, private_bytes=private_mib * MIB, total_bytes=0)
+    def of(ranks: int, file_mib: int, private_mib: int) -> LoaderMemory:
+        return LoaderMemory(ranks=ranks, file_bytes=file_mib * MIB, private_bytes=private_mib * MIB, total_bytes=0)
 
-    rows = [of(1, 100, 500), of(4, 100, 300), of(1, 1100, 900), of(4, 1100, 305)]
-    assert growth(rows) == 0.005
-    assert memory_table(rows).endswith("grows by 0.50% of what the file grows; target: < 1%: met")
-    assert memory_table([*rows[:3], of(4, 1100, 320)]).endswith("2.00% of what the file grows; target: < 1%: not met")
+    assert growth([of(1, 100, 500), of(4, 100, 300), of(1, 1100, 900), of(4, 1100, 305)]) == 0.005

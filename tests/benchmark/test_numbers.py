@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from regbench.benchmark.evaluate import Evaluator
-from regbench.benchmark.machine import PeakMemory
+from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt

@@ -18,7 +18,6 @@ COST_HELP = """
   regbench cost                                          all methods, small sizes: two minutes
   regbench cost vicreg --n 256,2048 --q 8192 --budget inf
   regbench cost sfrik_l3 --forms auto,textbook --ranks 1,2,4
-  regbench cost --targets                                a quarter of an hour on two cores
 """
 
 
@@ -33,7 +32,7 @@ COST_HELP = """
 @click.option("--repeats", type=int, default=5, show_default=True, help="Rounds; 0 measures memory only.")
 @click.option("--dtype", default="float32", show_default=True, help="Of the embeddings: float32, float64 or bfloat16.")
 @click.option(
-    "--budget", type=float, help="Seconds in all: what does not fit is left out.  [default: 120; with --targets: inf]"
+    "--budget", type=float, default=120.0, show_default=True, help="Seconds in all: what does not fit is left out."
 )
 @click.option(
     "--memory-limit",
@@ -41,7 +40,6 @@ COST_HELP = """
     callback=positive,
     help="GiB that one case may need.  [default: half of the machine's or GPU's memory]",
 )
-@click.option("--targets", is_flag=True, help="Measure what the project's targets need and print both side by side.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -59,9 +57,8 @@ def cost(
     threads: int,
     repeats: int,
     dtype: str,
-    budget: float | None,
+    budget: float,
     memory_limit: float | None,
-    targets: bool,
     out: Path,
 ) -> None:
     """Measure time and memory of METHODS (default: all), each form against the textbook's.
@@ -70,33 +67,24 @@ def cost(
     are timed alternately, cheap cases first; what is predicted not to fit the budget or the memory is left out and says
     so. Prints a table and writes cost.csv, cost.md and cost.png.
     """
-    from regbench.benchmark.cost import losses as measurement
+    from regbench.benchmark.cost import losses
+    from regbench.benchmark.cost.harness import table
     from regbench.files import write_bytes
     from regbench.reports.cost import cost_png
 
     sizes = {"n": n, "q": q, "ranks": ranks}
-    asked: dict[str, Any] = {what: whole_numbers(what, text) for what, text in sizes.items() if text is not None}
+    asked: dict[str, Any] = {what: tuple(whole_numbers(what, text)) for what, text in sizes.items() if text is not None}
     if forms is not None:
-        asked["forms"] = comma_separated("forms", forms)
-    if targets and asked:
-        raise RegbenchError(f"--targets has sizes and forms of its own; leave out --{', --'.join(asked)}")
-    if budget is None:
-        budget = float("inf") if targets else 120.0
-    limit = None if memory_limit is None else int(memory_limit * 2**30)
-    common: dict[str, Any] = {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
-    grid = measurement.Grid(methods=methods, budget_s=budget, memory_limit_bytes=limit, **common, **asked)
-    machine = measurement.Machine.of(grid)
+        asked["forms"] = tuple(comma_separated("forms", forms))
+    if memory_limit is not None:
+        asked["memory_limit_bytes"] = int(memory_limit * 2**30)
+    asked |= {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
+    grid = losses.Grid(methods=tuple(methods), budget_s=budget, **asked)
     make_folder(out)
-    click.echo(f"{machine}\n")
-    compared = ""
-    if targets:
-        outcomes, rows = measurement.measure_targets(grid)
-        compared = measurement.targets_table(outcomes, "github")
-        click.echo(f"{measurement.targets_table(outcomes)}\n")
-    else:
-        rows = measurement.measure(grid)
-    click.echo(f"{measurement.table(rows)}\n\n{measurement.LEGEND}\n")
-    measurement.write(rows, machine, out, compared)
+    click.echo(f"{grid.machine}\n")
+    rows = losses.measure(grid)
+    click.echo(f"{table(rows, losses.COLUMNS)}\n\n{losses.LEGEND}\n")
+    losses.write(rows, grid.machine, out)
     figure = cost_png((out / "cost.csv").read_text())
     if figure is not None:
         write_bytes(out / "cost.png", figure)
@@ -109,7 +97,6 @@ def cost(
 @click.option("--workers", type=int, help="Cores, and threads or processes of each loader.  [default: all cores]")
 @click.option("--seconds", type=float, default=2.0, show_default=True, help="Of each loader in each round, about.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Turns of each loader.")
-@click.option("--memory", is_flag=True, help="Measure what 4 ranks on one file need in memory, and nothing else.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
 @settings
 def loader_bench(
@@ -118,7 +105,6 @@ def loader_bench(
     workers: int | None,
     seconds: float,
     rounds: int,
-    memory: bool,
     out: Path | None,
     overrides: Sequence[str],
 ) -> None:
@@ -134,25 +120,20 @@ def loader_bench(
     """
     import os
 
-    from regbench.benchmark.cost import loaders as measurement
-    from regbench.benchmark.cost.loader_memory import measure_memory, memory_table
+    from regbench.benchmark.cost import loaders
+    from regbench.benchmark.cost.images import chosen_images
 
     if overrides and not data:
         raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")
-    if memory:
-        click.echo(memory_table(measure_memory()))
-        return
     cores = workers if workers is not None else len(os.sched_getaffinity(0))
-    measurement.refuse_impossible(workers=cores, seconds=seconds, rounds=rounds)
+    loaders.refuse_impossible(workers=cores, seconds=seconds, rounds=rounds)
     if out:
         make_folder(out.parent)
-    with measurement.images(scenario, data, overrides) as images:
+    with chosen_images(scenario, data, overrides) as images:
         for each in images:
             click.echo(str(each))
-        rows, machine = measurement.measure(images, workers=cores, seconds=seconds, rounds=rounds)
-    click.echo(f"{machine}\n\n{measurement.table(rows)}\n\n{measurement.LEGEND}")
-    if outcomes := measurement.outcomes(rows):
-        click.echo(f"\n{measurement.targets_table(outcomes)}")
+        rows, machine = loaders.measure(images, workers=cores, seconds=seconds, rounds=rounds)
+    click.echo(f"{machine}\n\n{loaders.tables(rows)}\n\n{loaders.LEGEND}")
     if out:
-        measurement.write_csv(rows, machine, out)
+        loaders.write(rows, machine, out)
         click.echo(f"\nwritten: {out}")

@@ -1,4 +1,4 @@
-"""Clocks, memory and the description of the machine."""
+"""Clocks, memory, energy and the description of the machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import platform
 import resource
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from regbench.benchmark import machine as measure
-from regbench.benchmark.machine import EnergyMeter, PeakMemory, Stopwatch, environment
+from regbench.benchmark import machine
+from regbench.benchmark.machine import environment
+from regbench.benchmark.meters import EnergyMeter, PeakMemory, Stopwatch, peak_extra_bytes
 
 CPU = torch.device("cpu")
 
@@ -81,13 +84,13 @@ def test_git_state_is_not_that_of_a_checkout_around_the_installation(
         ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"],
     ):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    installed = tmp_path / "site-packages" / "measure.py"
+    installed = tmp_path / "site-packages" / "machine.py"
     installed.parent.mkdir()
     installed.touch()
-    monkeypatch.setattr(measure, "__file__", str(installed))
-    assert measure.git_state() is None
+    monkeypatch.setattr(machine, "__file__", str(installed))
+    assert machine.git_state() is None
     subprocess.run(["git", "-C", str(tmp_path), "add", str(installed)], check=True)
-    assert measure.git_state() is not None
+    assert machine.git_state() is not None
 
 
 def rapl(folder: Path, package: int, joules: float, wraps_joules: float = 1000.0) -> None:
@@ -116,3 +119,87 @@ def test_energy_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert EnergyMeter(CPU, tmp_path).read_joules() == {}
     assert EnergyMeter(CPU, tmp_path / "none").read_joules() == {}
+
+
+def squares(x_NQ: Tensor) -> Sequence[Tensor]:
+    gram_NN = x_NQ @ x_NQ.T
+    return [gram_NN]
+
+
+def dropped(x_NQ: Tensor) -> Sequence[Tensor]:
+    squares(x_NQ)
+    return []
+
+
+def chain(x_NQ: Tensor) -> Sequence[Tensor]:
+    """Two of size n × n live together; the third takes the place of the first."""
+    gram_NN = x_NQ @ x_NQ.T
+    gram_NN = gram_NN.neg()
+    gram_NN = gram_NN.exp()
+    return []
+
+
+def in_place(x_NQ: Tensor) -> Sequence[Tensor]:
+    (x_NQ @ x_NQ.T).neg_().exp_()
+    return []
+
+
+def one_view_returned(x_NQ: Tensor) -> Sequence[Tensor]:
+    scratch_NN = x_NQ @ x_NQ.T
+    return [(scratch_NN @ x_NQ)[1:]]
+
+
+def square_and_backward(x_NQ: Tensor) -> Sequence[Tensor]:
+    """Saved for backward: x only; made there: 2 · x · ones, which is returned."""
+    leaf_NQ = x_NQ.detach().requires_grad_()
+    (gradient_NQ,) = torch.autograd.grad(leaf_NQ @ leaf_NQ.T.detach(), leaf_NQ, torch.ones(len(x_NQ), len(x_NQ)))
+    return [gradient_NQ]
+
+
+@pytest.mark.parametrize(
+    ("run", "matrices"),
+    [(dropped, 1), (squares, 0), (chain, 2), (in_place, 1), (one_view_returned, 1), (square_and_backward, 2)],
+)
+def test_allocations_of_cases_known_by_hand(run: Callable[[Tensor], Sequence[Tensor]], matrices: int) -> None:
+    n = 300
+    x_NQ = torch.randn(n, 70)
+    assert peak_extra_bytes(lambda: run(x_NQ), CPU) == matrices * n * n * 4
+
+
+def test_allocations_inside_an_operation_is_seen() -> None:
+    """logsumexp makes an n × n copy that it does not return."""
+    x_NN = torch.randn(200, 200)
+    assert peak_extra_bytes(lambda: [x_NN.logsumexp(dim=1)], CPU) >= 200 * 200 * 4
+
+
+def test_allocations_inside_an_own_function_is_seen_forward_and_backward() -> None:
+    class Scratch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x_N: Tensor) -> Tensor:
+            torch.empty(1000)
+            return x_N.sum()
+
+        @staticmethod
+        def backward(ctx: object, *outputs: Tensor) -> Tensor:
+            torch.empty(3000)
+            return outputs[0].expand(10)
+
+    leaf_N = torch.zeros(10, requires_grad=True)
+
+    def run() -> Sequence[Tensor]:
+        Scratch.apply(leaf_N).backward()
+        assert leaf_N.grad is not None
+        return [leaf_N.grad]
+
+    assert 12000 <= peak_extra_bytes(run, CPU) < 12000 + 200
+
+
+def test_memory_released_meanwhile_makes_no_room() -> None:
+    old = [torch.ones(1000, dtype=torch.float64)]
+
+    def run() -> list[Tensor]:
+        old.clear()
+        torch.ones(500, dtype=torch.float64).sum()
+        return []
+
+    assert 4000 <= peak_extra_bytes(run, CPU) < 8000

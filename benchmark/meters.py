@@ -1,0 +1,174 @@
+"""What a run takes: meters of time, memory and energy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+from torch import Tensor
+from torch._C._profiler import _EventType, _ExtraFields_Allocation
+
+
+class Stopwatch:
+    """Marks moments of a stream of work: CUDA events on a GPU, which do not stall it, else the process's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        """For work on `device`."""
+        self._cuda = device.type == "cuda"
+        self._device = device
+
+    def mark(self) -> Any:
+        """A moment, for `milliseconds`."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def milliseconds(self, start: Any, end: Any) -> float:
+        """Time between two marks, in milliseconds; waits for the device."""
+        if not self._cuda:
+            return float(end - start) * 1e3
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+
+class PeakMemory:
+    """Peak memory since the object was made.
+
+    On CUDA the peak of the allocator, in bytes; on a CPU the peak resident size of the process, the interpreter and its
+    libraries included, which is the honest number there but not one to compare with a GPU's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Start a new measurement on `device`."""
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        # Linux: resets VmHWM to the present size. Elsewhere the peak of the process so far is what there is.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    @property
+    def kind(self) -> str:
+        """What is counted."""
+        return "CUDA allocated" if self._device.type == "cuda" else "process RSS"
+
+    def read_bytes(self) -> int:
+        """The peak so far."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    def read_reserved_bytes(self) -> int:
+        """The peak of what the allocator held, fragments and caches included; on a CPU the same as `read_bytes`."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else self.read_bytes()
+
+
+def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
+    """Measure the highest sum of live allocations that `run` makes on `device`, without the tensors that it returns.
+
+    On a CPU these are left out from their allocation on; on CUDA their size is taken off the peak.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        kept = sum(tensor.untyped_storage().nbytes() for tensor in run())
+        return max(0, torch.cuda.max_memory_allocated(device) - before - kept)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept_tensors = run()
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
+    # autograd does not accumulate gradients in place while one is active.
+    events = sorted(_allocations(profile.profiler.kineto_results.experimental_event_tree()), key=lambda event: event[0])
+    newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
+    left_out = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
+    # What was there before may be released meanwhile; that makes no room for what is measured.
+    alive: dict[int, int] = {}
+    live = peak = 0
+    for i, (_, pointer, size) in enumerate(events):
+        if size < 0:
+            live -= alive.pop(pointer, 0)
+        elif i not in left_out:
+            alive[pointer] = size
+            live += size
+            peak = max(peak, live)
+    return peak
+
+
+def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+    """Find (time, address, bytes) of all allocations and, with negative bytes, releases on the CPU."""
+    pending = list(tree)
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            extra: _ExtraFields_Allocation = event.extra_fields
+            if extra.device.type == "cpu" and extra.ptr is not None:
+                yield event.start_time_ns, extra.ptr, extra.alloc_size
+
+
+ENERGY_KINDS = ("gpu", "cpu")
+
+
+class EnergyMeter:
+    """Energy used since the object was made, as far as the hardware tells.
+
+    `gpu` is what NVML counts for the device. `cpu` is what RAPL counts for all processor packages of the machine,
+    other processes' work included; most systems let only root read it. What cannot be read is left out.
+    """
+
+    def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
+        """Start a new measurement.
+
+        Args:
+            device: The GPU that is counted, if it is one.
+            powercap: Where Linux shows RAPL's counters.
+        """
+        self._counters: list[tuple[str, Callable[[], float]]] = []
+        self._used_joules: dict[str, float] = {}
+        if device.type == "cuda":
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+                self._add("gpu", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, float("inf"))
+        for package in sorted(powercap.glob("intel-rapl:[0-9]")):
+            with contextlib.suppress(OSError):
+                wraps_joules = int((package / "max_energy_range_uj").read_text()) / 1e6
+                self._add("cpu", functools.partial(_rapl_joules, package), wraps_joules)
+
+    def _add(self, kind: str, read_joules: Callable[[], float], wraps_joules: float) -> None:
+        last = read_joules()  # raises where it must not be read
+
+        def used() -> float:
+            nonlocal last
+            previous, last = last, read_joules()
+            return last - previous if last >= previous else last - previous + wraps_joules
+
+        self._counters.append((kind, used))
+        self._used_joules.setdefault(kind, 0.0)
+
+    def read_joules(self) -> dict[str, float]:
+        """The energy so far by kind. To be asked more often than a counter wraps around: a minute suffices."""
+        for kind, used in self._counters:
+            self._used_joules[kind] += used()
+        return dict(self._used_joules)
+
+
+def _rapl_joules(package: Path) -> float:
+    return int((package / "energy_uj").read_text()) / 1e6
