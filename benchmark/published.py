@@ -13,18 +13,18 @@ from regbench import RegbenchError
 from regbench.benchmark.backbones.weights import Published, load_backbone
 from regbench.benchmark.evaluate import Evaluator, selection_splits
 from regbench.benchmark.machine import environment
-from regbench.benchmark.run import attempt_at, attempts_record, data_record, distinct, resolve, score
+from regbench.benchmark.run import attempt_at, distinct_scores, images_record, past_attempts, resolve, score
 from regbench.benchmark.rundir.choice import Choices
-from regbench.benchmark.rundir.directory import SCHEMA_VERSION, read_record, write_config
+from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.rundir.record import Cost, Record, read_record
 from regbench.benchmark.settings.config import Cell, load_run
 from regbench.datasets.manifest import Manifest
-from regbench.files import cell_id, signed
+from regbench.files import cell_id
 
 METHOD = "external"
 
 # What decides a training and nothing here.
 _TRAINING = ("method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision")
-_COSTS = ("train_s", "img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")
 
 
 def evaluate_backbone(
@@ -34,7 +34,7 @@ def evaluate_backbone(
     label: str | None = None,
     name: str = "published",
     only: Sequence[str] = (),
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Record]:
     """Evaluates published weights and writes a run directory as a finished run leaves one, once.
 
     Args:
@@ -85,27 +85,23 @@ def evaluate_backbone(
         done = score(attempt, evaluator, label, cell.evaluation.protocols, published.sha256)
         attempt.update(outcome="done")
         attempt.beat()
-        record = {
-            "schema_version": SCHEMA_VERSION,
-            "cell_id": identity,
-            "sweep": name,
-            "label": label,
-            "method": METHOD,
-            "seed": cell.seed,
-            "status": "done",
-            "cell": plain,
-            "spectrum": None,
-            "scores": distinct(entry for found in done.values() for entry in found["scores"]),
-            "cost": {**dict.fromkeys(_COSTS), "evaluate_s": sum(found["seconds"] for found in done.values())},
-            "choice": choices.entries,
-            "environment": {**surroundings, "loader": next(iter(done.values()))["loader"], "world_size": 1},
-            "data": data_record(manifest),
-            "attempts": attempts_record(directory),
-            "command": _command(source, overrides, label, name, only),
-            "metrics": None,
-            "checkpoint": None,
-        }
-        attempt.write_record("record.json", signed(record))
+        record = Record(
+            cell_id=identity,
+            sweep=name,
+            label=label,
+            method=METHOD,
+            seed=cell.seed,
+            status="done",
+            cell=plain,
+            scores=distinct_scores(done, done),
+            cost=Cost(evaluate_s=sum(found["seconds"] for found in done.values())),
+            choice=choices.entries,
+            environment={**surroundings, "loader": next(iter(done.values()))["loader"], "world_size": 1},
+            data=images_record(manifest),
+            attempts=past_attempts(directory),
+            command=_command(source, overrides, label, name, only),
+        )
+        attempt.write_record(record.file_name, record.text())
     record = read_record(directory)
     assert record is not None
     return directory, record

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,20 +21,27 @@ from regbench import RegbenchError, methods
 from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
 from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.machine import environment
-from regbench.benchmark.rundir.checkpoint import Damaged, Saved, load_checkpoint, read_saved, remove_tensors
+from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, remove_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import (
-    SCHEMA_VERSION,
-    read_choice,
     read_numbered,
-    read_record,
-    read_tuned,
     remove_earlier_leftovers,
     run_directory,
     write_config,
 )
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, now, read_attempts
+from regbench.benchmark.rundir.record import (
+    Cost,
+    Images,
+    LaterEvaluation,
+    PastAttempt,
+    Record,
+    Score,
+    read_choice,
+    read_record,
+    read_tuned,
+)
 from regbench.benchmark.settings.config import STAGES, Cell, Runtime, load_config
 from regbench.benchmark.training.distributed import World, connect, environment_ranks
 from regbench.benchmark.training.loop import Compute, Diverged, Progress, Trained, train, write_metrics
@@ -102,7 +109,7 @@ def run_cell(
     sweep: str,
     stages: Sequence[str] = STAGES,
     interruption: Interruption | None = None,
-) -> dict[str, Any] | None:
+) -> Record | None:
     """Brings a cell to its record: trains, evaluates, writes; goes on from whatever an earlier attempt left.
 
     One attempt at a time works in a run directory: another waits for it and takes its record. Started by torchrun
@@ -203,7 +210,7 @@ class _Run:
             if attempt is not None:
                 log.warning("%s", error)
                 attempt.update(outcome="diverged", detail=str(error))
-                self._write_record(attempt, "diverged", [], error.progress, diverged=error.what)
+                self._write_record(attempt, "diverged", (), error.progress, diverged=error.what)
             return None
 
     def pretrained(self) -> Trained:
@@ -227,46 +234,48 @@ class _Run:
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
         done = score(attempt, evaluator, self.cell.label, protocols, weights)
-        scores = distinct(entry for name in ("selection", *protocols) for entry in done[name]["scores"])
-        status = "done" if "final" in stages else "tuned"
-        headlines = [entry for entry in scores if entry["name"] in ("knn_top1", "linear_top1")]
-        shown = ", ".join(_shown(entry) for entry in headlines if entry["split"] == "test" or status == "tuned")
+        scores = distinct_scores(done, ("selection", *protocols))
+        status: Literal["done", "tuned"] = "done" if "final" in stages else "tuned"
+        headlines = [score for score in scores if score.name in ("knn_top1", "linear_top1")]
+        shown = ", ".join(_shown(score) for score in headlines if score.split == "test" or status == "tuned")
         attempt.update(outcome=status, detail=shown)
         self.surroundings["loader"] = done["selection"]["loader"]
         seconds = sum(done[name]["seconds"] for name in ("selection", *protocols))
-        choice = choices.entries if status == "done" else None
-        more = {"evaluate_s": seconds, "choice": choice, "checkpoint": trained.checkpoint}
-        self._write_record(attempt, status, scores, trained.progress, **more)
+        choice = choices.entries if status == "done" else {}
+        more = {"choice": choice, "checkpoint": trained.checkpoint}
+        self._write_record(attempt, status, scores, trained.progress, seconds, **more)
 
     def _write_record(
-        self, attempt: Attempt, status: str, scores: list[dict[str, Any]], progress: Progress, **more: Any
+        self,
+        attempt: Attempt,
+        status: Literal["done", "diverged", "tuned"],
+        scores: tuple[Score, ...],
+        progress: Progress,
+        evaluate_s: float = 0.0,
+        **more: Any,
     ) -> None:
-        evaluate_s = more.pop("evaluate_s", 0.0)
-        checkpoint: Saved | None = more.pop("checkpoint", None)
         method = self.cell.method
         attempt.beat()
-        record: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "cell_id": self.cell.id,
-            "sweep": self.sweep,
-            "label": self.cell.label,
-            "method": methods.registry_name(method),
-            "seed": self.cell.seed,
-            "status": status,
-            "cell": self.cell.to_dict(),
-            "regularizer": {key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)},
-            "spectrum": _spectrum(method, self.cell.embedding_dim),
-            "scores": scores,
-            "cost": {**_training_cost(progress), "evaluate_s": evaluate_s},
+        record = Record(
+            cell_id=self.cell.id,
+            sweep=self.sweep,
+            label=self.cell.label,
+            method=methods.registry_name(method),
+            seed=self.cell.seed,
+            status=status,
+            cell=self.cell.plain(),
+            regularizer={key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)},
+            spectrum=_spectrum(method, self.cell.embedding_dim),
+            scores=scores,
+            cost=_cost(progress, evaluate_s),
+            environment={**self.surroundings, "world_size": progress.world_size},
+            data=images_record(self.manifest),
+            attempts=past_attempts(self.directory),
+            command=f"regbench train --config {self.directory / 'config.yaml'}",
+            metrics=write_metrics(attempt, progress),
             **more,
-            "environment": {**self.surroundings, "world_size": progress.world_size},
-            "data": data_record(self.manifest),
-            "attempts": attempts_record(self.directory),
-            "command": f"regbench train --config {self.directory / 'config.yaml'}",
-            "metrics": write_metrics(attempt, progress),
-            "checkpoint": checkpoint and asdict(checkpoint),
-        }
-        attempt.write_record("tuning.json" if status == "tuned" else "record.json", signed(record))
+        )
+        attempt.write_record(record.file_name, record.text())
 
 
 def score(
@@ -297,18 +306,22 @@ def score(
         attempt.update(detail=name)
         began_s = time.perf_counter()
         found = evaluator.select() if name == "selection" else evaluator.run(name)
-        scores = [asdict(entry) for entry in found]
-        done[name] = {"scores": scores, "seconds": time.perf_counter() - began_s, "loader": evaluator.backend}
+        done[name] = {
+            "scores": [asdict(entry) for entry in found],
+            "seconds": time.perf_counter() - began_s,
+            "loader": evaluator.backend,
+        }
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
-        log.info("%s: %s", label, ", ".join(map(_shown, scores)))
+        log.info("%s: %s", label, ", ".join(map(_shown, found)))
     return done
 
 
-def distinct(scores: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The scores without those that two steps of an evaluation had in common."""
-    return list({(score["name"], score["split"]): score for score in scores}.values())
+def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
+    """The scores of some evaluations in what `score` returned, those that two of them had in common once."""
+    scores = [Score(**entry) for name in names for entry in done[name]["scores"]]
+    return tuple({(score.name, score.split): score for score in scores}.values())
 
 
 def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
@@ -327,8 +340,8 @@ def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[
     if (folder / "tune.json").exists():
         choice = read_choice(folder)
         configuration = replace(cell, seed=0).id
-        if choice and configuration in {chosen["configuration"] for chosen in choice["choices"]}:
-            entry |= {name: choice[name] for name in ("selected_on", "score", "budget", "sha256")}
+        if choice and configuration in {chosen.configuration for chosen in choice.choices}:
+            entry |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
             entry["record"] = str(folder / "choice.json")
         elif final and cell.epochs:
             what = "has not chosen yet" if choice is None else "chose other hyperparameters"
@@ -345,34 +358,31 @@ def _evaluator(cell: Cell, network: SiameseNetwork, compute: Compute, choices: C
     return Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, compute, choices, cell.seed)
 
 
-def data_record(manifest: Manifest) -> dict[str, Any]:
+def images_record(manifest: Manifest) -> Images:
     """What a record says of its images."""
-    return {
-        "source": manifest.source,
-        "content_sha256": {name: split["content_sha256"] for name, split in manifest.splits.items()},
-    }
+    return Images(manifest.source, {name: split["content_sha256"] for name, split in manifest.splits.items()})
 
 
-def attempts_record(directory: Path) -> list[dict[str, Any]]:
+def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
     """What a record says of the attempts that led to it, of which the last is about to end."""
     attempts = read_attempts(directory)
     attempts[-1]["finished"] = now()
-    return [
-        {
+    return tuple(
+        PastAttempt(
             **{name: entry.get(name) for name in ("number", "started", "finished", "ended", "error")},
-            "hostname": entry["owner"].get("hostname"),
-            "from_step": entry["progress"].get("began", {}).get("step"),
-        }
+            hostname=entry["owner"].get("hostname"),
+            from_step=entry["progress"].get("began", {}).get("step"),
+        )
         for entry in attempts
-    ]
+    )
 
 
-def _shown(score: Mapping[str, Any]) -> str:
-    value = f"{score['value']:.2f} %" if score["unit"] == "%" else f"{score['value']:.4g}"
-    return f"{score['name']} {value} ({score['split']})"
+def _shown(score: Score) -> str:
+    value = f"{score.value:.2f} %" if score.unit == "%" else f"{score.value:.4g}"
+    return f"{score.name} {value} ({score.split})"
 
 
-def _spectrum(method: methods.Regularizer, q: int) -> list[float] | None:
+def _spectrum(method: methods.Regularizer, q: int) -> tuple[float, ...] | None:
     """b_0 … of the kernel's expansion in spherical harmonics, see `methods.spectrum`; None without a kernel."""
     if not isinstance(method, KernelEnergy):
         return None
@@ -380,29 +390,28 @@ def _spectrum(method: methods.Regularizer, q: int) -> list[float] | None:
     def phi(t: Any) -> Any:
         return method.kernel(torch.from_numpy(t), q).numpy()
 
-    return [float(b) for b in expand(phi, q, SPECTRUM_ORDER)]
+    return tuple(float(b) for b in expand(phi, q, SPECTRUM_ORDER))
 
 
-def _training_cost(progress: Progress) -> dict[str, Any]:
+def _cost(progress: Progress, evaluate_s: float) -> Cost:
     """Time, memory and energy of training; times of a step are medians over epochs of the medians over steps."""
     history = progress.history
     train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
-    return {
-        "train_s": train_s,
-        "checkpoint_s": progress.checkpoint_s,
-        "img_per_s": sum(epoch["images"] for epoch in history) / train_s if history else None,
-        **{
-            name: statistics.median(epoch[name] for epoch in history) if history else None
-            for name in ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
-        },
-        "peak_memory_bytes": progress.peak_memory_bytes or None,
-        "peak_reserved_bytes": progress.peak_reserved_bytes or None,
-        "peak_memory_kind": progress.peak_memory_kind,
+    names = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms") if history else ()
+    return Cost(
+        train_s=train_s,
+        checkpoint_s=progress.checkpoint_s,
+        evaluate_s=evaluate_s,
+        img_per_s=sum(epoch["images"] for epoch in history) / train_s if history else None,
+        **{name: statistics.median(epoch[name] for epoch in history) for name in names},
+        peak_memory_bytes=progress.peak_memory_bytes or None,
+        peak_reserved_bytes=progress.peak_reserved_bytes or None,
+        peak_memory_kind=progress.peak_memory_kind,
         **{f"energy_{kind}_joules": joules for kind, joules in progress.energy_joules.items()},
-    }
+    )
 
 
-def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence[str] = ()) -> list[dict[str, Any]]:
+def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence[str] = ()) -> list[Score]:
     """Evaluates the final weights of a run directory anew.
 
     What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
@@ -426,8 +435,8 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
     if not (directory / "config.yaml").exists():
         raise RegbenchError(f"{directory / 'config.yaml'} is missing; give the directory of a run that has trained")
     record = read_record(directory)
-    if record is not None and record["method"] == "external":
-        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record['command']}")
+    if record is not None and record.method == "external":
+        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record.command}")
     own, _ = load_config(directory / "config.yaml")
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
@@ -452,28 +461,27 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
         choices.note("hyperparameters", hyperparameters)
         evaluator = _evaluator(cell, network.to(compute.device), compute, choices)
         if not only or "knn" in only:
-            scores += [asdict(entry) for entry in evaluator.select()]
+            scores += evaluator.select()
         for protocol in cell.evaluation.protocols:
             before, began_s = choices.entries, time.perf_counter()
-            found = [asdict(entry) for entry in evaluator.run(protocol)]
+            found = evaluator.run(protocol)
             scores += found
-            if protocol not in new or record is None or record["status"] != "done" or protocol in there:
+            if protocol not in new or record is None or record.status != "done" or protocol in there:
                 log.info("%s: shown only, nothing is written", protocol)
                 continue
             noted = {name: entry for name, entry in choices.entries.items() if before.get(name) != entry}
-            entry = {
-                "schema_version": SCHEMA_VERSION,
-                "cell_id": own.id,
-                "protocol": protocol,
-                "scores": found,
-                "seconds": time.perf_counter() - began_s,
-                "choice": {"hyperparameters": hyperparameters, **noted},
-                "environment": {**environment(compute.device), "loader": evaluator.backend},
-                "finished": now(),
-                "command": shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),
-            }
+            evaluation = LaterEvaluation(
+                cell_id=own.id,
+                protocol=protocol,
+                scores=tuple(found),
+                seconds=time.perf_counter() - began_s,
+                choice={"hyperparameters": hyperparameters, **noted},
+                environment={**environment(compute.device), "loader": evaluator.backend},
+                finished=now(),
+                command=shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),
+            )
             _later(directory, protocol).parent.mkdir(exist_ok=True)
-            write_new(_later(directory, protocol), signed(entry))
+            write_new(_later(directory, protocol), evaluation.text())
             log.info("%s: written to %s", protocol, _later(directory, protocol))
     return scores
 
@@ -500,9 +508,8 @@ def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
         if loaded is None or len(loaded[0]["progress"]["history"]) < cell.epochs:
             raise RegbenchError(f"{directory} is not trained to the end; give the directory of a run that is")
         return loaded[0]
-    if record["checkpoint"] is None:
-        raise RegbenchError(f"{directory} has no final weights: its status is {record['status']}")
-    saved = Saved(**record["checkpoint"])
+    if (saved := record.checkpoint) is None:
+        raise RegbenchError(f"{directory} has no final weights: its status is {record.status}")
     try:
         return read_saved(directory, saved)
     except Damaged as error:

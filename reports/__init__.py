@@ -44,7 +44,7 @@ def write_report(
 ) -> Report:
     """Writes the report of all finished runs under some folders. Safe at any moment of a sweep.
 
-    What is damaged or was changed is left out, see `records.judge`. Cells of the same task (data set, backbone,
+    What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
     evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
     files are index.html, tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
     significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy, time, memory, energy (where it was
@@ -75,11 +75,12 @@ def write_report(
 def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cost: Path | None) -> Report:
     from pyarrow import csv, parquet
 
-    from regbench.reports import figures, page, tables
-    from regbench.reports.cost import read_cost
-    from regbench.reports.paper_tables import paper_tables
-    from regbench.reports.records import read_records, tidy
-    from regbench.reports.summary import summarize
+    from regbench.reports.find.records import read_records, tidy
+    from regbench.reports.page import figures, page
+    from regbench.reports.page.cost_curves import read_cost
+    from regbench.reports.rows.summary import summarize
+    from regbench.reports.tables import tables
+    from regbench.reports.tables.paper_tables import paper_tables
 
     costs = [] if cost is None else read_cost(cost)
     found = read_records(runs)

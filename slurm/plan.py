@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.plan import Needs, predict
-from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import Cell, Cluster, Runtime, Sweep
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.published import PUBLISHED
@@ -144,11 +144,11 @@ class _Hours:
         except RegbenchError as error:
             log.warning("%s", error)
             return
-        if record is None or record["status"] != "done" or not record["cell"]["epochs"]:
+        if record is None or record.status != "done" or not record.cell["epochs"]:
             return
-        gpus = record["environment"].get("world_size", 1)
-        times = (gpus * record["cost"]["train_s"] / record["cell"]["epochs"], record["cost"]["evaluate_s"])
-        for kind in _kinds(record["method"], record["cell"]):
+        gpus, cost = record.environment.get("world_size", 1), record.cost
+        times = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], cost.evaluate_s or 0.0)
+        for kind in _kinds(record.method, record.cell):
             self._by_kind.setdefault(kind, []).append(times)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.directory import read_record
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
+from regbench.benchmark.rundir.record import read_record
 from regbench.files import Name, read_json, write_text
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
         return progress["outcome"], progress.get("detail", "")
     record = read_record(directory)  # whoever finished it had no time to say so
     assert record is not None
-    return record["status"], ""
+    return record.status, ""
 
 
 def log_file(directory: Path, job: str = "") -> Path | None:

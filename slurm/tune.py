@@ -18,13 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate import selection_splits
-from regbench.benchmark.rundir.directory import SCHEMA_VERSION, read_choice, read_record, read_tuned
+from regbench.benchmark.rundir.record import (
+    ChosenConfiguration,
+    RankedConfiguration,
+    Record,
+    TuningChoice,
+    read_choice,
+    read_record,
+    read_tuned,
+)
 from regbench.benchmark.settings.config import Cell, load_cell
-from regbench.files import Name, read_json, signed, write_new, write_text
+from regbench.files import Name, read_json, write_new, write_text
 from regbench.slurm.status import alone
 
 
@@ -59,7 +66,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         raise RegbenchError("evaluation.select_by must be the same for all cells of a tuning")
     path = folder / "tune.json"
     records = [] if path.exists() else [read_record(record.parent) for record in folder.glob("*/record.json")]
-    if any(score["split"] == "test" for record in records if record for score in record["scores"]):
+    if any(score.split == "test" for record in records if record for score in record.scores):
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )
@@ -72,7 +79,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
 
 
-def choose(folder: Path) -> dict[str, Any]:
+def choose(folder: Path) -> TuningChoice:
     """The best configuration of each method in each setting; written to `choice.json` the first time, read later.
 
     Args:
@@ -94,22 +101,21 @@ def choose(folder: Path) -> dict[str, Any]:
         ]
         if not choices:
             raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
-        record = {
-            "schema_version": SCHEMA_VERSION,
-            "selected_on": cells[0].evaluation.select_on,
-            "score": _selection_name(cells[0].evaluation.select_by),
-            "budget": max(len(entry["ranking"]) for entry in choices),
-            "seeds": sorted({cell.seed for cell in cells}),
-            "choices": choices,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        write_new(folder / "choice.json", signed(record))
+        made = TuningChoice(
+            selected_on=cells[0].evaluation.select_on,
+            score=_selection_name(cells[0].evaluation.select_by),
+            budget=max(len(entry.ranking) for entry in choices),
+            seeds=tuple(sorted({cell.seed for cell in cells})),
+            choices=tuple(choices),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        write_new(folder / "choice.json", made.text())
         choice = read_choice(folder)
         assert choice is not None
     return choice
 
 
-def final_cells(choice: Mapping[str, Any], folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:
+def final_cells(choice: TuningChoice, folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:
     """The cells that are scored on the test split: each choice with its seeds.
 
     Args:
@@ -119,12 +125,12 @@ def final_cells(choice: Mapping[str, Any], folder: Path, seeds: Sequence[int], l
         leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the
             grid's. None: all.
     """
-    entries = sorted(choice["choices"], key=lambda entry: -_best(entry))
+    entries = sorted(choice.choices, key=lambda entry: -(entry.ranking[0].value or 0.0))
     cells = []
     for rank, entry in enumerate(entries):
-        chosen = load_cell(folder / entry["chosen"] / "config.yaml")
+        chosen = load_cell(folder / entry.chosen / "config.yaml")
         few = leading is not None and rank >= leading
-        cells += [replace(chosen, seed=seed) for seed in (choice["seeds"] if few else seeds or choice["seeds"])]
+        cells += [replace(chosen, seed=seed) for seed in (choice.seeds if few else seeds or choice.seeds)]
     untrained = {
         replace(cell, seed=seed) for cell in _cells(folder) if not cell.epochs for seed in seeds or [cell.seed]
     }
@@ -163,47 +169,45 @@ def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
     return named
 
 
-def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> dict[str, Any] | None:
+def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> ChosenConfiguration | None:
     """The ranking of a method's configurations; None if all diverged."""
-    ranking: list[dict[str, Any]] = []
+    ranking = []
     for configuration, cells in configurations.items():
-        records = [_record(folder, cell) for cell in cells]
-        scores = [selection_score(record) for record in records]
+        scores = [selection_score(_record(folder, cell)) for cell in cells]
         known = [score for score in scores if score is not None]
+        # A configuration that diverges with any seed is not one to recommend.
+        whole = len(known) == len(scores)
+        method = {f"method.{key}": value for key, value in cells[0].plain()["method"].items() if key != "name"}
         ranking.append(
-            {
-                "cell_id": cells[0].id,
-                "configuration": configuration,
-                # A configuration that diverges with any seed is not one to recommend.
-                "value": sum(known) / len(known) if len(known) == len(scores) else None,
-                "status": "tuned" if len(known) == len(scores) else "diverged",
-                "hyperparameters": {
-                    **{f"method.{key}": value for key, value in cells[0].plain()["method"].items() if key != "name"},
-                    "optimizer.base_lr": cells[0].optimizer.base_lr,
-                },
-            }
+            RankedConfiguration(
+                cell_id=cells[0].id,
+                configuration=configuration,
+                value=sum(known) / len(known) if whole else None,
+                status="tuned" if whole else "diverged",
+                hyperparameters={**method, "optimizer.base_lr": cells[0].optimizer.base_lr},
+            )
         )
-    ranking.sort(key=lambda entry: (entry["value"] is None, -(entry["value"] or 0.0)))
-    if ranking[0]["value"] is None:
+    ranking.sort(key=lambda entry: (entry.value is None, -(entry.value or 0.0)))
+    if ranking[0].value is None:
         return None
     cell = next(iter(configurations.values()))[0]
-    return {
-        "label": cell.label,
-        "method": cell.plain()["method"]["name"],
-        "setting": {
+    return ChosenConfiguration(
+        label=cell.label,
+        method=cell.plain()["method"]["name"],
+        setting={
             "dataset": cell.dataset.name,
             "backbone": cell.network.backbone,
             "embedding_dim": cell.embedding_dim,
             "batch_size": cell.batch_size,
             "epochs": cell.epochs,
         },
-        "chosen": ranking[0]["cell_id"],
-        "configuration": ranking[0]["configuration"],
-        "ranking": ranking,
-    }
+        chosen=ranking[0].cell_id,
+        configuration=ranking[0].configuration,
+        ranking=tuple(ranking),
+    )
 
 
-def _record(folder: Path, cell: Cell) -> dict[str, Any]:
+def _record(folder: Path, cell: Cell) -> Record:
     if (record := read_tuned(folder / cell.id)) is None:
         raise RegbenchError(
             f"{folder / cell.id} ({cell.label}) has no score to choose by yet; regbench status {folder.name}"
@@ -211,19 +215,12 @@ def _record(folder: Path, cell: Cell) -> dict[str, Any]:
     return record
 
 
-def selection_score(record: Mapping[str, Any]) -> float | None:
+def selection_score(record: Record) -> float | None:
     """What hyperparameters are chosen by, in per cent; None if the run diverged."""
-    evaluation = record["cell"]["evaluation"]
-    wanted = (_selection_name(evaluation["select_by"]), evaluation["select_on"])
-    found = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == wanted]
-    return found[0] if found else None
+    evaluation = record.cell["evaluation"]
+    return record.score(_selection_name(evaluation["select_by"]), evaluation["select_on"])
 
 
 def _selection_name(protocols: Sequence[str]) -> str:
     """The score that hyperparameters are chosen by."""
     return "selection_top1" if len(protocols) > 1 else "knn_top1"
-
-
-def _best(entry: Mapping[str, Any]) -> float:
-    value: float = entry["ranking"][0]["value"]
-    return value

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError, __version__, methods
-from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import load_run, sweep_names
 from regbench.cli import main
 from tests.waiting import PATIENCE_S, wait_for
@@ -327,8 +328,8 @@ def test_train_prints_the_scores_and_does_not_train_twice(tiny: list[str]) -> No
     record = read_record(directory)
     assert record is not None
     assert str(directory) in result.output
-    for score in record["scores"]:
-        assert f"{score['value']:.2f} %" in result.output
+    for score in record.scores:
+        assert f"{score.value:.2f} %" in result.output
     written_ns = (directory / "record.json").stat().st_mtime_ns
     own = [override for override in tiny if override.startswith("runtime.")]
     again = call("train", "--config", str(directory / "config.yaml"), *own)

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from regbench.benchmark.rundir.directory import read_record
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import load_run
 from regbench.cli import main
 from regbench.datasets.beton import Beton
@@ -88,14 +88,14 @@ def test_prepare_then_train(data_dir: Path, tmp_path: Path, caplog: pytest.LogCa
     (directory,) = (tmp_path / "runs" / "manual").iterdir()
     record = read_record(directory)
     assert record is not None
-    assert record["status"] == "done"
-    cell = record["cell"]
+    assert record.status == "done"
+    cell = record.cell
     assert cell["dataset"]["num_classes"] == 3
     assert (cell["dataset"]["image_size"], cell["dataset"]["eval_resize"], cell["dataset"]["channels"]) == (32, 32, 3)
     assert cell["augmentation"]["name"] == "small_color"
     assert cell["network"]["backbone"] == "resnet_tiny"
     assert cell["optimizer"]["warmup_epochs"] == 0.5
-    assert {score["split"] for score in record["scores"]} == {"tuning", "test"}
+    assert {score.split for score in record.scores} == {"tuning", "test"}
     # What was chosen can be given, and is the same cell.
     given = line.removeprefix("chosen to fit: ").split()
     assert load_run(["dataset=imagefolder", "method=vicreg", *QUICK, *given])[0].id == directory.name
@@ -106,7 +106,7 @@ def test_prepare_then_sweep_of_five_methods(data_dir: Path, tmp_path: Path) -> N
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 40))
     call("sweep", "own_images", "--report", *QUICK)
     paths = (tmp_path / "runs" / "own_images").glob("*/record.json")
-    labels = {record["label"] for path in paths if (record := read_record(path.parent))}
+    labels = {record.label for path in paths if (record := read_record(path.parent))}
     assert labels == {"untrained", "SFRIK (L=2)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
 
 

@@ -11,13 +11,13 @@ import contextlib
 import functools
 import hashlib
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from regbench.benchmark.rundir.directory import TensorFile, tensor_files
+from regbench.benchmark.rundir.record import Saved
 from regbench.files import write_digested
 
 log = logging.getLogger("regbench")
@@ -27,21 +27,6 @@ _KEPT = 2
 
 class Damaged(ValueError):
     """A file whose content is not what its name says, or that cannot be read."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A file of tensors that was written or read as a whole.
-
-    Attributes:
-        file: Its name.
-        step: Its running number: the steps done.
-        sha256: Of its content.
-    """
-
-    file: str
-    step: int
-    sha256: str
 
 
 def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
@@ -71,7 +56,7 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
     named, sha256 = write_digested(path, functools.partial(_save, state))
     for old in _written_until(directory, kind, attempt)[_KEPT:]:
         old.path.unlink(missing_ok=True)
-    return Saved(named.name, number, sha256)
+    return Saved(named.name, sha256, number)
 
 
 def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
@@ -109,7 +94,7 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
         raise
     except OSError as error:
         raise Damaged(f"it cannot be read: {error.strerror}") from error
-    return state, Saved(file.path.name, file.number, sha256)
+    return state, Saved(file.path.name, sha256, file.number)
 
 
 def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict[str, Any]:

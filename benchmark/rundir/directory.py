@@ -19,63 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from regbench.files import DIGITS, read_signed, verified, write_new, write_there
+from regbench.benchmark.rundir.record import read_record, read_tuned
+from regbench.files import DIGITS, verified, write_new, write_there
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.config import Cell, Runtime
 
 log = logging.getLogger("regbench")
 
-SCHEMA_VERSION = 5
-"""Of records and of a tuning's choice."""
-
 _NUMBERED = re.compile(r"\.?[a-z]\w*(?:-[a-z]\w*)*-(\d{4,})[-.].*")
 _ATTEMPT = re.compile(r"(\d{4,})\.json")
 _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
 
 
-_AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
-
-
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
     """`<runs_dir>/<sweep>/<cell id>`."""
     return Path(runtime.runs_dir) / sweep / cell.id
-
-
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """The record of a finished run directory, else None.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
-    try:
-        return read_signed(directory / "record.json", _AGAIN)
-    except FileNotFoundError:
-        return None
-
-
-def read_tuned(directory: Path) -> dict[str, Any] | None:
-    """The record that a tuning chooses by: that of the tuning split, or the final one; None if there is neither yet.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
-    try:
-        return read_signed(directory / "tuning.json", _AGAIN)
-    except FileNotFoundError:
-        return read_record(directory)
-
-
-def read_choice(folder: Path) -> dict[str, Any] | None:
-    """What the tuning in a sweep's folder chose; None if it has not yet.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
-    try:
-        return read_signed(folder / "choice.json", f"remove it, and choose again: regbench tune {folder.name}")
-    except FileNotFoundError:
-        return None
 
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
@@ -174,7 +133,7 @@ def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
         checkpoints: Whether it shall do without the last checkpoint too, which holds the trained weights.
     """
     records = [record for record in (read_tuned(directory), read_record(directory)) if record]
-    named = {entry["file"] for record in records for what in ("metrics", "checkpoint") if (entry := record.get(what))}
+    named = {saved.file for record in records for saved in (record.metrics, record.checkpoint) if saved}
     kept = [path for path in checkpoint_files(directory) if path.name in named] or checkpoint_files(directory)[:1]
     found = [path for path in checkpoint_files(directory) if checkpoints or path not in kept]
     for name in ("choice.json", "environment.json", "metrics.jsonl", "scores.json"):

@@ -1,8 +1,29 @@
-"""Records of finished runs."""
+"""Records: the signed files in which runs and tunings say what they found, and the one place that knows their schema.
+
+A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`, a tuning a `TuningChoice`. Each
+carries the SHA-256 of its own content, so a reader notices when somebody has changed it. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import orjson
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+
+from regbench import RegbenchError
+from regbench.files import digest, parse_json, signed
+
+SCHEMA_VERSION = 6
+
+_AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
 
 
 @dataclass(frozen=True)
@@ -20,9 +41,469 @@ class Score:
     """
 
     name: str
-    value: float
+    value: FiniteFloat
     split: str
     protocol: str
     title: str
     unit: str = "%"
     higher_is_better: bool | None = True
+
+    @property
+    def head(self) -> str:
+        """The title with the unit, for the head of a column."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a cell took; None where it was not measured, as for a network without training.
+
+    Attributes:
+        train_s: Of training, checkpoints not counted.
+        checkpoint_s: Of writing them.
+        evaluate_s: Of all evaluations.
+        img_per_s: Images a second in training.
+        step_ms: Of a training step, as of its parts below: the median over epochs of the medians over steps.
+        peak_memory_bytes: Of the process that needed most.
+        peak_reserved_bytes: The same of what the allocator held.
+        peak_memory_kind: What the two count.
+        energy_gpu_joules: Of all GPUs, in training.
+        energy_cpu_joules: Of the whole machine's processors, in training.
+    """
+
+    train_s: FiniteFloat | None = None
+    checkpoint_s: FiniteFloat | None = None
+    evaluate_s: FiniteFloat | None = None
+    img_per_s: FiniteFloat | None = None
+    step_ms: FiniteFloat | None = None
+    data_ms: FiniteFloat | None = None
+    forward_ms: FiniteFloat | None = None
+    loss_ms: FiniteFloat | None = None
+    backward_ms: FiniteFloat | None = None
+    optimizer_ms: FiniteFloat | None = None
+    peak_memory_bytes: FiniteFloat | None = None
+    peak_reserved_bytes: FiniteFloat | None = None
+    peak_memory_kind: str | None = None
+    energy_gpu_joules: FiniteFloat | None = None
+    energy_cpu_joules: FiniteFloat | None = None
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file beside the record that belongs to it: its name and its SHA-256."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Saved(NamedFile):
+    """A file of tensors, with the number in its name: the steps done."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images that a cell saw.
+
+    Attributes:
+        source: Where they come from.
+        content_sha256: Of each split.
+    """
+
+    source: str
+    content_sha256: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastAttempt:
+    """An attempt at a run; times are in ISO 8601, `from_step` is the step that it went on from."""
+
+    number: int | None = None
+    started: str | None = None
+    finished: str | None = None
+    ended: str | None = None
+    error: str | None = None
+    hostname: str | None = None
+    from_step: int | None = None
+
+
+def _is_beside(named: NamedFile) -> NamedFile:
+    if Path(named.file).name != named.file:
+        raise ValueError(f"{named.file!r:.80} is not the name of a file beside the record")
+    return named
+
+
+def _within_range(score: Score) -> Score:
+    if score.unit == "%" and not 0 <= score.value <= 100:
+        raise ValueError(f"{score.name} on {score.split} is {score.value:g} %, outside 0 to 100 %")
+    return score
+
+
+def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
+    try:
+        texts = {"dataset.name": cell["dataset"]["name"], "network.backbone": backbone_name(cell)}
+        numbers = {name: cell[name] for name in ("embedding_dim", "batch_size", "epochs")}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{error} is missing") from error
+    wrong = {name: value for name, value in texts.items() if not isinstance(value, str)}
+    wrong |= {name: value for name, value in numbers.items() if type(value) is not int and "external" not in cell}
+    for name, value in wrong.items():
+        raise ValueError(f"{name} is {value!r:.40}")
+    return cell
+
+
+def _has_budget(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    budget = choice.get("hyperparameters", {}).get("budget")
+    if budget is not None and type(budget) is not int:
+        raise ValueError(f"hyperparameters.budget is {budget!r:.40}")
+    return choice
+
+
+_Scores = tuple[Annotated[Score, AfterValidator(_within_range)], ...]
+_Beside = AfterValidator(_is_beside)
+_Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
+_Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
+
+
+def backbone_name(cell: Mapping[str, Any]) -> Any:
+    """The name of the backbone in a cell's plain data."""
+    return cell["network"]["backbone"]
+
+
+def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether anything was chosen on the test split."""
+    return any(entry.get("selected_on") == "test" for entry in choice.values())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _SignedFile:
+    """What the files have in common.
+
+    Attributes:
+        path: Where it was read from.
+        sha256: The digest of its content, once it was written.
+    """
+
+    path: Path = Path()
+    sha256: str = ""
+
+    def text(self) -> str:
+        """The file's content."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del content["path"], content["sha256"]
+        return signed({"schema_version": SCHEMA_VERSION, **plain(content)})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            ValueError: Saying what is wrong with it.
+            OSError: If it cannot be read.
+        """
+        content = path.read_bytes()
+        try:
+            raw = parse_json(content)
+        except ValueError as error:
+            raise ValueError(f"not valid JSON, truncated? ({error})") from error
+        if not isinstance(raw, dict):
+            raise ValueError(f"holds {raw!r:.40}, not a JSON object")
+        if (version := raw.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
+        try:
+            found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
+        except ValidationError as error:
+            raise ValueError(_reason(error)) from error
+        if digest({name: value for name, value in raw.items() if name != "sha256"}) != found.sha256:
+            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
+        return dataclasses.replace(found, path=path)
+
+    @classmethod
+    def read_if_there(cls, path: Path, remedy: str) -> Self | None:
+        """Read a file; None if it is not there.
+
+        Args:
+            path: The file.
+            remedy: What to do about one that is not what was written.
+
+        Raises:
+            RegbenchError: If it is not what was written.
+        """
+        try:
+            return cls.read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+            raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record(_SignedFile):
+    """One finished cell: its `record.json`, or its `tuning.json` if it was a point of a tuning grid.
+
+    Attributes:
+        status: "tuned" of a cell that has not seen the test split.
+        cell: Its settings as plain data.
+        choice: What was chosen on which split among how many, by what was chosen ("hyperparameters",
+            "probe_learning_rate", ...); empty where nothing was evaluated on the test split.
+        regularizer: What the method says of itself, by name: reference, url, formula and so on.
+        spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
+        diverged: Where and why training diverged, if it did.
+        environment: Hardware, versions, loader and the like.
+        attempts: Those that led to it.
+        command: The one that runs the cell again.
+        metrics: The history of the training; None where no epoch was finished.
+        checkpoint: The final weights; None where there are none.
+    """
+
+    cell_id: str
+    sweep: str
+    label: str
+    method: str
+    seed: int
+    status: Literal["done", "diverged", "tuned"]
+    cell: _Cell
+    scores: _Scores
+    cost: Cost
+    environment: dict[str, Any]
+    data: Images
+    attempts: tuple[PastAttempt, ...]
+    command: str
+    choice: _Choices = field(default_factory=dict)
+    regularizer: dict[str, str] = field(default_factory=dict)
+    spectrum: tuple[float, ...] | None = None
+    diverged: dict[str, Any] | None = None
+    metrics: Annotated[NamedFile, _Beside] | None = None
+    checkpoint: Annotated[Saved, _Beside] | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return "tuning.json" if self.status == "tuned" else "record.json"
+
+    @property
+    def backbone(self) -> str:
+        """Name of the backbone."""
+        return str(backbone_name(self.cell))
+
+    @functools.cached_property
+    def settings(self) -> dict[str, str]:
+        """The cell's settings by their full names, as text: {"optimizer.base_lr": "0.3"}."""
+        found: dict[str, str] = {}
+        for key, value in self.cell.items():
+            found.update(_flat_part(key, orjson.dumps(value)))
+        return found
+
+    @property
+    def untrained(self) -> bool:
+        """Whether this is the network as initialized: no epoch of training."""
+        return bool(self.cell["epochs"] == 0)
+
+    @property
+    def on_test(self) -> bool:
+        """Whether something was chosen on the test split: the scores there are optimistic then."""
+        evaluation = self.cell.get("evaluation")
+        return on_test(self.choice) or (isinstance(evaluation, dict) and evaluation.get("select_on") == "test")
+
+    @property
+    def started(self) -> str:
+        """When the first attempt began; empty where unknown."""
+        return min((attempt.started for attempt in self.attempts if attempt.started), default="")
+
+    @property
+    def finished(self) -> str:
+        """When the last attempt ended; empty where unknown."""
+        return max((attempt.finished for attempt in self.attempts if attempt.finished), default="")
+
+    def score(self, name: str, split: str) -> float | None:
+        """The value of the first score of that name and split; None if it was not measured."""
+        return self._values.get((name, split))
+
+    @functools.cached_property
+    def _values(self) -> dict[tuple[str, str], float]:
+        return {(score.name, score.split): score.value for score in reversed(self.scores)}
+
+    def place(self, named: NamedFile) -> Path:
+        """Where a file of the record lies."""
+        return self.path.with_name(named.file)
+
+    @functools.cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The numbers of each epoch of the training, by name; empty where there are none."""
+        return [] if self.metrics is None else _lines(self.place(self.metrics).read_bytes().splitlines())
+
+    @functools.cached_property
+    def at_end(self) -> dict[str, float]:
+        """The finite numbers of the last epoch, by name; empty where there are none."""
+        if self.metrics is None:
+            return {}
+        last = self.place(self.metrics).read_bytes().rstrip().rpartition(b"\n")[2:]
+        return {
+            name: float(value)
+            for line in _lines(last)
+            for name, value in line.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        }
+
+
+def read_record(directory: Path) -> Record | None:
+    """Read the record of a finished run directory; None without one.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    return Record.read_if_there(directory / "record.json", _AGAIN)
+
+
+def read_tuned(directory: Path) -> Record | None:
+    """Read the record that a tuning chooses by: that of the tuning split, or the final one; None without either.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    return Record.read_if_there(directory / "tuning.json", _AGAIN) or read_record(directory)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LaterEvaluation(_SignedFile):
+    """What `evaluations/<protocol>.json` adds to the record of a finished run.
+
+    Attributes:
+        cell_id: Of the record.
+        protocol: The evaluation's name.
+        seconds: That it took.
+        choice: As of a record.
+        finished: When, ISO 8601.
+        command: The one that does it again.
+    """
+
+    cell_id: str
+    protocol: str
+    scores: _Scores
+    seconds: float
+    choice: _Choices
+    environment: dict[str, Any]
+    finished: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedConfiguration:
+    """A configuration that a tuning tried.
+
+    Attributes:
+        cell_id: Of the first of its cells.
+        configuration: The cell's id without its seed.
+        value: Its score; None if a seed diverged.
+        status: "tuned" or "diverged".
+        hyperparameters: Those that were searched, by their full names.
+    """
+
+    cell_id: str
+    configuration: str
+    value: FiniteFloat | None
+    status: str
+    hyperparameters: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenConfiguration:
+    """What a tuning chose for a method in one setting.
+
+    Attributes:
+        method: Its registered name.
+        setting: Data set, backbone, embedding dimension, batch size and epochs.
+        chosen: The cell id of the best.
+        configuration: Its cell's id without the seed.
+        ranking: All that were tried, the best first.
+    """
+
+    label: str
+    method: str
+    setting: dict[str, Any]
+    chosen: str
+    configuration: str
+    ranking: tuple[RankedConfiguration, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TuningChoice(_SignedFile):
+    """What a tuning chose: `choice.json` in the folder of its sweep.
+
+    Attributes:
+        selected_on: The split.
+        score: The name of the score that decided.
+        budget: The most configurations that any method had.
+        seeds: Of the grid.
+        created: When, ISO 8601.
+    """
+
+    selected_on: str
+    score: str
+    budget: int
+    seeds: tuple[int, ...]
+    choices: tuple[ChosenConfiguration, ...]
+    created: str
+
+
+def read_choice(folder: Path) -> TuningChoice | None:
+    """Read what the tuning in a sweep's folder chose; None if it has not yet.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    remedy = f"remove it, and choose again: regbench tune {folder.name}"
+    return TuningChoice.read_if_there(folder / "choice.json", remedy)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries, without a copy of what is plain already."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    out: dict[str, str] = {}
+    for key, value in cell.items():
+        if isinstance(value, dict):
+            out.update(_flat(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _flat_part(key: str, value: bytes) -> dict[str, str]:
+    """What thousands of cells share, such as the augmentation, is made flat once."""
+    return _flat({key: orjson.loads(value)})
+
+
+@functools.cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _reason(error: ValidationError) -> str:
+    """The first of pydantic's refusals, in words."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}"
+    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
+
+
+def _lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """JSON lines; none where one is damaged."""
+    try:
+        found = [parse_json(line) for line in lines]
+    except ValueError:
+        return []
+    return found if all(isinstance(line, dict) for line in found) else []

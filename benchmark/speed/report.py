@@ -18,9 +18,8 @@ import yaml
 from tqdm import tqdm
 
 from regbench import methods
-from regbench.benchmark.rundir.directory import SCHEMA_VERSION
+from regbench.benchmark.rundir.record import Cost, Images, NamedFile, PastAttempt, Record, Score
 from regbench.benchmark.settings.config import Cell, load_sweep
-from regbench.files import signed
 
 EPOCHS = 100
 CHOICES = 10
@@ -47,40 +46,40 @@ def cells(count: int) -> list[Cell]:
     ]
 
 
-def record(cell: Cell, sweep: str, draw: np.random.Generator) -> dict[str, Any]:
+def record(cell: Cell, sweep: str, metrics: NamedFile, draw: np.random.Generator) -> Record:
     """What a run of the cell would leave; the first learning rate is the chosen one, the others are tuned only."""
     final = cell.optimizer.base_lr == 0.1
     skill = 40 + 5 * np.log2(cell.embedding_dim / 512) + 10 * final + draw.normal()
-    percent = {name: round(float(skill + 2 * i + draw.normal()), 2) for i, name in enumerate(SCORES)}
-    scores = [("tuning", name, percent[name], "%") for name in SCORES]
-    scores += [("test", name, percent[name], "%") for name in SCORES if final]
-    scores += [("test", name, float(draw.normal()), "") for name in MEASURES if final]
+    scores = []
+    for i, name in enumerate(SCORES):
+        value = round(float(skill + 2 * i + draw.normal()), 2)
+        for split in ("tuning", "test")[: 1 + final]:
+            scores.append(Score(name, value, split, f"how {name} is measured", name))
+    for name in MEASURES[: len(MEASURES) * final]:
+        scores.append(Score(name, float(draw.normal()), "test", f"how {name} is measured", name, "", None))
     given = {"selected_on": "tuning", "score": "knn_top1", "budget": CHOICES, "record": None, "sha256": None}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "cell_id": cell.id,
-        "sweep": sweep,
-        "label": cell.label,
-        "method": methods.registry_name(cell.method),
-        "seed": cell.seed,
-        "status": "done" if final else "tuned",
-        "cell": cell.plain(),
-        "scores": [
-            {"split": split, "name": name, "value": value, "unit": unit, "protocol": f"how {name} is measured"}
-            for split, name, value, unit in scores
-        ],
-        "choice": {"hyperparameters": given} if final else None,
-        "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
-        "spectrum": None,
-        "cost": {
+    return Record(
+        cell_id=cell.id,
+        sweep=sweep,
+        label=cell.label,
+        method=methods.registry_name(cell.method),
+        seed=cell.seed,
+        status="done" if final else "tuned",
+        cell=cell.plain(),
+        scores=tuple(scores),
+        choice={"hyperparameters": given} if final else {},
+        regularizer={"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
+        cost=Cost(
             **{"train_s": 100 + 50 * draw.random(), "img_per_s": 1000.0, "step_ms": 10.0, "loss_ms": 1.0},
-            **{"peak_memory_bytes": 2**30, "peak_memory_kind": "CUDA allocated", "energy_gpu_joules": 5e4},
-        },
-        "environment": {"regbench": "0", "git": "abc1234", "hardware": "1 x Example GPU", "loader": "ffcv"},
-        "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
-        "attempts": [{"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T01:00:00+00:00"}],
-        "command": f"regbench train --config runs/{sweep}/{cell.id}/config.yaml",
-    }
+            **{"peak_memory_bytes": 2**30, "energy_gpu_joules": 5e4},
+            peak_memory_kind="CUDA allocated",
+        ),
+        environment={"regbench": "0", "git": "abc1234", "hardware": "1 x Example GPU", "loader": "ffcv"},
+        data=Images("made up", {"train": "ab" * 32, "test": "cd" * 32}),
+        attempts=(PastAttempt(started="2026-01-01T00:00:00+00:00", finished="2026-01-01T01:00:00+00:00"),),
+        command=f"regbench train --config runs/{sweep}/{cell.id}/config.yaml",
+        metrics=metrics,
+    )
 
 
 def history(draw: np.random.Generator) -> list[dict[str, Any]]:
@@ -101,10 +100,10 @@ def make(folder: Path, count: int) -> None:
         run.mkdir(parents=True)
         metrics = "".join(json.dumps(row) + "\n" for row in history(draw)).encode()
         (run / "metrics-0001.jsonl").write_bytes(metrics)
-        named = {"file": "metrics-0001.jsonl", "sha256": hashlib.sha256(metrics).hexdigest()}
-        data = {**record(cell, folder.name, draw), "metrics": named, "checkpoint": None}
-        (run / "config.yaml").write_text(yaml.dump(data["cell"], Dumper=yaml.CSafeDumper, sort_keys=False))
-        (run / ("record.json" if data["status"] == "done" else "tuning.json")).write_text(signed(data))
+        named = NamedFile("metrics-0001.jsonl", hashlib.sha256(metrics).hexdigest())
+        made = record(cell, folder.name, named, draw)
+        (run / "config.yaml").write_text(yaml.dump(made.cell, Dumper=yaml.CSafeDumper, sort_keys=False))
+        (run / made.file_name).write_text(made.text())
         plan.append({"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs})
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))
 

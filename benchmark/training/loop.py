@@ -24,9 +24,10 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
-from regbench.benchmark.rundir.checkpoint import Damaged, Saved, load_checkpoint, read_saved, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
+from regbench.benchmark.rundir.record import NamedFile, Saved
 from regbench.benchmark.settings.config import Cell
 from regbench.benchmark.training.distributed import World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
@@ -419,7 +420,7 @@ class _Training:
         return took_s
 
 
-def write_metrics(attempt: Attempt, progress: Progress) -> dict[str, str] | None:
+def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
     """Writes the attempt's `metrics.jsonl`, a line for each finished epoch.
 
     Returns:
@@ -428,7 +429,7 @@ def write_metrics(attempt: Attempt, progress: Progress) -> dict[str, str] | None
     if not progress.history:
         return None
     rows = "".join(json.dumps(row) + "\n" for row in progress.history).encode()
-    return {"file": attempt.write("metrics.jsonl", rows).name, "sha256": hashlib.sha256(rows).hexdigest()}
+    return NamedFile(attempt.write("metrics.jsonl", rows).name, hashlib.sha256(rows).hexdigest())
 
 
 def _seed(seed: int, step: int) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from regbench.benchmark.rundir.checkpoint import Saved, load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import checkpoint_files
+from regbench.benchmark.rundir.record import Saved
 
 
 def save(directory: Path, step: int, attempt: int = 1) -> Saved:
@@ -41,7 +42,7 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
         loaded = load_checkpoint(tmp_path)
         assert loaded is not None
         state, found = loaded
-        assert found == saved == Saved(saved.file, step, sha256(tmp_path / saved.file))
+        assert found == saved == Saved(saved.file, sha256(tmp_path / saved.file), step)
         assert state["step"] == step
         assert torch.equal(state["weights"], torch.full((1000,), float(step)))
     assert names(tmp_path) == ["checkpoint-0001-000000012", "checkpoint-0001-000000007"]

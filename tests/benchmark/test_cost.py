@@ -29,7 +29,7 @@ from regbench.benchmark.cost.ranks import (
 )
 from regbench.benchmark.processes import Processes, WorkFailed
 from regbench.methods.engine import Engine
-from regbench.reports.cost import cost_png, read_cost
+from regbench.reports.page.cost_curves import cost_png, read_cost
 
 EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, ranks=1, embedding_bytes=2 * 64 * 32 * 4)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training.distributed import environment_ranks
 from tests.conftest import TINY
-from tests.history import history
 from tests.ranks import launch
 
 # Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
@@ -72,7 +71,7 @@ with interruption.listening(signal.SIGUSR1):
 """
 
 
-def record_of(tiny: list[str], name: str) -> dict[str, Any]:
+def record_of(tiny: list[str], name: str) -> Record:
     cell, runtime = load_run([*tiny, *STEPS, *CASES[name]])
     record = read_record(run_directory(runtime, name, cell))
     assert record is not None
@@ -105,9 +104,9 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
             resumed = run_cell(*load_run(cases[name]), name)
             assert resumed is not None
-            assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 3]
+            assert [attempt.from_step for attempt in resumed.attempts] == [None, 3]
         record = record_of(tiny, name)
-        rows, expected = history(record), history(record_of(one, name))
+        rows, expected = record.history, record_of(one, name).history
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
         early, late = (1e-2, 1e-2) if name == "bf16" else (2e-6, 1e-4)
         for key in ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "images"):
@@ -117,11 +116,11 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         assert rows[-1]["loss"] != pytest.approx(rows[0]["loss"], rel=1e-4)
         if name != "stopped":
             # The most that a rank needed, the processors of their one machine, and a GPU for each.
-            cost = record["cost"]
-            assert (cost["peak_memory_bytes"], cost["peak_reserved_bytes"]) == (1000 * size, 3000 * size)
-            assert cost["energy_cpu_joules"] == 10 * len(rows)
-            assert cost["energy_gpu_joules"] == sum(range(1, size + 1)) * len(rows)
-            assert record["environment"]["world_size"] == size
+            cost = record.cost
+            assert (cost.peak_memory_bytes, cost.peak_reserved_bytes) == (1000 * size, 3000 * size)
+            assert cost.energy_cpu_joules == 10 * len(rows)
+            assert cost.energy_gpu_joules == sum(range(1, size + 1)) * len(rows)
+            assert record.environment["world_size"] == size
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tiny: list[str]) -> None:

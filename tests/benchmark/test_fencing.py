@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.rundir.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_attempts
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.datasets.prepare import prepare
-from regbench.reports.check import check_records
+from regbench.reports.find.check import check_records
 from tests.conftest import TINY, stripes
 
 SMALL = (
@@ -88,7 +89,7 @@ class Process:
 
         return watched
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> Record | None:
         return run_cell(self.cell, self.runtime, self.sweep)
 
     def succeed(self, at: int, meanwhile: Callable[[], None]) -> None:
@@ -116,7 +117,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def undisturbed(small: list[str]) -> tuple[list[str], dict[str, Any]]:
+def undisturbed(small: list[str]) -> tuple[list[str], Record]:
     """The operations of a run, and its record."""
     with pytest.MonkeyPatch.context() as patch:
         process = Process(small, patch, "undisturbed")
@@ -125,7 +126,7 @@ def undisturbed(small: list[str]) -> tuple[list[str], dict[str, Any]]:
     return process.operations, record
 
 
-def lose(small: list[str], at: int, operations: list[str], record: dict[str, Any], *, finish: bool) -> None:
+def lose(small: list[str], at: int, operations: list[str], record: Record, *, finish: bool) -> None:
     """Lets a process lose its run just before one of its operations goes through, and looks at what it does then.
 
     Args:
@@ -158,7 +159,10 @@ def lose(small: list[str], at: int, operations: list[str], record: dict[str, Any
             with pytest.raises(LeaseLost, match=r"superseded.* writes no more"):
                 process.run()
         else:
-            assert process.run() == read_record(directory), where
+            its, kept = process.run(), read_record(directory)
+            assert its is not None
+            assert kept is not None
+            assert its.sha256 == kept.sha256, where
     assert process.operations[:at] == operations[:at], where
     after = content(directory)
     if loses:
@@ -171,10 +175,10 @@ def lose(small: list[str], at: int, operations: list[str], record: dict[str, Any
     if finish:
         found = read_record(directory)
         assert found is not None
-        assert found["scores"] == record["scores"], where
+        assert found.scores == record.scores, where
         assert "config.yaml" not in changes(before, after), where
         assert check_records([directory]).misfits == (), where
-        assert (directory / found["checkpoint"]["file"]).exists(), where
+        assert found.checkpoint and (directory / found.checkpoint.file).exists(), where
     elif loses:
         assert not (directory / "record.json").exists(), where
 
@@ -191,7 +195,7 @@ KINDS = ("0001.json", "environment", "checkpoint", "metrics", "choice", "scores"
 
 
 @pytest.fixture(scope="module")
-def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
+def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Record]:
     """The operations of an undisturbed run, and its record."""
     folder = tmp_path_factory.mktemp("alone")
     return undisturbed([*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={folder}"])
@@ -200,7 +204,7 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
 @pytest.mark.parametrize("finish", [False, True], ids=["begun", "finished"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_else(
-    small: list[str], alone: tuple[list[str], dict[str, Any]], kind: str, *, finish: bool
+    small: list[str], alone: tuple[list[str], Record], kind: str, *, finish: bool
 ) -> None:
     """The last of each kind; before the file is begun or, where the successor only begins, before it gets its name."""
     operations, record = alone
@@ -307,10 +311,10 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(small: list[str], mon
         shutil.rmtree(directory / "attempts")
     record = run_cell(cell, runtime, "here")
     assert record is not None
-    assert [attempt["from_step"] for attempt in record["attempts"]] == [6]
+    assert [attempt.from_step for attempt in record.attempts] == [6]
     undisturbed = run_cell(cell, runtime, "undisturbed")
     assert undisturbed is not None
-    assert record["scores"] == undisturbed["scores"]
+    assert record.scores == undisturbed.scores
 
 
 STOPPED = """
@@ -333,7 +337,7 @@ for at in json.loads(sys.argv[2]):
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
-    small: list[str], alone: tuple[list[str], dict[str, Any]]
+    small: list[str], alone: tuple[list[str], Record]
 ) -> None:
     operations, record = alone
     kinds = ("environment", "checkpoint", "metrics", "scores", "evaluation-probe", "record.json")
@@ -349,7 +353,7 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 directory = run_directory(runtime, f"stopped{at}", cell)
                 mine = run_cell(cell, runtime, f"stopped{at}")
                 assert mine is not None
-                assert mine["scores"] == record["scores"]
+                assert mine.scores == record.scores
                 before = content(directory)
                 process.send_signal(signal.SIGCONT)
                 assert process.stdout.readline() == "lost\n"

@@ -21,14 +21,15 @@ from regbench.benchmark.evaluate.measures import measures
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
 from regbench.benchmark.run import resolve, run_cell
 from regbench.benchmark.rundir.choice import Choices
-from regbench.benchmark.rundir.directory import checkpoint_files, read_record, run_directory
+from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_record
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training.network import build_backbone
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images
-from regbench.files import signed as sign
+from tests.records import chosen, ranked, tuning_choice
 from tests.voc import TEST, TRAINVAL, write_voc07
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -108,25 +109,25 @@ def test_other_evaluations_of_a_finished_run_lie_beside_its_record(
     assert "knn: shown only, nothing is written" in caplog.text
     assert f"voc07: written to {folder / 'voc07.json'}" in caplog.text
     for protocol in ("voc07", "measures"):
-        found = signed(folder / f"{protocol}.json")
-        assert (found["schema_version"], found["protocol"]) == (5, protocol)
-        assert found["cell_id"] == record["cell_id"] == finished.name
-        assert found["seconds"] > 0
-        assert found["finished"] >= record["attempts"][0]["finished"]
-        assert found["environment"]["loader"] == "torchvision"
-        assert f"--only {protocol}" in found["command"]
-        assert found["choice"]["hyperparameters"]["selected_on"] == "given"
-        for score in found["scores"]:
-            assert score["name"] in result.output
-    voc07, unlabelled = (signed(folder / f"{protocol}.json") for protocol in ("voc07", "measures"))
-    assert [(s["name"], s["split"], s["unit"]) for s in voc07["scores"]] == [
+        found = LaterEvaluation.read(folder / f"{protocol}.json")
+        assert found.protocol == protocol
+        assert found.cell_id == record.cell_id == finished.name
+        assert found.seconds > 0
+        assert found.finished >= record.finished
+        assert found.environment["loader"] == "torchvision"
+        assert f"--only {protocol}" in found.command
+        assert found.choice["hyperparameters"]["selected_on"] == "given"
+        for score in found.scores:
+            assert score.name in result.output
+    voc07, unlabelled = (LaterEvaluation.read(folder / f"{protocol}.json") for protocol in ("voc07", "measures"))
+    assert [(s.name, s.split, s.unit) for s in voc07.scores] == [
         ("voc07_map", "test", "%"),
         ("voc07_map_full", "test", "%"),
     ]
-    assert voc07["choice"]["voc07_cost"]["selected_on"] == "cross-validation"
-    assert set(voc07["choice"]["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
-    assert "voc07_cost" not in unlabelled["choice"]
-    assert [(s["name"], s["split"], s["unit"]) for s in unlabelled["scores"]] == [(n, "tuning", "") for n in NAMES]
+    assert voc07.choice["voc07_cost"]["selected_on"] == "cross-validation"
+    assert set(voc07.choice["voc07_cost"]["chosen"].values()) <= {0.1, 10.0}
+    assert "voc07_cost" not in unlabelled.choice
+    assert [(s.name, s.split, s.unit) for s in unlabelled.scores] == [(n, "tuning", "") for n in NAMES]
     assert ((finished / "record.json").read_bytes(), (finished / "choice-0001.json").read_bytes()) == before
 
     written = (folder / "voc07.json").read_bytes()
@@ -191,13 +192,11 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     (finished.parent / "tune.json").write_text("{}")
     refused = call(str(finished), *own(tiny), "evaluation.knn.k=3")
     assert (refused.exit_code, "has not chosen yet" in refused.stderr) == (2, True)
-    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "choices": []}
-    (finished.parent / "choice.json").write_text(sign(choice))
+    tuning_choice(finished.parent)
     monkeypatch.chdir(finished)
     refused = call(".", *own(tiny), "evaluation.knn.k=3")
     assert (refused.exit_code, "chose other hyperparameters" in refused.stderr) == (2, True)
-    choice["choices"] = [{"configuration": finished.name}]
-    (finished.parent / "choice.json").write_text(sign(choice))
+    tuning_choice(finished.parent, chosen("VICReg", ranked(finished.name), ranked("0" * 12)))
     assert call(".", *own(tiny), "evaluation.knn.k=3", *MEASURES, "--only", "measures").exit_code == 0
     noted = signed(finished / "evaluations" / "measures.json")["choice"]["hyperparameters"]
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
@@ -344,9 +343,8 @@ def test_published_weights_get_the_record_of_a_finished_run(
     assert result.exit_code == 0, result.output
     (directory,) = (tmp_path / "runs" / "published").iterdir()
     assert f"run directory: {directory}" in result.output
-    record = signed(directory / "record.json")
+    record = Record.read(directory / "record.json")
     expected = {
-        "schema_version": 5,
         "cell_id": directory.name,
         "sweep": "published",
         "label": "VICReg (published)",
@@ -357,27 +355,27 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "metrics": None,
         "checkpoint": None,
     }
-    assert {key: record[key] for key in expected} == expected
-    assert "regularizer" not in record
-    cell = record["cell"]
+    assert {key: getattr(record, key) for key in expected} == expected
+    assert record.regularizer == {}
+    cell = record.cell
     assert cell["external"] == {
         "source": "vicreg_tiny.pth",
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
     assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
     assert (cell["dataset"]["name"], cell["network"]["backbone"]) == ("tiny", "resnet_tiny")
-    names = {(score["name"], score["split"]) for score in record["scores"]}
+    names = {(score.name, score.split) for score in record.scores}
     assert {("knn_top1", "tuning"), ("knn_top1", "test"), ("linear_top1", "test"), ("voc07_map", "test")} <= names
     assert {(name, "tuning") for name in NAMES} <= names
     choice = signed(directory / "choice-0001.json")
-    assert record["choice"] == choice
+    assert record.choice == choice
     assert choice.keys() == {"hyperparameters", "probe_learning_rate", "voc07_cost"}
     assert choice["hyperparameters"]["selected_on"] == "given"
     assert choice["probe_learning_rate"]["selected_on"] == "tuning"
-    assert record["cost"]["evaluate_s"] > 0
-    assert (record["cost"]["train_s"], record["cost"]["img_per_s"]) == (None, None)
-    assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
-    assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
+    assert (record.cost.evaluate_s or 0) > 0
+    assert (record.cost.train_s, record.cost.img_per_s) == (None, None)
+    assert record.data.content_sha256.keys() == {"train", "tuning", "test"}
+    assert record.finished >= record.started
     assert (directory / "config.yaml").exists()
 
     written_ns = (directory / "record.json").stat().st_mtime_ns
@@ -452,7 +450,7 @@ def test_librarys_weights_see_images_as_they_were_trained_on(
     result = call("--backbone", source, *settings, "--only", "knn")
     assert result.exit_code == 0, result.output
     (path,) = (tmp_path / "runs" / "published").glob("*/record.json")
-    record = signed(path)
-    assert record["label"] == record["cell"]["external"]["source"] == source
-    assert record["cell"]["dataset"]["mean"] == [0.485, 0.456, 0.406]
-    assert record["cell"]["network"]["backbone"] == "resnet18"
+    record = Record.read(path)
+    assert record.label == record.cell["external"]["source"] == source
+    assert record.cell["dataset"]["mean"] == [0.485, 0.456, 0.406]
+    assert record.cell["network"]["backbone"] == "resnet18"

@@ -63,8 +63,8 @@ def test_the_accuracy_is_the_same_within_the_noise_of_seeds(data_dir: Path, tmp_
         runtime = (f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path}", f"runtime.loader={loader}")
         record = run_cell(*load_run([*SETTINGS, *runtime, f"seed={seed}"]), sweep=loader)
         assert record is not None
-        assert record["environment"]["loader"] == loader
-        (score,) = [score["value"] for score in record["scores"] if score["name"] == "knn_top1"]
+        assert record.environment["loader"] == loader
+        (score,) = [score.value for score in record.scores if score.name == "knn_top1"]
         return float(score)
 
     ffcv, torchvision = ([accuracy(loader, seed) for seed in range(4)] for loader in ("ffcv", "torchvision"))

@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.settings.config import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.network import SiameseNetwork
@@ -26,7 +28,6 @@ from regbench.benchmark.training.optimizer import LARS
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Regularizer
 from tests.conftest import TINY
-from tests.history import history
 
 # Three epochs of three steps of 32 images; the first attempt ends after the fifth step.
 STEPS, BATCH, STOPPED = 9, 32, 5
@@ -53,7 +54,7 @@ def joules(steps: int) -> float:
 class Told(NamedTuple):
     """The record of the run, the rows of its epochs, and what it told of its progress while it ran."""
 
-    record: dict[str, Any]
+    record: Record
     rows: list[dict[str, Any]]
     progress: list[dict[str, Any]]
 
@@ -135,7 +136,7 @@ def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
             run_cell(cell, runtime, "here", interruption=interruption)
         record = run_cell(cell, runtime, "here")
     assert record is not None
-    return Told(record, history(record), machine.progress)
+    return Told(record, record.history, machine.progress)
 
 
 def epoch_s(epoch: int, steps: int = 3) -> float:
@@ -165,7 +166,7 @@ def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
         f"{name}_ms": pytest.approx(statistics.median(median_ms(parts, epoch) for epoch in range(3)))
         for name, parts in {"step": STEP, **{part: [part] for part in PARTS}}.items()
     }
-    assert told.record["cost"] == medians_ms | {
+    assert asdict(told.record.cost) == medians_ms | {
         "train_s": pytest.approx(train_s),
         # But for the signal's checkpoint, which was the last thing that its attempt did.
         "checkpoint_s": pytest.approx(CHECKPOINT_S * (STEPS - 1)),
@@ -177,7 +178,7 @@ def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
         "energy_cpu_joules": pytest.approx(joules(STEPS)),
         "energy_gpu_joules": pytest.approx(3 * joules(STEPS)),
     }
-    assert [attempt["from_step"] for attempt in told.record["attempts"]] == [None, STOPPED]
+    assert [attempt.from_step for attempt in told.record.attempts] == [None, STOPPED]
 
 
 def test_progress_is_told_by_the_pace_of_the_present_epoch(told: Told) -> None:

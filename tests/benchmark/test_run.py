@@ -22,18 +22,17 @@ from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.evaluate import Evaluator
 from regbench.benchmark.run import evaluate_directory, resolve, run_cell
-from regbench.benchmark.rundir.checkpoint import Saved, load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
     numbered_files,
     read_numbered,
-    read_record,
     remove_earlier_leftovers,
     run_directory,
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt
-from regbench.benchmark.rundir.record import Score
+from regbench.benchmark.rundir.record import Record, Saved, Score, read_record
 from regbench.benchmark.settings.config import Cell, Runtime, load_config, load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.loop import Trained, train
@@ -42,7 +41,6 @@ from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
-from tests.history import history
 from tests.waiting import PATIENCE_S
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
@@ -52,15 +50,15 @@ DEFAULTS = ("evaluation.protocols=[knn,probe,measures]", "evaluation.measures.vi
 MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
 
 
-def finish(cell: Cell, runtime: Runtime, sweep: str) -> dict[str, Any]:
+def finish(cell: Cell, runtime: Runtime, sweep: str) -> Record:
     record = run_cell(cell, runtime, sweep)
     assert record is not None
     return record
 
 
-def numbers(record: dict[str, Any]) -> Any:
+def numbers(record: Record) -> Any:
     """What two runs of a cell must agree on to the last bit."""
-    return record["scores"], [{key: row[key] for key in TRAINED} for row in history(record)]
+    return record.scores, [{key: row[key] for key in TRAINED} for row in record.history]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -122,9 +120,9 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
                             p.sub_(lr * m)
                     step += 1
             rows.append({"loss": total, **spread_metrics(z1, z2), "learning_rate": lr})
-    for row, wanted in zip(history(record), rows, strict=True):
+    for row, wanted in zip(record.history, rows, strict=True):
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
-    assert history(record)[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
+    assert record.history[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
     found, expected = weights(run_directory(runtime, "here", cell)), network.state_dict()
     start = SiameseNetwork(cell.network, 16, 3, seed=3).state_dict()
     assert found.keys() == expected.keys()
@@ -141,9 +139,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     record = finish(cell, runtime, "mine")
     directory = run_directory(runtime, "mine", cell)
     assert directory == Path(runtime.runs_dir) / "mine" / cell.id
-    assert read_record(directory) == json.loads(json.dumps(record))
     expected = {
-        "schema_version": 5,
         "cell_id": cell.id,
         "sweep": "mine",
         "label": "SFRIK (L=2)",
@@ -151,47 +147,49 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
         "seed": 7,
         "status": "done",
     }
-    assert {key: record[key] for key in expected} == expected
-    assert Cell.from_dict(record["cell"]) == cell
-    assert [(score["name"], score["split"]) for score in record["scores"]] == [
+    assert {key: getattr(record, key) for key in expected} == expected
+    assert Cell.from_dict(record.cell) == cell
+    assert [(score.name, score.split) for score in record.scores] == [
         (f"{evaluation}_{top}", split)
         for evaluation in ("knn", "linear")
         for split in ("tuning", "test")
         for top in ("top1", "top5")
     ] + [(name, "tuning") for name in MEASURES]
-    assert {score["unit"] for score in record["scores"][8:]} == {""}
-    for score in record["scores"][:8]:
-        assert score["unit"] == "%"
-        assert 0 <= score["value"] <= 100
-        assert score["value"] == 100 or score["name"] != "linear_top5"  # three classes
-    protocols = {score["protocol"] for score in record["scores"]}
+    assert {(score.unit, score.higher_is_better) for score in record.scores[8:]} == {("", None)}
+    assert record.scores[-4].head == "RankMe"
+    for score in record.scores[:8]:
+        assert score.head == score.name.replace("knn", "kNN").replace("_top", " top-") + " (%)"
+        assert 0 <= score.value <= 100
+        assert score.value == 100 or score.name != "linear_top5"  # three classes
+    protocols = {score.protocol for score in record.scores}
     assert any("k=5" in protocol for protocol in protocols)
     assert any("chosen on tuning from 0.1, 1" in protocol for protocol in protocols)
-    assert [row["epoch"] for row in history(record)] == [1, 2]
-    for row in history(record):
+    assert [row["epoch"] for row in record.history] == [1, 2]
+    for row in record.history:
         assert row["loss"] == pytest.approx(sum(row["terms"].values()))
         assert row["terms"].keys() == {"alignment", "uniformity", "diagonal"}
         assert row["terms"]["diagonal"] == pytest.approx(21 / 32)
         assert row["images"] == 96
         assert 0 < row["loss_ms"] < row["step_ms"]
-    cost = record["cost"]
-    assert cost["train_s"] == pytest.approx(sum(row["epoch_s"] for row in history(record)))
-    assert cost["img_per_s"] == pytest.approx(192 / cost["train_s"])
-    assert cost["evaluate_s"] > 0
-    assert cost["peak_memory_bytes"] > 1e7
-    assert cost["peak_reserved_bytes"] >= cost["peak_memory_bytes"]
-    assert cost["checkpoint_s"] > 0
-    parts_ms = [cost[f"{part}_ms"] for part in ("forward", "loss", "backward", "optimizer")]
-    assert all(part_ms > 0 for part_ms in (cost["data_ms"], *parts_ms))
-    assert sum(parts_ms) == pytest.approx(cost["step_ms"], rel=0.5)  # medians of parts and of the whole
-    assert record["environment"]["world_size"] == 1
-    assert record["environment"]["loader"] == "torchvision"
-    assert record["environment"]["threads"] == 1
-    assert record["data"]["content_sha256"].keys() == {"train", "tuning", "test"}
-    assert len(record["attempts"]) == 1
-    assert record["attempts"][0]["finished"] >= record["attempts"][0]["started"]
+    cost: Any = record.cost
+    assert cost.train_s == pytest.approx(sum(row["epoch_s"] for row in record.history))
+    assert cost.img_per_s == pytest.approx(192 / cost.train_s)
+    assert cost.evaluate_s > 0
+    assert cost.peak_memory_bytes > 1e7
+    assert cost.peak_reserved_bytes >= cost.peak_memory_bytes
+    assert cost.checkpoint_s > 0
+    parts_ms = [getattr(cost, f"{part}_ms") for part in ("forward", "loss", "backward", "optimizer")]
+    assert all(part_ms > 0 for part_ms in (cost.data_ms, *parts_ms))
+    assert sum(parts_ms) == pytest.approx(cost.step_ms, rel=0.5)  # medians of parts and of the whole
+    assert record.environment["world_size"] == 1
+    assert record.environment["loader"] == "torchvision"
+    assert record.environment["threads"] == 1
+    assert record.data.content_sha256.keys() == {"train", "tuning", "test"}
+    assert len(record.attempts) == 1
+    assert record.finished >= record.started
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
-    assert len((directory / record["metrics"]["file"]).read_text().splitlines()) == 2
+    assert record.metrics
+    assert len((directory / record.metrics.file).read_text().splitlines()) == 2
 
 
 def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_data_dir: Path) -> None:
@@ -221,7 +219,7 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
     assert [len(y) for _, y in features.values()] == [120, 30]
     nearest = (features["test"][0] @ features["train"][0].T).argmax(dim=1)
     expected = 100 * (features["train"][1][nearest] == features["test"][1]).double().mean().item()
-    (found,) = [s["value"] for s in record["scores"] if (s["name"], s["split"]) == ("knn_top1", "test")]
+    (found,) = [s.value for s in record.scores if (s.name, s.split) == ("knn_top1", "test")]
     assert found == pytest.approx(expected)
 
 
@@ -230,7 +228,7 @@ def test_a_finished_cell_is_not_run_again(tiny: list[str]) -> None:
     first = finish(cell, runtime, "here")
     path = run_directory(runtime, "here", cell) / "record.json"
     written_ns = path.stat().st_mtime_ns
-    assert finish(cell, runtime, "here") == json.loads(json.dumps(first))
+    assert finish(cell, runtime, "here").sha256 == first.sha256
     assert path.stat().st_mtime_ns == written_ns
 
 
@@ -265,8 +263,8 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     assert numbers(resumed) == numbers(undisturbed)
     expected = weights(run_directory(runtime, "undisturbed", cell))
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert [attempt["ended"] for attempt in resumed["attempts"]] == ["interrupted", None]
-    assert [attempt["from_step"] for attempt in resumed["attempts"]] == [None, 6 if after_epoch else None]
+    assert [attempt.ended for attempt in resumed.attempts] == ["interrupted", None]
+    assert [attempt.from_step for attempt in resumed.attempts] == [None, 6 if after_epoch else None]
 
 
 @pytest.mark.parametrize("method", ["simclr", "sigreg"])
@@ -295,9 +293,9 @@ def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
     assert numbers(resumed) == numbers(undisturbed)
     expected = weights(run_directory(runtime, "undisturbed", cell))
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert [(a["ended"], a["from_step"]) for a in resumed["attempts"]] == [("interrupted", None), (None, 5)]
-    assert history(resumed)[1]["epoch_s"] > 0
-    assert resumed["cost"]["checkpoint_s"] > 0
+    assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, 5)]
+    assert resumed.history[1]["epoch_s"] > 0
+    assert (resumed.cost.checkpoint_s or 0) > 0
 
 
 def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +315,7 @@ def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt):
             run_cell(cell, runtime, "disturbed")
     resumed = finish(cell, runtime, "disturbed")
-    assert resumed["attempts"][1]["from_step"] == 7
+    assert resumed.attempts[1].from_step == 7
     assert numbers(resumed) == numbers(finish(cell, runtime, "undisturbed"))
 
 
@@ -329,9 +327,9 @@ def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(tiny: l
     directory = run_directory(runtime, "here", cell)
     (file,) = checkpoint_files(directory)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert record["checkpoint"] == {"file": file.name, "step": 6, "sha256": sha256}
+    assert record.checkpoint == Saved(file.name, sha256, 6)
     own = [override for override in tiny if override.startswith("runtime.")]
-    assert evaluate_directory(directory, own) == record["scores"]
+    assert tuple(evaluate_directory(directory, own)) == record.scores
 
 
 def test_what_killed_attempts_left_goes_and_what_others_write_stays(tiny: list[str]) -> None:
@@ -373,7 +371,8 @@ def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: 
     record = finish(cell, runtime, "here")
     assert selected == [1]
     assert numbers(record) == numbers(finish(cell, runtime, "undisturbed"))
-    assert record["checkpoint"]["file"] == checkpoint_files(directory)[0].name
+    assert record.checkpoint
+    assert record.checkpoint.file == checkpoint_files(directory)[0].name
 
 
 def test_a_config_that_is_not_the_cells_is_mended(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -396,7 +395,7 @@ def test_an_untrained_network_in_a_tuning_has_nothing_to_choose(tiny: list[str])
             with pytest.raises(RegbenchError, match="has not chosen yet, so this cell gets no score on the test split"):
                 finish(cell, runtime, "tuned")
         else:
-            assert "test" in {score["split"] for score in finish(cell, runtime, "tuned")["scores"]}
+            assert "test" in {score.split for score in finish(cell, runtime, "tuned").scores}
 
 
 def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> None:
@@ -419,7 +418,7 @@ def test_micro_batches_train(tiny: list[str]) -> None:
     whole, runtime = load(tiny, "method=vicreg", "precision=fp32")
     parts, _ = load(tiny, "method=vicreg", "precision=fp32", "micro_batch_size=16")
     assert whole.id != parts.id
-    losses = [history(finish(cell, runtime, "here"))[-1]["loss"] for cell in (whole, parts)]
+    losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
     with pytest.raises(RegbenchError, match="micro_batch_size=12 must be at least 2 and divide batch_size=32"):
@@ -432,8 +431,8 @@ def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
     for compiled in ("false", "true"):
         cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.compile={compiled}")
         records.append(finish(cell, runtime, compiled))
-    assert records[0]["cell_id"] == records[1]["cell_id"]
-    plain, compiled_ = ([row["loss"] for row in history(record)] for record in records)
+    assert records[0].cell_id == records[1].cell_id
+    plain, compiled_ = ([row["loss"] for row in record.history] for record in records)
     assert compiled_ == pytest.approx(plain, rel=1e-3)
 
 
@@ -458,8 +457,8 @@ def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: 
         patch.setattr(Evaluator, "knn", fail)
         record = finish(cell, runtime, "here")
     assert checkpoint_files(directory)[0].stat().st_mtime_ns == checkpoint_ns
-    assert len(record["scores"]) == 8
-    assert len(record["attempts"]) == 2
+    assert len(record.scores) == 8
+    assert len(record.attempts) == 2
 
 
 def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
@@ -473,13 +472,15 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
     directory = run_directory(runtime, "here", cell)
     assert not numbered_files(directory, "metrics.jsonl")
     first = finish(cell, runtime, "here")
-    assert [row["epoch"] for row in history(first)] == [1, 2]
-    (directory / first["metrics"]["file"]).unlink()
+    assert [row["epoch"] for row in first.history] == [1, 2]
+    assert first.metrics
+    (directory / first.metrics.file).unlink()
     (directory / "record.json").unlink()
     record = finish(cell, runtime, "here")
-    assert history(record) == history(first | {"metrics": record["metrics"]})
-    curve = directory / record["metrics"]["file"]
-    assert record["metrics"]["sha256"] == hashlib.sha256(curve.read_bytes()).hexdigest()
+    assert record.history == first.history
+    assert record.metrics
+    curve = directory / record.metrics.file
+    assert record.metrics.sha256 == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
 def interrupted(*_: object) -> None:
@@ -500,7 +501,7 @@ def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], monke
     monkeypatch.setattr(Step, "__call__", drawing)
     first, other, again = (finish(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
     assert numbers(first) == numbers(again)
-    assert history(first)[0]["loss"] != history(other)[0]["loss"]
+    assert first.history[0]["loss"] != other.history[0]["loss"]
     assert drawn[:6] == drawn[12:]
     for numbers_of_a_generator in zip(*drawn[:12], strict=True):
         assert len(set(numbers_of_a_generator)) == 12
@@ -509,40 +510,40 @@ def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], monke
 def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
     record = finish(cell, runtime, "here")
-    assert (record["label"], record["metrics"], record["status"]) == ("untrained", None, "done")
-    assert len(record["scores"]) == 8
-    cost = record["cost"]
-    assert [cost[key] for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
+    assert (record.label, record.metrics, record.status) == ("untrained", None, "done")
+    assert len(record.scores) == 8
+    cost: Any = record.cost
+    assert [getattr(cost, key) for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
 
 
 def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=1")
-    assert finish(cell, runtime, "spread")["status"] == "done"
+    assert finish(cell, runtime, "spread").status == "done"
     monkeypatch.setattr("regbench.benchmark.training.loop.COLLAPSED_SPREAD", 1.1)
     record = finish(cell, runtime, "collapsed")
-    assert (record["status"], record["scores"]) == ("diverged", [])
-    what = record["diverged"]
+    assert (record.status, record.scores) == ("diverged", ())
+    what = record.diverged or {}
     assert (what["epoch"], what["step"]) == (2, 6)  # not in the first, in which the rate still rises
     assert "collapsed" in what["reason"]
     assert what["last_good"]["step"] == 3
-    assert len(history(record)) == 1
+    assert len(record.history) == 1
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "epochs=4")
     record = finish(cell, runtime, "here")
-    assert (record["status"], record["scores"], record["metrics"]) == ("diverged", [], None)
-    what = record["diverged"]
+    assert (record.status, record.scores, record.metrics) == ("diverged", (), None)
+    what = record.diverged or {}
     assert "not finite" in what["reason"]
     assert (what["epoch"], what["step"]) == (1, 3)  # the first step's rate is 0, so the second still sees good weights
-    assert record["cost"]["train_s"] > 0
-    assert finish(cell, runtime, "here") == json.loads(json.dumps(record))  # a result: not tried again
+    assert (record.cost.train_s or 0) > 0
+    assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
 
 
 def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regbench.benchmark.training.loop.LOGGING_STEPS", 2)
     cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
-    what = finish(cell, runtime, "here")["diverged"]
+    what = finish(cell, runtime, "here").diverged or {}
     assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
     assert math.isfinite(what["last_good"]["loss"])
 
@@ -577,9 +578,9 @@ def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source
     with pytest.raises(RegbenchError, match=r"no tuning split.*evaluation\.probe\.learning_rates=\["):
         finish(cell, runtime, "here")
     cell, runtime = load(tiny, *settings, "evaluation.probe.learning_rates=[0.5]")
-    scores = finish(cell, runtime, "here")["scores"]
-    assert {score["split"] for score in scores} == {"test"}
-    assert not any("chosen" in score["protocol"] for score in scores)
+    scores = finish(cell, runtime, "here").scores
+    assert {score.split for score in scores} == {"test"}
+    assert not any("chosen" in score.protocol for score in scores)
 
 
 def test_cuda_is_refused_where_there_is_none(tiny: list[str]) -> None:
@@ -605,7 +606,7 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
         return train_once(*args)
 
     monkeypatch.setattr(run_module, "train", slow)
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     first, second = (threading.Thread(target=lambda: records.append(finish(cell, runtime, "here"))) for _ in "ab")
     assert not is_running(last_attempt(directory))
     first.start()
@@ -619,8 +620,8 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     second.join(PATIENCE_S)
     assert not is_running(last_attempt(directory))
     assert len(entered) == 1
-    assert json.loads(json.dumps(records[0])) == json.loads(json.dumps(records[1]))
-    assert len(records[0]["attempts"]) == 1
+    assert records[0].sha256 == records[1].sha256
+    assert len(records[0].attempts) == 1
 
 
 def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
@@ -629,9 +630,9 @@ def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
     directory = run_directory(runtime, "here", cell)
     before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
     own = [override for override in tiny if override.startswith("runtime.")]
-    assert evaluate_directory(directory, own) == record["scores"]
+    assert tuple(evaluate_directory(directory, own)) == record.scores
     other = evaluate_directory(directory, [*own, "evaluation.knn.k=9"])
-    assert "k=9" in other[0]["protocol"]
+    assert "k=9" in other[0].protocol
     assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
     with pytest.raises(RegbenchError, match="evaluation"):
         evaluate_directory(directory, [*own, "seed=3"])
@@ -642,7 +643,7 @@ def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
 def test_probing_augmented_features_runs(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2")
     record = finish(cell, runtime, "here")
-    assert "augmented features" in record["scores"][-1]["protocol"]
+    assert "augmented features" in record.scores[-1].protocol
     assert numbers(record) == numbers(finish(cell, runtime, "again"))
 
 
@@ -651,9 +652,9 @@ def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
     for form in ("auto", "textbook", "gram"):
         cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.loss_form={form}")
         records[form] = finish(cell, runtime, form)
-        assert records[form]["environment"]["loss_form"] == form
-    assert len({record["cell_id"] for record in records.values()}) == 1
-    first, *others = ([row["loss"] for row in history(record)] for record in records.values())
+        assert records[form].environment["loss_form"] == form
+    assert len({record.cell_id for record in records.values()}) == 1
+    first, *others = ([row["loss"] for row in record.history] for record in records.values())
     for losses in others:
         assert losses == pytest.approx(first, rel=1e-3)
 
@@ -675,7 +676,7 @@ def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
             finish(cell, runtime, "interrupted")
     torch.randn(3)  # what else the process drew does not matter
     resumed = finish(cell, runtime, "interrupted")
-    losses = [[row["loss"] for row in history(record)] for record in (resumed, undisturbed)]
+    losses = [[row["loss"] for row in record.history] for record in (resumed, undisturbed)]
     assert losses[0] == losses[1]
 
 

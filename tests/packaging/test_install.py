@@ -129,7 +129,7 @@ def test_wheel_holds_every_source_file_and_no_other_package(built: Built) -> Non
     assert names == set(expected)
     assert contents == {name: path.read_bytes() for name, path in expected.items()}
     # Whatever else changes, these must be there: data that no import would miss.
-    assert {"regbench/py.typed", "regbench/benchmark/conf/run.yaml", "regbench/reports/paper.csv"} <= names
+    assert {"regbench/py.typed", "regbench/benchmark/conf/run.yaml", "regbench/reports/tables/paper.csv"} <= names
 
 
 def test_sdist_holds_sources_readme_and_license(built: Built) -> None:

@@ -1,8 +1,9 @@
-"""A factory of records as finished runs leave them."""
+"""A factory of run directories as finished runs leave them: real settings, written by the real writer."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -12,10 +13,19 @@ from typing import Any
 import pytest
 import yaml
 
+from regbench.benchmark.rundir.record import (
+    Cost,
+    Images,
+    LaterEvaluation,
+    NamedFile,
+    PastAttempt,
+    Record,
+    Score,
+)
+from regbench.benchmark.settings.config import load_run
+from regbench.files import cell_id, signed
+
 METHODS = {
-    "SFRIK (L=1)": "sfrik",
-    "SFRIK (L=2)": "sfrik",
-    "SFRIK (L=3)": "sfrik",
     "RBF kernel": "rbf",
     "generalized distance": "generalized_distance",
     "AUH": "auh",
@@ -23,20 +33,52 @@ METHODS = {
     "VICReg": "vicreg",
     "untrained": "sfrik",
 }
-
-
+TITLES = {
+    "knn_top1": "kNN top-1",
+    "linear_top1": "linear top-1",
+    "linear_top5": "linear top-5",
+    "voc07_map": "VOC07 mAP, 11-point",
+}
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
 RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
 
-
-def _digest(data: dict[str, Any]) -> str:
-    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+Make = Callable[..., Path]
 
 
-def signed(data: dict[str, Any]) -> str:
-    """JSON with the SHA-256 of what it holds, as runs write it."""
-    return json.dumps({**data, "sha256": _digest(data)})
+@functools.cache
+def _settings() -> dict[str, Any]:
+    overrides = ["dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny", "method=vicreg"]
+    sizes = ["embedding_dim=512", "batch_size=256", "epochs=3", "optimizer.warmup_epochs=1"]
+    return load_run([*overrides, *sizes, "dataset.train_per_class=1000"])[0].plain()
+
+
+def settings(label: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """The plain data of a cell; a group among the changes takes the place of the whole one, but for its name."""
+    plain = copy.deepcopy(_settings())
+    order = label.removeprefix("SFRIK (L=").removesuffix(")")
+    weights = {"weights": [1.0] * int(order)} if order.isdigit() else {}
+    name = "sfrik" if weights else METHODS.get(label, label)
+    plain |= {"method": {"name": name, "alignment_weight": 10.0, **weights}, "seed": seed}
+    plain |= {"epochs": 0} if label == "untrained" else {}
+    return plain | changes
+
+
+def backbone(name: str, **more: Any) -> dict[str, Any]:
+    """The group of settings of a network with another backbone."""
+    network: dict[str, Any] = _settings()["network"]
+    return network | {"backbone": name, **more}
+
+
+def dataset(name: str) -> dict[str, Any]:
+    """The group of settings of another data set."""
+    group: dict[str, Any] = _settings()["dataset"]
+    return group | {"name": name}
+
+
+def score(name: str, value: float, split: str = "test", unit: str = "%") -> Score:
+    """A score as an evaluation gives it; without a unit it has no best."""
+    title = TITLES.get(name, name)
+    return Score(name, value, split, f"how {name} is measured", title, unit, True if unit else None)
 
 
 def resign(path: Path, **changes: Any) -> None:
@@ -46,17 +88,14 @@ def resign(path: Path, **changes: Any) -> None:
     path.write_text(signed(data | changes))
 
 
-def cell_id(cell: dict[str, Any]) -> str:
-    """As runs compute it: an untrained network knows neither method nor optimizer, published weights no training."""
-    if "external" in cell:
-        kept = ("dataset", "network", "augmentation", "seed", "evaluation")
-        return _digest({"weights": cell["external"]["sha256"], **{key: cell[key] for key in kept}})[:12]
-    nothing = () if cell["epochs"] != 0 else ("method", "optimizer")
-    return _digest({key: value for key, value in cell.items() if key not in nothing})[:12]
-
-
-def _score(name: str, value: float, split: str = "test") -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": "%", "split": split, "protocol": f"how {name} is measured"}
+def later(record: Path, *scores: Score, **changes: Any) -> Path:
+    """Writes a later evaluation beside a record."""
+    fields: dict[str, Any] = {"cell_id": record.parent.name, "protocol": "voc07", "scores": scores, "seconds": 1.0}
+    fields |= {"choice": {}, "environment": {}, "finished": "2026-11-23T05:30:00+00:00", "command": ""}
+    path = record.parent / "evaluations" / "voc07.json"
+    path.parent.mkdir()
+    path.write_text(LaterEvaluation(**fields | changes).text())
+    return path
 
 
 @pytest.fixture
@@ -65,19 +104,18 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(runs: Path) -> Callable[..., Path]:
-    """Writes one record; keywords override its fields, `cell` and the like are merged."""
+def record(runs: Path) -> Make:
+    """Writes the run directory of one cell; keywords override its record's fields, `cost` and the like are merged."""
     return _recorder(runs)
 
 
 @pytest.fixture(scope="session")
-def recorder() -> Callable[[Path], Callable[..., Path]]:
+def recorder() -> Callable[[Path], Make]:
     """`record` for any folder of runs, for what several tests share."""
     return _recorder
 
 
-def _recorder(runs: Path) -> Callable[..., Path]:
-
+def _recorder(runs: Path) -> Make:
     def write(
         label: str = "VICReg",
         seed: int = 0,
@@ -92,18 +130,8 @@ def _recorder(runs: Path) -> Callable[..., Path]:
         history: list[dict[str, Any]] | None = None,
         **fields: Any,
     ) -> Path:
-        epochs = 0 if label == "untrained" else 3
-        settings: dict[str, Any] = {
-            "method": {"name": METHODS.get(label, label), "alignment_weight": 10.0, "label": label},
-            "embedding_dim": 512,
-            "batch_size": 256,
-            "epochs": epochs,
-            "seed": seed,
-            "dataset": {"name": "fashion_mnist", "train_per_class": 1000},
-            "network": {"backbone": "resnet_tiny", "hidden_dim": None},
-            "optimizer": {"base_lr": 1.0},
-        } | copy.deepcopy(cell or {})
-        identity = cell_id(settings)
+        plain = settings(label, seed, **cell or {})
+        identity = cell_id(plain)
         values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"), ("knn_top1", tuning, "tuning"))
         logged = [
             {
@@ -117,53 +145,49 @@ def _recorder(runs: Path) -> Callable[..., Path]:
                 "epoch_s": 10.0,
                 "terms": {},
             }
-            for e in range(1, (settings["epochs"] or 0) + 1)
+            for e in range(1, (plain["epochs"] or 0) + 1)
         ]
         metrics = "".join(json.dumps(row) + "\n" for row in (logged if history is None else history))
-        costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0}
-        costs |= {"loss_ms": 4.0, "peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
-        if label == "untrained":
-            costs |= dict.fromkeys(("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes"))
-        versions = {
-            "regbench": "0.1.0",
-            "python": "3.11.7",
-            "torch": "2.14.1",
-            "git": "abc1234",
-            "hostname": "node1",
-        }
-        started, finished = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
-        data = {
-            "schema_version": 5,
-            "cell_id": identity,
-            "sweep": sweep,
-            "label": label,
-            "method": METHODS.get(label, label),
-            "seed": seed,
-            "status": "done",
-            "cell": settings,
-            "scores": [_score(name, value, split) for name, value, split in values if value is not None],
-            "cost": costs | (cost or {}),
-            "metrics": {"file": "metrics-0001.jsonl", "sha256": hashlib.sha256(metrics.encode()).hexdigest()}
-            if metrics
-            else None,
-            "checkpoint": None,
-            "environment": versions
-            | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
-            | (environment or {}),
-            "data": {"source": "made up", "content_sha256": {"train": "ab" * 32, "test": "cd" * 32}},
-            "attempts": [{"started": started, "finished": finished, "hostname": "node1"}],
-            "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
-            "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
-            "spectrum": None,
-        } | fields
-        if data["status"] == "done":
-            data = {"choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE}} | data
-        path = runs / sweep / identity / ("tuning.json" if data["status"] == "tuned" else "record.json")
+        costs: dict[str, Any] = {"train_s": 30.0, "evaluate_s": 8.0}
+        if label != "untrained":
+            costs |= {"img_per_s": 1600.0, "step_ms": 160.0, "loss_ms": 4.0}
+            costs |= {"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
+        versions = {"regbench": "0.1.0", "python": "3.11.7", "torch": "2.14.1", "git": "abc1234", "hostname": "node1"}
+        attempt = PastAttempt(
+            number=1, started="2026-11-21T04:00:00+00:00", finished="2026-11-22T05:30:00+00:00", hostname="node1"
+        )
+        done = fields.get("status", "done") == "done"
+        made = Record(
+            **{
+                "cell_id": identity,
+                "sweep": sweep,
+                "label": label,
+                "method": plain["method"]["name"],
+                "seed": seed,
+                "status": "done",
+                "cell": plain,
+                "scores": tuple(score(name, value, split) for name, value, split in values if value is not None),
+                "cost": Cost(**costs | (cost or {})),
+                "environment": versions
+                | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
+                | (environment or {}),
+                "data": Images("made up", {"train": "ab" * 32, "test": "cd" * 32}),
+                "attempts": (attempt,),
+                "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
+                "choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE} if done else {},
+                "regularizer": {"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
+                "metrics": NamedFile("metrics-0001.jsonl", hashlib.sha256(metrics.encode()).hexdigest())
+                if metrics
+                else None,
+            }
+            | fields
+        )
+        path = runs / sweep / identity / made.file_name
         path.parent.mkdir(parents=True)
-        path.write_text(signed(data))
+        path.write_text(made.text())
         if metrics:
             path.with_name("metrics-0001.jsonl").write_text(metrics)
-        (path.parent / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+        (path.parent / "config.yaml").write_text(yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False))
         return path
 
     return write

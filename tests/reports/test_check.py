@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Images
 from regbench.cli import main
-from regbench.reports.check import check_records
-from tests.reports.conftest import resign, signed
+from regbench.reports.find.check import check_records
+from tests.records import chosen, ranked, tuning_choice
+from tests.reports.conftest import dataset, later, resign, score
 
 Make = Callable[..., Path]
 
@@ -36,8 +38,7 @@ def _edit(path: Path) -> None:
 
 
 def _score(value: float) -> Callable[[Path], None]:
-    score = {"name": "knn_top1", "value": value, "unit": "%", "split": "test", "protocol": "k = 20"}
-    return lambda path: resign(path, scores=[score])
+    return lambda path: resign(path, scores=[asdict(score("knn_top1", value))])
 
 
 def _other_config(path: Path) -> None:
@@ -46,9 +47,8 @@ def _other_config(path: Path) -> None:
 
 
 def _evaluation(path: Path, **changes: Any) -> None:
-    (path.parent / "evaluations").mkdir()
-    data = {"schema_version": 5, "cell_id": json.loads(path.read_text())["cell_id"], "scores": []} | changes
-    (path.parent / "evaluations" / "voc07.json").write_text(signed(data).replace("VICReg", "AUH"))
+    made = later(path, **changes)
+    made.write_text(made.read_text().replace("VICReg", "AUH"))
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,18 @@ def test_what_does_not_fit_is_named(runs: Path, record: Make, spoil: Callable[[P
 
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     record("VICReg")
-    record("AUH", data={"content_sha256": {"train": "ab" * 32, "test": "ee" * 32}})
-    record("AUH", cell={"dataset": {"name": "stl10"}}, data={"content_sha256": {"test": "11" * 32}})
+    record("AUH", data=Images("made up", {"train": "ab" * 32, "test": "ee" * 32}))
+    record("AUH", cell={"dataset": dataset("stl10")}, data=Images("made up", {"test": "11" * 32}))
     (line,) = check_records([runs]).misfits
     assert line.startswith("data set fashion_mnist: the test split has 2 contents: cdcdcdcdcdcd in 1 records")
 
 
 def test_a_tunings_choice(runs: Path, record: Make) -> None:
     path = record("VICReg")
-    chosen = json.loads(path.read_text())["cell_id"]
+    best = path.parent.name
 
     def write(**changes: Any) -> str:
-        ranking = [{"cell_id": chosen, "value": 70.0, "status": "tuned", "hyperparameters": {}}]
-        entry = {"label": "VICReg", "chosen": chosen, "ranking": ranking} | changes
-        text = signed({"schema_version": 5, "selected_on": "tuning", "choices": [entry]})
-        (runs / "quickstart" / "choice.json").write_text(text)
-        return str(json.loads(text)["sha256"])
+        return tuning_choice(runs / "quickstart", chosen("VICReg", ranked(best), **changes))
 
     digest = write()
     origin = {"selected_on": "tuning", "record": "elsewhere/quickstart/choice.json", "sha256": digest}
@@ -121,19 +117,13 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     shutil.rmtree(path.parent)
     write()
     (line,) = check_records([runs]).misfits
-    assert f"{chosen}, chosen for VICReg, has no record beside it" in line
+    assert f"{best}, chosen for VICReg, has no record beside it" in line
     (runs / "quickstart" / "choice.json").write_text("{}")
-    assert any("not a choice" in line for line in check_records([runs]).misfits)
+    assert any("choice.json: schema version None" in line for line in check_records([runs]).misfits)
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:
-    from regbench.benchmark.settings.config import load_sweep
-
-    cell = load_sweep("quickstart", []).cells[1]
-    made = record("SFRIK (L=1)", cell=cell.plain())
-    made.parent.rename(made.parent.with_name(cell.id))
-    path = made.parent.with_name(cell.id) / "record.json"
-    resign(path, cell_id=cell.id)
+    path = record("VICReg")
     command = ["report", "quickstart", "--check", "--runs-dir", str(runs)]
     done = CliRunner().invoke(main, command)
     assert (done.exit_code, done.output) == (0, "1 record checks out\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regbench.reports.paper import linear_top1, load_paper, paper_value
+from regbench.reports.tables.paper import linear_top1, load_paper, paper_value
 
 
 @pytest.mark.parametrize(

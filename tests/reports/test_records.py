@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
-from regbench.reports.records import load_records, read_records
-from regbench.reports.summary import summarize
-from tests.reports.conftest import resign, signed
+from regbench.reports.find.records import load_records, read_records
+from regbench.reports.rows.summary import summarize
+from tests.reports.conftest import later, resign, score
 
 Make = Callable[..., Path]
 
@@ -75,10 +74,13 @@ def _spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (_spoil(lambda d: d.update(schema_version=2)), "schema version 2"),
         (_spoil(lambda d: d.pop("label")), "label is missing"),
         (_spoil(lambda d: d.update(status="running")), "status is 'running'"),
-        (_spoil(lambda d: d.update(seed="0")), "seed is '0', not int"),
-        (_spoil(lambda d: d["cell"].pop("dataset")), "cell.dataset is missing"),
-        (_spoil(lambda d: d["scores"][0].update(value=float("nan"))), "not a finite number"),
-        (_spoil(lambda d: d["scores"].append(3)), "scores holds 3"),
+        (_spoil(lambda d: d.update(seed="0")), "seed is '0': input should be a valid integer"),
+        (_spoil(lambda d: d["cell"].pop("dataset")), "cell: 'dataset' is missing"),
+        (
+            _spoil(lambda d: d["scores"][0].update(value=float("nan"))),
+            "scores.0.value is nan: input should",
+        ),
+        (_spoil(lambda d: d["scores"].append(3)), "scores.2 is 3: input should be an object"),
     ],
 )
 def test_a_damaged_record_is_set_aside_and_named(
@@ -130,14 +132,6 @@ def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: M
     assert summarize(found.records, found.missing)[0].missing
 
 
-def test_costs_that_are_not_numbers_are_left_out(runs: Path, record: Make) -> None:
-    record(cost={"loss_ms": None, "step_ms": float("inf")})
-    (one,) = read_records(runs).records
-    assert "loss_ms" not in one.cost
-    assert "step_ms" not in one.cost
-    assert one.cost["train_s"] == 30.0
-
-
 def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) -> None:
     path = record(status="tuned", linear=None, knn=None, tuning=60.0)
     (tuned,) = read_records(runs).records
@@ -149,15 +143,7 @@ def test_a_cell_of_a_tuning_is_read_until_it_is_final(runs: Path, record: Make) 
 
 
 def _evaluate(record: Path, **changes: Any) -> Path:
-    """Writes a later evaluation beside a record."""
-    score = {"name": "voc07_map", "value": 80.0, "unit": "%", "split": "test", "protocol": "SVM"}
-    again = {"name": "knn_top1", "value": 1.0, "unit": "%", "split": "test", "protocol": "k = 20"}
-    cell_id = json.loads(record.read_text())["cell_id"]
-    data = {"schema_version": 5, "cell_id": cell_id, "protocol": "voc07", "scores": [score, again], "choice": {}}
-    path = record.parent / "evaluations" / "voc07.json"
-    path.parent.mkdir()
-    path.write_text(signed(data | changes))
-    return path
+    return later(record, score("voc07_map", 80.0), score("knn_top1", 1.0), **changes)
 
 
 def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
@@ -172,7 +158,6 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     ("changes", "reason"),
     [
         ({"cell_id": "0" * 12}, "of cell 000000000000"),
-        ({"schema_version": 2}, "schema version 2"),
         ({"choice": {"learning_rate": {"selected_on": "test"}}}, "chosen on the test split"),
     ],
 )
@@ -186,11 +171,8 @@ def test_an_evaluation_that_does_not_fit_is_set_aside(
     assert reason in found.skipped[0].reason
 
 
-def test_the_history_as_columns(runs: Path, record: Make) -> None:
+def test_the_history(runs: Path, record: Make) -> None:
     record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7}])
     (one,) = read_records(runs).records
-    assert {name: column.tolist() for name, column in one.curves.items()} == {
-        "epoch": [1.0, 2.0],
-        "loss": [2.0, pytest.approx(math.nan, nan_ok=True)],
-        "rank": [pytest.approx(math.nan, nan_ok=True), 7.0],
-    }
+    assert one.history[0] == {"epoch": 1, "loss": 2.0, "terms": {}}
+    assert one.at_end == {"epoch": 2, "rank": 7.0}

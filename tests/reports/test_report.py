@@ -16,9 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Images, PastAttempt
 from regbench.cli import main
-from regbench.reports import figures, write_report
-from tests.reports.conftest import resign, signed
+from regbench.reports import write_report
+from regbench.reports.page import figures
+from tests.records import chosen, ranked, tuning_choice
+from tests.reports.conftest import backbone, dataset, later, resign, score
 
 Make = Callable[..., Path]
 
@@ -112,7 +115,7 @@ def test_the_files(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("sweep")
 def test_the_page_stands_alone(runs: Path, tmp_path: Path, record: Make) -> None:
     lives = [("2026-11-20T23:59:00+00:00", None), ("2026-11-23T01:00:00+00:00", "2026-11-24T05:30:00+00:00")]
-    record("DCL", 5, attempts=[{"started": started, "finished": finished} for started, finished in lives])
+    record("DCL", 5, attempts=tuple(PastAttempt(started=started, finished=finished) for started, finished in lives))
     page = Page(write_report([runs / "quickstart"], tmp_path / "report").page.read_text())
     assert page.loads
     outside = {load for load in page.loads if not load.startswith("#")}
@@ -171,12 +174,11 @@ def _add(name: str, text: str) -> Callable[[Path], None]:
 
 def _change_config(path: Path) -> None:
     config = path.with_name("config.yaml")
-    config.write_text(config.read_text().replace("base_lr: 1.0", "base_lr: 2.0"))
+    config.write_text(config.read_text().replace("warmup_epochs: 1", "warmup_epochs: 2"))
 
 
 def _another_choice(path: Path) -> None:
-    text = signed({"selected_on": "tuning", "choices": []})
-    path.parents[1].joinpath("choice.json").write_text(text)
+    tuning_choice(path.parents[1])
     origin = {"selected_on": "tuning", "record": "elsewhere/choice.json", "sha256": "ab" * 32}
     resign(path, choice={"hyperparameters": origin})
 
@@ -223,13 +225,9 @@ def test_what_does_not_fit_is_in_no_table(
 
 def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path, tmp_path: Path, record: Make) -> None:
     path = record("VICReg", tuning=60.0)
-    score = {"name": "voc07_map", "value": 81.25, "unit": "%", "split": "test", "protocol": "SVM"}
-    evaluation = path.parent / "evaluations" / "voc07.json"
-    evaluation.parent.mkdir()
-    evaluation.write_text(signed({"schema_version": 5, "cell_id": path.parent.name, "scores": [score]}))
-    entry = {"label": "AUH", "chosen": "a" * 12, "ranking": [{"cell_id": "a" * 12, "value": 12.34}]}
+    evaluation = later(path, score("voc07_map", 81.25))
     choice = runs / "quickstart" / "choice.json"
-    choice.write_text(signed({"budget": 2, "seeds": [0], "choices": [entry]}))
+    tuning_choice(choice.parent, chosen("AUH", ranked("a" * 12, 12.34)))
 
     def shown() -> str:
         report = write_report(runs, tmp_path / "report")
@@ -281,7 +279,7 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, 
         record("VICReg", cost={"train_s": 1.0})
         record("AUH", cost={"train_s": 1000.0})
     elif case == "no provenance":
-        record("VICReg", command="", environment={"hardware": None, "git": None}, data={}, attempts=[])
+        record("VICReg", command="", environment={"hardware": None, "git": None}, data=Images("", {}), attempts=())
     else:
         record(
             "VICReg",
@@ -300,7 +298,7 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make, 
 
 def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
     record("VICReg", sweep="one")
-    record("VICReg", sweep="two", cell={"dataset": {"name": "stl10"}})
+    record("VICReg", sweep="two", cell={"dataset": dataset("stl10")})
     report = write_report(runs, tmp_path / "report")
     names = {path.name for path in report.files}
     assert {"leaderboard-one.md", "leaderboard-two.md", "accuracy_vs_time-one.png", "index.html"} <= names
@@ -309,7 +307,7 @@ def test_several_tasks_have_files_of_their_own(runs: Path, tmp_path: Path, recor
 
 def test_a_table_of_the_paper_comes_in_three_formats(runs: Path, tmp_path: Path, record: Make) -> None:
     cell = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
-    ours = {"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}}
+    ours = {"dataset": dataset("in20"), "network": backbone("resnet18")}
     record("SFRIK (L=3)", sweep="mine", linear=47.0, cell=cell | ours)
     record("AUH")
     report = write_report(runs, tmp_path / "report")
@@ -333,7 +331,7 @@ def test_every_table_compiles(runs: Path, tmp_path: Path, record: Make) -> None:
         for label in ("I-VNE⁺ & 50 % of $x_1$ #{~^\\}", "Ω-method é", "VICReg"):
             record(label, seed, tuning=60.0 + seed, linear=70.0 + seed**2, cost=energy)
     record("AUH", status="diverged", knn=None, linear=None)
-    record("VICReg", sweep="other", cell={"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}})
+    record("VICReg", sweep="other", cell={"dataset": dataset("in20"), "network": backbone("resnet18")})
     report = write_report(runs, tmp_path / "report", whole_paper=True)
     tables = [path for path in report.files if path.suffix == ".tex"]
     assert len(tables) == 2 * 6 + 1 + 14

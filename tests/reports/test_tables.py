@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from regbench.reports import tables
-from regbench.reports.paper_tables import paper_tables
-from regbench.reports.records import read_records
-from regbench.reports.significance import holm
-from regbench.reports.summary import Summary, summarize
-from tests.reports.conftest import signed
+from regbench.reports.find.records import read_records
+from regbench.reports.rows.significance import holm
+from regbench.reports.rows.summary import Summary, summarize
+from regbench.reports.tables import tables
+from regbench.reports.tables.paper_tables import paper_tables
+from tests.records import chosen, ranked, tuning_choice
+from tests.reports.conftest import METHODS, backbone, dataset, score, settings
 
 Make = Callable[..., Path]
 
@@ -60,10 +61,7 @@ def golden(runs: Path, record: Make, summary: Callable[[], Summary]) -> Summary:
             record(
                 label,
                 i,
-                scores=[
-                    {"name": name, "value": v, "unit": "" if name == "alignment" else "%", "split": s, "protocol": name}
-                    for (name, s), v in values.items()
-                ],
+                scores=tuple(score(name, v, s, "" if name == "alignment" else "%") for (name, s), v in values.items()),
                 cost={
                     "train_s": 3600.0 * (11 + number),
                     "evaluate_s": 60.0 * (21 + 2 * number),
@@ -80,7 +78,7 @@ def golden(runs: Path, record: Make, summary: Callable[[], Summary]) -> Summary:
                     {"epoch": 2, "effective_rank": 50.0 + 2 * number, "alignment": 0.2 + number / 50},
                 ],
                 choice={"hyperparameters": {"selected_on": "tuning", "budget": 16 + k, "score": "knn_top1"}},
-                cell={"method": {"name": "m", "alignment_weight": 125.0 + k, "label": label}},
+                cell={"method": {"name": METHODS[label], "alignment_weight": 125.0 + k}},
             )
     record("untrained", 0, knn=49.0, linear=59.5)
     plan = [{"id": f"{i:012x}", "label": "VICReg", "seed": 3 + i, "epochs": 3} for i in range(2)]
@@ -337,10 +335,10 @@ def test_diverged_cells_are_marked_and_counted(record: Make, summary: Callable[[
 
 
 def test_a_configuration_that_diverged_is_not_chosen(record: Make, summary: Callable[[], Summary]) -> None:
-    record("VICReg", tuning=60.0, linear=61.0, cell={"method": {"alignment_weight": 1.0}})
-    record("VICReg", tuning=65.0, linear=66.0, cell={"method": {"alignment_weight": 2.0}})
+    record("VICReg", tuning=60.0, linear=61.0, cell={"method": {"name": "vicreg", "alignment_weight": 1.0}})
+    record("VICReg", tuning=65.0, linear=66.0, cell={"method": {"name": "vicreg", "alignment_weight": 2.0}})
     gone = {"status": "diverged", "knn": None, "linear": None, "tuning": None}
-    record("VICReg", **gone, cell={"method": {"alignment_weight": 9.0}})
+    record("VICReg", **gone, cell={"method": {"name": "vicreg", "alignment_weight": 9.0}})
     assert "66.00" in grid(tables.leaderboard(summary()))["VICReg"][LINEAR]
 
 
@@ -354,11 +352,9 @@ def test_columns_without_a_number_are_left_out(record: Make, summary: Callable[[
     assert table["quadratic"]["linear − untrained"] == "+0.00"
 
 
-@pytest.mark.parametrize("dataset", ["fashion_mnist", "imagefolder"])
-def test_the_papers_number_stands_beside_nothing_else(
-    record: Make, summary: Callable[[], Summary], dataset: str
-) -> None:
-    record("VICReg", cell=_in20(8192, dataset={"name": dataset}))
+@pytest.mark.parametrize("name", ["fashion_mnist", "imagefolder"])
+def test_the_papers_number_stands_beside_nothing_else(record: Make, summary: Callable[[], Summary], name: str) -> None:
+    record("VICReg", cell=_in20(8192, dataset=dataset(name)))
     assert not any("paper" in column.name for column in tables.leaderboard(summary()).columns)
     assert tables.leaderboard_frame(summary())["paper_linear_top1_percent"].isna().all()
 
@@ -404,7 +400,7 @@ def test_settings_that_vary_become_columns(record: Make, summary: Callable[[], S
         record(
             "VICReg",
             linear=70 + q / 1024,
-            cell={"embedding_dim": q, "network": {"backbone": "r", "hidden_dim": q}},
+            cell={"embedding_dim": q, "network": backbone("r", hidden_dim=q)},
         )
     table = tables.leaderboard(summary())
     assert [c.name for c in table.columns[:3]] == ["method", "q", KNN]  # hidden_dim says the same as q
@@ -425,8 +421,8 @@ def test_the_tuning_split_chooses_not_the_test_split(record: Make, summary: Call
     assert row["n"] == "2"
     assert any("tuning split" in note for note in table.notes)
     tried = tables.hyperparameters_table(summary())
-    chosen = {row[4].text: row[-1].text for row in tried.rows}
-    assert chosen == {"alignment_weight=1.0": "no", "alignment_weight=2.0": "yes"}
+    shown = {row[4].text: row[-1].text for row in tried.rows}
+    assert shown == {"alignment_weight=1.0": "no", "alignment_weight=2.0": "yes"}
 
 
 def test_without_a_tuning_score_nothing_is_chosen(record: Make, summary: Callable[[], Summary]) -> None:
@@ -442,7 +438,7 @@ def test_sweeps_of_one_task_share_a_leaderboard(runs: Path, record: Make) -> Non
     record("VICReg", sweep="quickstart")
     record("VICReg", sweep="mine")  # the same cell
     record("quadratic", sweep="mine")
-    record("AUH", sweep="mine", cell={"dataset": {"name": "stl10"}})
+    record("AUH", sweep="mine", cell={"dataset": dataset("stl10")})
     first, second = summarize(read_records(runs).records)
     names = {s.name: [row.label for row in s.rows] for s in (first, second)}
     assert names == {"mine": ["AUH"], "mine + quickstart": ["VICReg", "quadratic"]}
@@ -451,8 +447,9 @@ def test_sweeps_of_one_task_share_a_leaderboard(runs: Path, record: Make) -> Non
 
 def test_tasks_of_one_sweep_are_told_apart(runs: Path, record: Make) -> None:
     record("VICReg")
-    record("VICReg", cell={"dataset": {"name": "stl10"}})
-    record("VICReg", cell={"dataset": {"name": "stl10"}, "evaluation": {"knn": {"k": 200}}})
+    record("VICReg", cell={"dataset": dataset("stl10")})
+    other = settings("VICReg")["evaluation"] | {"knn": {"k": 200}}
+    record("VICReg", cell={"dataset": dataset("stl10"), "evaluation": other})
     names = {s.name for s in summarize(read_records(runs).records)}
     assert names == {
         "quickstart: fashion_mnist, resnet_tiny",
@@ -493,7 +490,7 @@ def test_leaderboard_frame_holds_the_numbers(record: Make, summary: Callable[[],
 
 def _in20(q: int, **more: object) -> dict[str, object]:
     """A cell of the paper's experiments on IN20 %."""
-    place = {"dataset": {"name": "in20"}, "network": {"backbone": "resnet18"}}
+    place = {"dataset": dataset("in20"), "network": backbone("resnet18")}
     return {"embedding_dim": q, "batch_size": 2048, "epochs": 100, **place, **more}
 
 
@@ -533,7 +530,7 @@ def test_tables_3_and_4_of_the_paper(runs: Path, record: Make) -> None:
 
 def _in100(q: int, **more: object) -> dict[str, object]:
     """A cell of the paper's experiments on IN100 %."""
-    place = {"dataset": {"name": "in100"}, "network": {"backbone": "resnet50"}}
+    place = {"dataset": dataset("in100"), "network": backbone("resnet50")}
     return {"embedding_dim": q, "batch_size": 2048, "epochs": 200, **place, **more}
 
 
@@ -683,13 +680,13 @@ def test_missing_cells_show_as_missing(runs: Path, record: Make, summary: Callab
 
 def _tuning(runs: Path, record: Make) -> None:
     """A tuning over three weights on seed 0, of which one has its final scores on seeds 0 to 2."""
-    chosen = {"selected_on": "tuning", "score": "knn_top1", "budget": 3, "record": "runs/x/choice.json", "sha256": "0"}
-    for weight, score in ((1.0, 60.0), (3.0, 62.0)):
+    origin = {"selected_on": "tuning", "score": "knn_top1", "budget": 3, "record": "runs/x/choice.json", "sha256": "0"}
+    for weight, value in ((1.0, 60.0), (3.0, 62.0)):
         cell = {"method": {"name": "vicreg", "alignment_weight": weight}}
-        record("VICReg", status="tuned", knn=None, linear=None, tuning=score, cell=cell)
+        record("VICReg", status="tuned", knn=None, linear=None, tuning=value, cell=cell)
     for seed in range(3):
         cell = {"method": {"name": "vicreg", "alignment_weight": 2.0}}
-        record("VICReg", seed, tuning=65.0, choice={"hyperparameters": chosen}, cell=cell)
+        record("VICReg", seed, tuning=65.0, choice={"hyperparameters": origin}, cell=cell)
 
 
 def test_tuned_cells_stand_in_the_hyperparameters_only(
@@ -719,14 +716,9 @@ def test_runners_up_come_from_the_choice_where_their_records_are_away(
     runs: Path, record: Make, summary: Callable[[], Summary]
 ) -> None:
     record("VICReg")
-    ranking = [
-        {"cell_id": "a" * 12, "value": 71.0, "status": "tuned", "hyperparameters": {"method.alignment_weight": 5.0}},
-        {"cell_id": "b" * 12, "value": None, "status": "diverged", "hyperparameters": {"optimizer.base_lr": 9.0}},
-    ]
-    setting = {"embedding_dim": 512, "batch_size": 256, "epochs": 3}
-    entry = {"label": "VICReg", "method": "vicreg", "setting": setting, "chosen": "a" * 12, "ranking": ranking}
-    choice = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "seeds": [0], "choices": [entry]}
-    (runs / "quickstart" / "choice.json").write_text(signed(choice))
+    first = ranked("a" * 12, 71.0, **{"method.alignment_weight": 5.0})
+    second = ranked("b" * 12, None, **{"optimizer.base_lr": 9.0})
+    tuning_choice(runs / "quickstart", chosen("VICReg", first, second))
     table = tables.hyperparameters_table(summary())
     assert [[c.text for c in row[:6]] for row in table.rows[1:]] == [
         ["VICReg", "512", "256", "3", "alignment_weight=5.0", "71.00"],
@@ -743,19 +735,11 @@ def test_unequal_budgets_are_told(record: Make, summary: Callable[[], Summary]) 
 
 
 def test_the_choice_tells_each_methods_budget(runs: Path, record: Make, summary: Callable[[], Summary]) -> None:
-    setting = {
-        "dataset": "fashion_mnist",
-        "backbone": "resnet_tiny",
-        "embedding_dim": 512,
-        "batch_size": 256,
-        "epochs": 3,
-    }
     entries = []
     for label, tried in (("VICReg", 2), ("AUH", 1)):
         path = record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": 2}})
-        ranking = [{"cell_id": path.parent.name, "value": 70.0}, {"cell_id": "0" * 12, "value": 60.0}][:tried]
-        entries.append({"label": label, "setting": setting, "chosen": path.parent.name, "ranking": ranking})
-    (runs / "quickstart" / "choice.json").write_text(signed({"budget": 2, "seeds": [0], "choices": entries}))
+        entries.append(chosen(label, *[ranked(path.parent.name), ranked("0" * 12, 60.0)][:tried]))
+    tuning_choice(runs / "quickstart", *entries)
     notes = tables.leaderboard(summary()).notes
     assert any("1 tried: AUH; 2 tried: VICReg" in note for note in notes)
 
@@ -779,10 +763,9 @@ def test_no_energy_no_table(record: Make, summary: Callable[[], Summary]) -> Non
 
 def test_external_backbones_stand_beside_the_others(record: Make, summary: Callable[[], Summary]) -> None:
     nothing: dict[str, object] = dict.fromkeys(("embedding_dim", "batch_size", "epochs"))
-    nothing |= {"augmentation": {}, "evaluation": {}}
     external = {"external": {"source": "torchvision:resnet50", "sha256": "0" * 64}}
     record("supervised", method="external", linear=79.0, cost={"train_s": None}, cell=nothing | external)
-    record("VICReg", cell={"augmentation": {}, "evaluation": {}})
+    record("VICReg")
     table = grid(tables.leaderboard(summary()))
     assert [(label, row["q"]) for label, row in table.items()] == [("supervised", "–"), ("VICReg", "512")]
     assert table["supervised"]["train time (s)"] == "–"
@@ -790,7 +773,7 @@ def test_external_backbones_stand_beside_the_others(record: Make, summary: Calla
 
 def test_other_sweeps_have_no_table_of_the_paper(record: Make, runs: Path) -> None:
     record("VICReg")
-    record("AUH", cell=_in20(8192, network={"backbone": "resnet50"}))
+    record("AUH", cell=_in20(8192, network=backbone("resnet50")))
     assert paper_tables(summarize(read_records(runs).records)) == []
 
 

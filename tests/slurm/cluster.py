@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.lease import read_attempts
+from regbench.benchmark.rundir.record import Record
 from regbench.slurm import manage
 from regbench.slurm.status import CellStatus
 from tests.history import untimed
@@ -70,9 +71,9 @@ def setting(number: int) -> str:
     return f"evaluation.knn.temperature={0.07 + number / 1000:g}"
 
 
-def curve(record: dict[str, Any]) -> Any:
+def curve(record: Record) -> Any:
     """What a disturbed run and an undisturbed one must agree on to the last bit."""
-    return untimed(record), [score for score in record["scores"] if score["name"].startswith("linear")]
+    return untimed(record), [score for score in record.scores if score.name.startswith("linear")]
 
 
 def owner(status: CellStatus) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -16,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.rundir.directory import checkpoint_files, read_record
+from regbench.benchmark.rundir.directory import checkpoint_files
 from regbench.benchmark.rundir.lease import read_attempts
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import STAGES, load_run
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
-from tests.history import history
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
 from tests.slurm.testbed import wait_for
 
@@ -232,14 +231,14 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
     for number in range(15):
         record = read_record(directories[number])
         assert record is not None
-        assert record["status"] == "done"
+        assert record.status == "done"
         attempts = read_attempts(directories[number])
         assert [attempt["ended"] for attempt in attempts].count("done") == 1
         assert len(attempts) >= 2 or number in (7, 11), (number, attempts)
         if number < 13:
-            assert curve(record) == curve(json.loads(json.dumps(undisturbed))), number
+            assert curve(record) == curve(undisturbed), number
         else:  # two processes add up in another order
-            losses, others = ([row["loss"] for row in history(r)[:5]] for r in (record, undisturbed))
+            losses, others = ([row["loss"] for row in r.history[:5]] for r in (record, undisturbed))
             assert losses == pytest.approx(others, rel=0.02)
     ends = {attempt["ended"] for directory in directories for attempt in read_attempts(directory)}
     assert ends >= {"done", "interrupted", "failed", None}  # None: killed

@@ -20,15 +20,16 @@ from click.testing import CliRunner, Result
 from regbench import RegbenchError
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, claim, read_attempts
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import STAGES, load_run
 from regbench.cli import main
-from regbench.files import signed
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.status import CellStatus
 from tests.plugin import install
+from tests.records import knn_top1, made
 from tests.slurm.standin import Standin
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
@@ -111,7 +112,7 @@ def test_what_is_in_the_queue_or_finished_is_not_submitted_again(user: User) -> 
     user.slurm.lose("1_0", "1_1", "1_2", "1_3")
     assert set(user.states()) == {"lost"}
     done, tuned, running, lost = (user.sweep / cell for cell in user.cells())
-    (done / "record.json").write_text(signed({"status": "done"}))
+    (done / "record.json").write_text(made().text())
     (tuned / "tuning.json").write_text("{}")
     attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60}
     for directory, how in ((tuned, "done"), (running, None)):
@@ -132,10 +133,9 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     assert "the same command goes on" in user.run(*words)
     user.slurm.lose(*user.slurm.queued())
     for status in user.statuses():
-        scores = [{"name": "knn_top1", "split": "tuning", "value": 50.0 + len(status.cell_id), "unit": "%"}]
-        cell = json.loads(json.dumps(load_run([*user.tiny, "method=vicreg"])[0].plain()))
-        record = {"status": "tuned", "scores": scores, "cell": cell}
-        (status.directory / "tuning.json").write_text(signed(record))
+        cell = load_run([*user.tiny, "method=vicreg"])[0].plain()
+        record = made(cell, status="tuned", scores=(knn_top1(50.0 + len(status.cell_id)),))
+        (status.directory / "tuning.json").write_text(record.text())
         (status.directory / "attempts").mkdir()
         attempt = {"heartbeat": time.time(), "beat": 1, "lease_s": 60, "ended": "done"}
         (status.directory / "attempts" / "0001.json").write_text(json.dumps(attempt))
@@ -294,7 +294,7 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
         user.slurm.change(name, reason="launch failed requeued held")
     user.slurm.change("1_2", state="RUNNING")
     for cell in (second, third):
-        (user.sweep / cell / "record.json").write_text(signed({"status": "done"}))
+        (user.sweep / cell / "record.json").write_text(made().text())
     output = user.run("retry", "own")
     assert f"{first}  VICReg seed 0: held by Slurm (pending (launch failed requeued held)); released" in output
     assert "cancelled 1_1: the cells are finished" in output
@@ -383,7 +383,7 @@ def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
     assert user.slurm.run(name) == 0
     record = read_record(directory)
     assert record is not None
-    assert [attempt["from_step"] for attempt in record["attempts"]] == [None, 4]
+    assert [attempt.from_step for attempt in record.attempts] == [None, 4]
     assert user.states() == ["done"]
     assert not list((user.folder / "elsewhere").iterdir())
 
@@ -544,7 +544,7 @@ def test_lives_that_come_farther_in_an_evaluation_are_not_in_vain(lives: Lives) 
     lives.live("7", 10)
     record = read_record(lives.directory)
     assert record is not None
-    assert len(record["attempts"]) == 11
+    assert len(record.attempts) == 11
 
 
 def test_a_job_that_comes_no_farther_ends_and_another_may_try(lives: Lives) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from regbench.benchmark.rundir.record import Cost
 from regbench.benchmark.settings.config import load_grid
-from regbench.files import signed, write_text
+from regbench.files import write_text
 from regbench.slurm.plan import plan, rows, summary
+from tests.records import made
 
 IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet50", "batch_size=256", "cluster.gpus=8")
 
@@ -17,24 +19,17 @@ IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet50", "batch_si
 def ran(runs: Path, overrides: list[str], **more: Any) -> None:
     """A finished cell of another sweep."""
     cell = load_grid(overrides).cells[0]
-    record = {
-        "status": "done",
-        "method": cell.plain()["method"]["name"],
-        "cell": cell.plain(),
-        "environment": {"world_size": 1},
-        "cost": {"train_s": 1.0, "evaluate_s": 0.0},
-        **more,
-    }
-    write_text(runs / "other" / cell.id / "record.json", signed(record))
+    record = made(cell.plain(), method=cell.plain()["method"]["name"], **more)
+    write_text(runs / "other" / cell.id / "record.json", record.text())
 
 
 def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:
     """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for the evaluation, takes 10 epochs 1800 s."""
     runs = tmp_path / "runs"
-    environment, cost = {"world_size": 2}, {"train_s": 120.0, "evaluate_s": 600.0}
+    environment, cost = {"world_size": 2}, Cost(train_s=120.0, evaluate_s=600.0)
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
-    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost={"train_s": 1e9, "evaluate_s": 1e9})
-    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost={"train_s": 1e9, "evaluate_s": 1e9})
+    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=1e9, evaluate_s=1e9))
+    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=Cost(train_s=1e9, evaluate_s=1e9))
     planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]), progress=False)
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -18,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.rundir.directory import checkpoint_files, read_record
+from regbench.benchmark.rundir.directory import checkpoint_files
+from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import STAGES, load_run
 from regbench.slurm import manage
 from regbench.slurm.queue import jobs_of
 from regbench.slurm.status import FINISHED, CellStatus
-from tests.history import history
 from tests.slurm.cluster import Cluster, curve, setting
 from tests.slurm.testbed import wait_for
 
@@ -266,10 +265,10 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     for number, directory in enumerate(directories):
         record = read_record(directory)
         assert record is not None
-        assert record["status"] == "done"
+        assert record.status == "done"
         if number not in PAIRED:
-            assert curve(record) == curve(json.loads(json.dumps(undisturbed))), (number, storm.applied)
+            assert curve(record) == curve(undisturbed), (number, storm.applied)
         else:  # two processes add up in another order
-            losses, others = ([row["loss"] for row in history(r)[:5]] for r in (record, undisturbed))
+            losses, others = ([row["loss"] for row in r.history[:5]] for r in (record, undisturbed))
             assert losses == pytest.approx(others, rel=0.02)
     assert cluster.run("report", "own", "--check") == f"{len(cells)} records check out\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regbench.benchmark.rundir.directory import read_record
 from regbench.benchmark.rundir.lease import read_attempts
+from regbench.benchmark.rundir.record import read_record
 from regbench.slurm import manage
 from regbench.slurm.queue import submissions
 from tests.slurm.testbed import Testbed, wait_for
@@ -72,8 +72,8 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
         assert record is not None
         assert status.state == "done"
         assert [attempt["ended"] for attempt in read_attempts(status.directory)] == ["done"] * 3
-        assert record["environment"]["world_size"] == 2  # of the training
-        assert {score["split"] for score in record["scores"]} == {"tuning", "test"}
+        assert record.environment["world_size"] == 2  # of the training
+        assert {score.split for score in record.scores} == {"tuning", "test"}
     assert bad.state == "failed"
     assert "evaluation.knn.k=5000" in bad.detail
     # What the failed stage leads to was never begun, and waits for nobody.

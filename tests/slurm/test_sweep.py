@@ -19,14 +19,15 @@ from click.testing import CliRunner
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
-from regbench.benchmark.rundir.directory import read_record, run_directory
+from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import _identity, is_running, last_attempt
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.config import load_run, load_sweep
 from regbench.cli import main
-from regbench.files import signed
 from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status
 from tests.history import untimed
+from tests.records import made
 from tests.waiting import PATIENCE_S, wait_for
 
 # ------------------------------------------------------------------ status, from files alone
@@ -118,7 +119,7 @@ def test_who_is_alive(tmp_path: Path, owner: dict[str, Any], silent_s: float, st
 def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
     plan(tmp_path, "cell")
     attempt(tmp_path / "cell")
-    (tmp_path / "cell" / "record.json").write_text(signed({"status": "diverged"}))
+    (tmp_path / "cell" / "record.json").write_text(made(status="diverged").text())
     assert sweep_status(tmp_path)[0].state == "diverged"
 
 
@@ -155,7 +156,7 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
         attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
         for file in (*CHECKPOINTS, ".checkpoint.x7"):
             (folder / name / file).write_bytes(bytes(1000))
-    (folder / "done" / "record.json").write_text(signed({}))
+    (folder / "done" / "record.json").write_text(made().text())
     (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
     kept = {path.name for path in (folder / "failed").iterdir()}
 
@@ -245,10 +246,10 @@ def written_ns(directory: Path) -> int:
     return (directory / "record.json").stat().st_mtime_ns
 
 
-def numbers(record: dict[str, Any] | None) -> Any:
+def numbers(record: Record | None) -> Any:
     """What an undisturbed run and a resumed one must agree on to the last bit."""
     assert record is not None
-    return record["scores"], untimed(record)
+    return record.scores, untimed(record)
 
 
 def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +274,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     for name in (good, more):
         record = read_record(own.directory(name))
         assert record is not None
-        assert (record["sweep"], record["status"], len(record["scores"])) == ("own", "done", 8)
+        assert (record.sweep, record.status, len(record.scores)) == ("own", "done", 8)
 
     monkeypatch.chdir(own.folder)
     times_ns = [written_ns(own.directory(name)) for name in (good, more)]
@@ -319,15 +320,15 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     assert written_ns(own.directory(*short)) == before_ns
     record = read_record(running)
     assert record is not None
-    assert len(record["attempts"]) == 2
-    assert [attempt["ended"] for attempt in record["attempts"]] == [None, None]  # killed; not yet ended as it wrote
-    assert [attempt["finished"] is None for attempt in record["attempts"]] == [True, False]
-    assert record["attempts"][1]["from_step"] >= 3 * epochs_done
+    assert len(record.attempts) == 2
+    assert [attempt.ended for attempt in record.attempts] == [None, None]  # killed; not yet ended as it wrote
+    assert [attempt.finished is None for attempt in record.attempts] == [True, False]
+    assert (record.attempts[1].from_step or 0) >= 3 * epochs_done
     assert not list(running.glob(".*"))
 
     cell, runtime = load_run([*own.tiny, *long])
     undisturbed = run_cell(cell, runtime, "undisturbed")
-    assert numbers(record) == numbers(json.loads(json.dumps(undisturbed)))
+    assert numbers(record) == numbers(undisturbed)
     one, other = (load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell)))
     assert one is not None
     assert other is not None
@@ -372,7 +373,7 @@ def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> Non
     ids = {cell.id for sweep in sweeps for cell in sweep.cells}
     for cell in ids:
         (own.runs / cell).mkdir(parents=True)
-        (own.runs / cell / "record.json").write_text(signed({"status": "done"}))
+        (own.runs / cell / "record.json").write_text(made().text())
     with ThreadPoolExecutor(len(sweeps)) as pool:
         ends = list(pool.map(run_sweep, sweeps))
     assert {status.state for found in ends for status in found} == {"done"}
@@ -401,7 +402,7 @@ def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
         try:
             wait_for(lambda: text in caplog.text)
         finally:
-            (directory / "record.json").write_text(signed({"status": "done"}))
+            (directory / "record.json").write_text(made().text())
 
     with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
         ended = pool.submit(end)
@@ -425,4 +426,4 @@ def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
     assert second.returncode == 0, second.stderr
     record = read_record(directory)
     assert record is not None
-    assert len(record["attempts"]) == 1
+    assert len(record.attempts) == 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from click.testing import CliRunner
 
 from regbench import RegbenchError
 from regbench.benchmark.run import chosen_hyperparameters, run_cell
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.settings.config import Cell, load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
-from regbench.files import signed, verified, write_text
+from regbench.files import verified, write_text
 from regbench.slurm import tune
 from regbench.slurm.search import propose
 from tests.conftest import TINY
+from tests.records import knn_top1, made
 
 GRID = ("method=vicreg method.alignment_weight=10,20", "method=sfrik_l2 method.alignment_weight=10,20")
 
@@ -46,11 +48,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "mine"
 
 
-def score(folder: Path, cell: Cell, value: float | None, split: str = "tuning") -> None:
+def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     """What a run of the cell leaves that scored so; None: it diverged."""
-    scores = [] if value is None else [{"name": "knn_top1", "split": split, "value": value, "unit": "%"}]
-    record = {"status": "diverged" if value is None else "tuned", "scores": scores, "cell": cell.plain()}
-    write_text(folder / cell.id / ("record.json" if value is None else "tuning.json"), signed(record))
+    scores = () if value is None else (*more, knn_top1(value))
+    record = made(cell.plain(), status="diverged" if value is None else "tuned", scores=scores)
+    write_text(folder / cell.id / record.file_name, record.text())
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
@@ -70,39 +72,39 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     tune.begin(two, folder, tiny_data_dir, unequal=False)
     for cell in two:
         assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
-        record = json.loads((folder / cell.id / "tuning.json").read_text())
-        assert record["status"] == "tuned"
-        assert {s["split"] for s in record["scores"]} == {"tuning"}
+        record = Record.read(folder / cell.id / "tuning.json")
+        assert record.status == "tuned"
+        assert {s.split for s in record.scores} == {"tuning"}
         with pytest.raises(
             RegbenchError, match="the tuning mine has not chosen yet, so this cell gets no score on the"
         ):
             run_cell(cell, runtime, "mine")
     assert set(opened) == {"train", "tuning"}
     choice = tune.choose(folder)
-    (entry,) = choice["choices"]
-    values = {cell.id: json.loads((folder / cell.id / "tuning.json").read_text())["scores"][0]["value"] for cell in two}
-    assert entry["chosen"] == max(values, key=lambda name: values[name])
-    chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry["chosen"]))
+    (entry,) = choice.choices
+    values = {cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two}
+    assert entry.chosen == max(values, key=lambda name: values[name])
+    chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
     with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
         run_cell(other, runtime, "mine")
     assert "test" not in opened
     (same,) = tune.final_cells(choice, folder, [], None)
     assert same == chosen
-    record = run_cell(chosen, runtime, "mine")
-    assert record is not None
-    hyperparameters = record["choice"]["hyperparameters"]
+    final = run_cell(chosen, runtime, "mine")
+    assert final is not None
+    hyperparameters = final.choice["hyperparameters"]
     assert hyperparameters == {
         "selected_on": "tuning",
         "score": "knn_top1",
         "budget": 2,
         "record": str(folder / "choice.json"),
-        "sha256": choice["sha256"],
+        "sha256": choice.sha256,
     }
-    assert record["choice"]["probe_learning_rate"]["selected_on"] == "tuning"
-    assert [s["split"] for s in record["scores"] if s["name"] == "knn_top1"] == ["tuning", "test"]
+    assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
+    assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, folder, [5], None)
-    assert (again.seed, run_cell(again, runtime, "mine")["status"]) == (5, "done")  # type: ignore[index]
+    assert (again.seed, run_cell(again, runtime, "mine").status) == (5, "done")  # type: ignore[union-attr]
 
 
 def test_the_choice_may_be_by_knn_and_linear_probing(
@@ -117,17 +119,17 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
         if not number:
             assert Cell.from_dict(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
             run_cell(cell, runtime, "mine", ("pretrain", "tune"))
-            record = json.loads((folder / cell.id / "tuning.json").read_text())
+            record = Record.read(folder / cell.id / "tuning.json")
         else:  # kNN prefers this one, the mean the other
-            for score_ in record["scores"]:
-                score_["value"] += {"knn_top1": 1.0, "selection_top1": -1.0}.get(score_["name"], 0.0)
-            del record["sha256"]
-            write_text(folder / cell.id / "tuning.json", signed({**record, "cell": cell.plain()}))
+            change = {"knn_top1": 1.0, "selection_top1": -1.0}
+            scores = (replace(s, value=s.value + change.get(s.name, 0.0)) for s in record.scores)
+            changed = replace(record, scores=tuple(scores), cell=cell.plain())
+            write_text(folder / cell.id / "tuning.json", changed.text())
             write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
-        assert [score_["name"] for score_ in record["scores"]] == names
+        assert [s.name for s in record.scores] == names
     choice = tune.choose(folder)
-    (entry,) = choice["choices"]
-    assert (choice["score"], entry["chosen"]) == ("selection_top1", cells[0].id)
+    (entry,) = choice.choices
+    assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
     with pytest.raises(RegbenchError, match=r"evaluation\.select_by must be the same for all cells"):
         tune.begin([cells[0], load_run([*settings, "seed=7"])[0]], tmp_path / "other", tiny_data_dir, unequal=False)
 
@@ -151,12 +153,12 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         score(folder, cell, value)
     assert best == 4
     choice = tune.choose(folder)
-    assert (choice["budget"], choice["seeds"], choice["selected_on"]) == (4, [0, 1], "tuning")
-    assert {entry["label"] for entry in choice["choices"]} == {"VICReg", "SFRIK (L=2)"}
-    for entry in choice["choices"]:
-        assert [ranked["value"] for ranked in entry["ranking"]] == [55.0, 53.0, 52.0, None]
-        assert [ranked["status"] for ranked in entry["ranking"]] == ["tuned"] * 3 + ["diverged"]
-        first = entry["ranking"][0]["hyperparameters"]
+    assert (choice.budget, choice.seeds, choice.selected_on) == (4, (0, 1), "tuning")
+    assert {entry.label for entry in choice.choices} == {"VICReg", "SFRIK (L=2)"}
+    for entry in choice.choices:
+        assert [ranked.value for ranked in entry.ranking] == [55.0, 53.0, 52.0, None]
+        assert [ranked.status for ranked in entry.ranking] == ["tuned"] * 3 + ["diverged"]
+        first = entry.ranking[0].hyperparameters
         assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
     finals = tune.final_cells(choice, folder, [7, 8, 9], None)
     assert sorted((cell.label, cell.seed) for cell in finals) == [
@@ -164,7 +166,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     ]
     assert {cell.optimizer.base_lr for cell in finals} == {2}
     score(folder, cells[0], 100.0)
-    assert tune.choose(folder) == choice
+    assert tune.choose(folder).sha256 == choice.sha256
 
 
 def test_the_choice_is_by_the_score_of_its_own_split(
@@ -173,13 +175,9 @@ def test_the_choice_is_by_the_score_of_its_own_split(
     two = cells[:2]
     tune.begin(two, folder, tiny_data_dir, unequal=False)
     for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
-        score(folder, cell, tuning)
-        record = json.loads((folder / cell.id / "tuning.json").read_text())
-        record["scores"].insert(0, {"name": "knn_top1", "split": "test", "value": test, "unit": "%"})
-        del record["sha256"]
-        write_text(folder / cell.id / "tuning.json", signed(record))
-    (entry,) = tune.choose(folder)["choices"]
-    assert (entry["chosen"], entry["ranking"][0]["value"]) == (two[1].id, 60.0)
+        score(folder, cell, tuning, knn_top1(test, "test"))
+    (entry,) = tune.choose(folder).choices
+    assert (entry.chosen, entry.ranking[0].value) == (two[1].id, 60.0)
 
 
 def test_a_tuning_can_do_without_linear_probing(
@@ -189,7 +187,7 @@ def test_a_tuning_can_do_without_linear_probing(
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     for cell in cells:
         score(folder, cell, 50.0)
-    assert tune.choose(folder)["budget"] == 2
+    assert tune.choose(folder).budget == 2
 
 
 def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
@@ -212,17 +210,17 @@ def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: 
     tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
     choice = tune.choose(tmp_path / "runs" / "mine")
-    assert choice["selected_on"] == "test"
+    assert choice.selected_on == "test"
     record = run_cell(cell, runtime, "mine")
     assert record is not None
-    assert record["choice"]["hyperparameters"]["selected_on"] == "test"
-    assert record["choice"]["probe_learning_rate"]["selected_on"] == "test"
-    assert {s["split"] for s in record["scores"]} == {"test"}
-    names = [s["name"] for s in record["scores"]]
+    assert record.choice["hyperparameters"]["selected_on"] == "test"
+    assert record.choice["probe_learning_rate"]["selected_on"] == "test"
+    assert {s.split for s in record.scores} == {"test"}
+    names = [s.name for s in record.scores]
     assert sorted(names) == sorted({*names})
-    (linear,) = (s for s in record["scores"] if s["name"] == "linear_top1")
-    assert "chosen on test from 0.1, 1" in linear["protocol"]
-    assert linear["value"] == max(record["choice"]["probe_learning_rate"]["candidates"].values())
+    (linear,) = (s for s in record.scores if s.name == "linear_top1")
+    assert "chosen on test from 0.1, 1" in linear.protocol
+    assert linear.value == max(record.choice["probe_learning_rate"]["candidates"].values())
 
 
 def test_refusals(
@@ -243,7 +241,8 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     tune.choose(folder)
     refused("has made its choice among other cells", cells)
-    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", signed({"scores": [{"split": "test"}]}))
+    tested = made(scores=(knn_top1(50.0, "test"),))
+    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
 
@@ -369,8 +368,8 @@ def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder
     done = runner.invoke(main, ["tune", str(path)])
     assert done.exit_code == 0, done.output
     assert "chosen on the tuning split from at most 2 configurations a method" in done.output
-    (record,) = [json.loads(file.read_text()) for file in folder.glob("*/record.json")]
-    assert (record["seed"], record["status"]) == (1, "done")
+    (record,) = map(Record.read, folder.glob("*/record.json"))
+    assert (record.seed, record.status) == (1, "done")
     assert len(list(folder.glob("*/tuning.json"))) == 2
     shown = runner.invoke(main, ["status", "mine", "--runs-dir", str(tmp_path / "runs")])
     assert "3 cells: 2 tuned, 1 done" in shown.output

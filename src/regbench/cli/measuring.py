@@ -70,7 +70,7 @@ def cost(
     from regbench.benchmark.cost import losses
     from regbench.benchmark.cost.harness import table
     from regbench.files import write_bytes
-    from regbench.reports.cost import cost_png
+    from regbench.reports.page.cost_curves import cost_png
 
     sizes = {"n": n, "q": q, "ranks": ranks}
     asked: dict[str, Any] = {what: tuple(whole_numbers(what, text)) for what, text in sizes.items() if text is not None}

@@ -47,7 +47,7 @@ def report(
     names = names or ["quickstart"]
     folders = [runs_dir / name for name in names]
     if check:
-        from regbench.reports.check import check_records
+        from regbench.reports.find.check import check_records
 
         checked = check_records(folders)
         click.echo(checked)

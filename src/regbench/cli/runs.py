@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,9 @@ from regbench import RegbenchError
 from regbench.cli.data import prepare_for
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
+
+if TYPE_CHECKING:
+    from regbench.benchmark.rundir.record import Score
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -49,10 +52,10 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
         record = run_cell(cell, runtime, name, interruption=interruption)
     if record is None:  # another rank has it
         return
-    if record["status"] == "diverged":
-        click.echo(f"diverged in step {record['diverged']['step']}: {record['diverged']['reason']}")
+    if record.diverged:
+        click.echo(f"diverged in step {record.diverged['step']}: {record.diverged['reason']}")
     else:
-        print_scores(record["scores"])
+        print_scores(record.scores)
     click.echo(f"run directory: {run_directory(runtime, name, cell)}")
 
 
@@ -102,7 +105,7 @@ def evaluate(
 
         settings = [*([run] if run else []), *overrides]
         directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
-        print_scores(record["scores"])
+        print_scores(record.scores)
         click.echo(f"run directory: {directory}")
         return
     from regbench.benchmark.run import evaluate_directory
@@ -116,12 +119,12 @@ def evaluate(
     print_scores(evaluate_directory(Path(run), overrides, protocols))
 
 
-def print_scores(scores: list[dict[str, Any]]) -> None:
+def print_scores(scores: Sequence[Score]) -> None:
     """Print the scores of a record as a table."""
     from tabulate import tabulate
 
     rows = []
     for s in scores:
-        value = f"{s['value']:.2f} {s['unit']}" if s["unit"] else f"{s['value']:.4g}"
-        rows.append([s["name"], s["split"], value, s["protocol"]])
+        value = f"{s.value:.2f} {s.unit}" if s.unit else f"{s.value:.4g}"
+        rows.append([s.name, s.split, value, s.protocol])
     click.echo(tabulate(rows, headers=["score", "split", "value", "protocol"], disable_numparse=True))

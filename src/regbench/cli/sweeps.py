@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from regbench.cli.group import main
 from regbench.cli.jobs import watch_sweep
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
 from regbench.cli.reporting import write_and_show_report
+
+if TYPE_CHECKING:
+    from regbench.benchmark.rundir.record import TuningChoice
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -183,23 +186,23 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _show_choice(choice: Any) -> None:
+def _show_choice(choice: TuningChoice) -> None:
     from tabulate import tabulate
 
-    split, budget = choice["selected_on"], choice["budget"]
+    split, budget = choice.selected_on, choice.budget
     rows = []
-    for entry in choice["choices"]:
-        best, *others = entry["ranking"]
-        runner_up = others[0]["value"] if others else None
+    for entry in choice.choices:
+        best, *others = entry.ranking
+        runner_up = others[0].value if others else None
         varied = [
             f"{key.removeprefix('method.')}={value}"
-            for key, value in best["hyperparameters"].items()
-            if any(other["hyperparameters"].get(key) != value for other in others)
+            for key, value in best.hyperparameters.items()
+            if any(other.hyperparameters.get(key) != value for other in others)
         ]
-        shown = [f"{value:.2f}" if value is not None else "–" for value in (best["value"], runner_up)]
-        q = entry["setting"]["embedding_dim"]
-        rows.append([entry["label"], q, *shown, len(entry["ranking"]), ", ".join(varied)])
-    headers = ["method", "q", f"{choice['score']} (%), {split}", "runner-up", "tried", "chosen"]
+        shown = [f"{value:.2f}" if value is not None else "–" for value in (best.value, runner_up)]
+        q = entry.setting["embedding_dim"]
+        rows.append([entry.label, q, *shown, len(entry.ranking), ", ".join(varied)])
+    headers = ["method", "q", f"{choice.score} (%), {split}", "runner-up", "tried", "chosen"]
     table = tabulate(rows, headers=headers, disable_numparse=True)
     click.echo(f"\n{table}\n\nchosen on the {split} split from at most {budget} configurations a method\n")
 

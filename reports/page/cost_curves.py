@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from regbench import RegbenchError
-from regbench.reports.figures import (
+from regbench.reports.page.figures import (
     INK,
     LABELLED,
     LABELLED_OF_MANY,

@@ -1,4 +1,4 @@
-"""Whether records are what they claim to be: their schema, their hashes, and the files around them."""
+"""`regbench report --check`: whether records are what they claim to be."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.reports.records import Choices, Found, Record, find_runs, judge
-from regbench.reports.verify import Misfit, file_misfits
+from regbench.benchmark.rundir.record import Record
+from regbench.reports.find.judging import Choices, Misfit, file_misfits, judge
+from regbench.reports.find.runs import Found, find_runs
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Check:
 
 
 def check_records(folders: Sequence[Path]) -> Check:
-    """Checks every record under some folders, and says all that `judge` finds, not only what a report leaves out.
+    """Check every record under some folders, and say all that `judge` finds, not only what a report leaves out.
 
     Looked at are: the schema; the SHA-256 that a record, a later evaluation and a tuning's choice state of their own
     content, and a record of its history and, where they are still there, of its final weights; `config.yaml` against
@@ -59,38 +60,36 @@ def check_records(folders: Sequence[Path]) -> Check:
     for run, path in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):
         judged = judge(run, path, choices)
         misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
-        if judged.record is not None:
-            records.append(judged.record)
-            weights = judged.record.checkpoint
-            misfits += file_misfits(weights if weights and weights.path.exists() else None)
-    misfits += _check_choices(found, choices)
-    return Check(len(runs), (*map(str, misfits), *_check_contents(records)))
+        if (record := judged.record) is not None:
+            records.append(record)
+            if record.checkpoint and record.place(record.checkpoint).exists():
+                misfits += file_misfits(record, record.checkpoint)
+    misfits += _choice_misfits(found, choices)
+    return Check(len(runs), (*map(str, misfits), *_image_misfits(records)))
 
 
-def _check_choices(found: Found, choices: Choices) -> Iterator[Misfit]:
+def _choice_misfits(found: Found, choices: Choices) -> Iterator[Misfit]:
     """A tuning's choice, and that the cells which it chose are here."""
     for path in (folder / "choice.json" for folder in found.sweeps):
         choice = choices.read(path)
         if isinstance(choice, Misfit):
             yield choice
-        if not isinstance(choice, dict):
             continue
         here = {run.path.name for run in found.runs if run.path.parent == path.parent and run.record is not None}
-        for entry in choice["choices"]:
-            if entry["chosen"] not in {ranked["cell_id"] for ranked in entry["ranking"]}:
-                yield Misfit(path, f"{entry['chosen']}, chosen for {entry['label']}, is not in its ranking")
-            elif entry["chosen"] not in here:
-                yield Misfit(path, f"{entry['chosen']}, chosen for {entry['label']}, has no record beside it")
+        for entry in choice.choices if choice else ():
+            if entry.chosen not in {ranked.cell_id for ranked in entry.ranking}:
+                yield Misfit(path, f"{entry.chosen}, chosen for {entry.label}, is not in its ranking")
+            elif entry.chosen not in here:
+                yield Misfit(path, f"{entry.chosen}, chosen for {entry.label}, has no record beside it")
 
 
-def _check_contents(records: Sequence[Record]) -> Iterator[str]:
+def _image_misfits(records: Sequence[Record]) -> Iterator[str]:
     """That all records of a data set saw the same images."""
     contents: dict[tuple[str, str], dict[str, list[Path]]] = {}
     for record in records:
-        hashes = record.data.get("content_sha256")
-        for split, sha256 in hashes.items() if isinstance(hashes, dict) else ():
-            seen = contents.setdefault((record.cell["dataset"]["name"], str(split)), {})
-            seen.setdefault(str(sha256), []).append(record.path)
+        for split, sha256 in record.data.content_sha256.items():
+            seen = contents.setdefault((record.cell["dataset"]["name"], split), {})
+            seen.setdefault(sha256, []).append(record.path)
     for (dataset, split), seen in contents.items():
         if len(seen) > 1:
             listed = "; ".join(f"{h:.12} in {len(p)} records, first {p[0]}" for h, p in sorted(seen.items()))

@@ -15,9 +15,10 @@ from typing import Any
 import orjson
 from jinja2 import Environment, StrictUndefined
 
-from regbench.reports import tables
-from regbench.reports.cost import Line, cost_drawings, cost_machine
-from regbench.reports.figures import (
+from regbench.benchmark.rundir.record import Record, plain
+from regbench.reports.find.records import Records
+from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
+from regbench.reports.page.figures import (
     COSTS,
     DRAWN_CURVES,
     EFFECTIVE_RANK,
@@ -30,9 +31,9 @@ from regbench.reports.figures import (
     styles,
     unique_ids,
 )
-from regbench.reports.records import Record, Records
-from regbench.reports.summary import SETTING_NAMES, Configuration, Row, Summary
-from regbench.reports.tables import Cell, Table
+from regbench.reports.rows.summary import SETTING_NAMES, Configuration, Row, Summary
+from regbench.reports.tables import tables
+from regbench.reports.tables.tables import Cell, Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
 _MARKER_PATHS = {
@@ -149,7 +150,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         (name, text)
         for name, text in (
             ("Data set", _distinct(_data_set(r) for r in records)),
-            ("Network", _distinct(r.cell["network"]["backbone"] for r in records)),
+            ("Network", _distinct(r.backbone for r in records)),
             ("Embedding dimension", _distinct(r.cell["embedding_dim"] for r in trained)),
             ("Batch size", _distinct(r.cell["batch_size"] for r in trained)),
             ("Epochs", _distinct(r.cell["epochs"] for r in trained)),
@@ -179,7 +180,7 @@ def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[
     parts = [tables.accuracy_table(summary), tables.time_table(summary), tables.memory_table(summary)]
     if (energy := tables.energy_table(summary)) is not None:
         parts.append(energy)
-    cells = [r.flat_cell for r in summary.records if not r.untrained]
+    cells = [r.settings for r in summary.records if not r.untrained]
     shared = [(k, v) for k, v in (cells[0] if cells else {}).items() if all(c.get(k) == v for c in cells)]
     labels = sorted({row.label for row in summary.rows if not row.untrained})
     options = {name: _options(row.settings.get(name, "") for row in summary.rows) for name in _FILTERED[1:]}
@@ -269,7 +270,7 @@ def _methods(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[d
 def _hyperparameters(row: Row) -> str:
     """The method's own numbers."""
     names = ("method.name", "method.label")
-    own = {k: v for k, v in row.first.flat_cell.items() if k.startswith("method.") and k not in names}
+    own = {k: v for k, v in row.first.settings.items() if k.startswith("method.") and k not in names}
     return ", ".join(f"{k.removeprefix('method.')} = {v}" for k, v in own.items())
 
 
@@ -304,11 +305,11 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
                     "status": r.status,
                     "sweep": r.sweep,
                     "config": r.cell,
-                    "scores": [vars(s) for s in r.scores],
-                    "cost": r.cost,
+                    "scores": plain(r.scores),
+                    "cost": {k: v for k, v in vars(r.cost).items() if v is not None},
                     "environment": r.environment,
-                    "data": r.data,
-                    "attempts": list(r.attempts),
+                    "data": plain(r.data),
+                    "attempts": plain(r.attempts),
                     "choice": r.choice,
                     "on_test": r.on_test,
                     "sha256": r.sha256,
@@ -385,12 +386,10 @@ def _distinct(values: Iterable[object]) -> str:
 
 def _data_set(record: Record) -> str:
     """Name, images of a class if limited, and the first digits of the content's digest."""
-    dataset, digest = record.cell["dataset"], record.data.get("content_sha256")
-    if isinstance(digest, dict):  # one for each split
-        digest = digest.get("train")
+    dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
     limit = dataset.get("train_per_class")
     parts = [f"{limit} training images per class"] if limit else []
-    parts += [f"train split's sha256 {digest[:12]}…"] if isinstance(digest, str) else []
+    parts += [f"train split's sha256 {digest[:12]}…"] if digest else []
     return f"{dataset['name']} ({', '.join(parts)})" if parts else str(dataset["name"])
 
 

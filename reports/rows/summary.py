@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regbench.reports.records import Missing, Record
-from regbench.reports.records import flat as flat
-from regbench.reports.significance import LEVEL, Best, best
+from regbench.benchmark.rundir.record import Record, TuningChoice
+from regbench.reports.find.runs import Missing
+from regbench.reports.rows.significance import LEVEL, Best, best
 
 SELECTION_TITLES = {"knn_top1": "kNN top-1", "selection_top1": "mean of kNN and linear top-1"}
 """The scores that hyperparameters may be chosen by, and what they are."""
@@ -96,7 +96,7 @@ class Configuration:
 
     def cost(self, name: str) -> Stat | None:
         """Statistics of a cost over the seeds. An untrained network has none of training's."""
-        return None if self.untrained else stat(r.cost.get(name) for r in self.records)
+        return None if self.untrained else stat(getattr(r.cost, name) for r in self.records)
 
     def at_end(self, name: str) -> Stat | None:
         """Statistics over the seeds of a measure of the training history's last epoch; diverged cells do not count."""
@@ -165,7 +165,7 @@ class Summary:
     on_test: bool = False
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
-    choices: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    choices: dict[Path, TuningChoice] = field(default_factory=dict)
 
     @property
     def selection_split(self) -> str:
@@ -194,9 +194,9 @@ class Summary:
         if any(number is not None for number in stated):
             # The record states the largest of its tuning; the tuning's own choice says it of each method.
             for choice in self.choices.values():
-                for entry in choice["choices"]:
-                    if {"label": entry.get("label"), **(entry.get("setting") or {})} == place:
-                        return len(entry["ranking"])
+                for entry in choice.choices:
+                    if {"label": entry.label, **entry.setting} == place:
+                        return len(entry.ranking)
         return next((int(number) for number in stated if number is not None), row.tried if row.tried > 1 else None)
 
     def gain(self, row: Row, name: str) -> float | None:
@@ -217,7 +217,7 @@ def is_setting(key: str) -> bool:
 def summarize(
     records: Sequence[Record],
     missing: Sequence[Missing] = (),
-    choices: Mapping[Path, dict[str, Any]] | None = None,
+    choices: Mapping[Path, TuningChoice] | None = None,
 ) -> list[Summary]:
     """One summary for each task, in the order of the records; those that the test split chose come last.
 
@@ -242,12 +242,12 @@ def summarize(
     for task in sorted(tasks, key=lambda task: on_test[task]):
         name, cells = names[task], tasks[task]
         if titles[name] > 1:
-            cell = next(iter(cells.values())).cell
-            name += f": {cell['dataset']['name']}, {cell['network']['backbone']}"
+            r = next(iter(cells.values()))
+            name += f": {r.cell['dataset']['name']}, {r.backbone}"
         while name in {s.name for s in summaries}:
             name += " (another evaluation or image size)"
         summary = Summary(name, tuple(sweeps[task]), tuple(cells.values()), on_test=on_test[task])
-        named = {str((r.choice.get("hyperparameters") or {}).get("record")) for r in summary.records}
+        named = {str(r.choice.get("hyperparameters", {}).get("record")) for r in summary.records}
         summary.choices = {
             path: choice
             for path, choice in (choices or {}).items()
@@ -272,7 +272,7 @@ def _task(record: Record, settings: _Settings) -> object:
 
 
 def _settings(record: Record) -> _Settings:
-    return tuple(sorted(item for item in record.flat_cell.items() if is_setting(item[0])))
+    return tuple(sorted(item for item in record.settings.items() if is_setting(item[0])))
 
 
 def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -286,7 +286,7 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
             configuration: object = ""
         else:
             row = (r.label, settings[r])
-            configuration = tuple((k, v) for k, v in r.flat_cell.items() if k != "seed")
+            configuration = tuple((k, v) for k, v in r.settings.items() if k != "seed")
         groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
 
     unchosen, waiting = [], []
@@ -303,7 +303,7 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
         if chosen is None:
             unchosen.append(described)
             continue
-        cell = {} if chosen.untrained else chosen.first.flat_cell
+        cell = {} if chosen.untrained else chosen.first.settings
         places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in shown}
         records = tuple(r for r in chosen.records if r.status != "tuned")
         summary.rows.append(Row(records, places, len(configurations)))
@@ -379,7 +379,7 @@ def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
 
 def _task_plan(summary: Summary) -> dict[str, Any]:
     cell = summary.records[0].cell
-    return {"dataset": cell["dataset"]["name"], "backbone": cell["network"]["backbone"]}
+    return {"dataset": cell["dataset"]["name"], "backbone": summary.records[0].backbone}
 
 
 def _row_plan(row: Row) -> dict[str, Any]:
@@ -423,7 +423,7 @@ def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[st
     machines = {_machine(r) for r in trained if r.status == "done"}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
-    kinds_of_memory = {str(r.cost["peak_memory_kind"]) for r in trained if r.cost.get("peak_memory_kind")}
+    kinds_of_memory = {r.cost.peak_memory_kind for r in trained if r.cost.peak_memory_kind}
     if len(kinds_of_memory) > 1:
         notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds_of_memory))}.")
     commits = {str(r.environment.get("git") or "unknown") for r in summary.records}

@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from regbench.reports.summary import Row, Stat, Summary, stat
-from regbench.reports.tables import Unit, energy_unit, memory_unit, time_unit
+from regbench.reports.rows.summary import Row, Stat, Summary, stat
+from regbench.reports.tables.tables import Unit, energy_unit, memory_unit, time_unit
 
 # Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
 # where one of them had too little contrast on white or on a dark page.
@@ -525,10 +525,10 @@ def _curve(row: Row, key: str) -> tuple[list[int], np.ndarray, np.ndarray, Stat]
     """
     by_epoch: dict[int, list[float]] = {}
     for record in row.records:
-        if key in record.curves:
-            known = np.isfinite(record.curves[key])
-            for epoch, value in zip(record.curves["epoch"][known], record.curves[key][known], strict=True):
-                by_epoch.setdefault(int(epoch), []).append(float(value))
+        for line in record.history:
+            epoch, value = line.get("epoch"), line.get(key)
+            if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
+                by_epoch.setdefault(epoch, []).append(float(value))
     if not by_epoch:
         return None
     epochs = sorted(by_epoch)

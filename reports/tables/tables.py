@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from regbench.reports import paper
-from regbench.reports.significance import MIN_PAIRS, Best, compare, holm
-from regbench.reports.summary import DASH as DASH
-from regbench.reports.summary import SELECTION_TITLES, Configuration, Row, Stat, Summary, best_notes, is_setting
+from regbench.reports.rows.significance import MIN_PAIRS, Best, compare, holm
+from regbench.reports.rows.summary import DASH as DASH
+from regbench.reports.rows.summary import SELECTION_TITLES, Configuration, Row, Stat, Summary, best_notes, is_setting
+from regbench.reports.tables import paper
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -206,7 +206,7 @@ def _reference(row: Row, on_test: bool) -> float | None:
     """The paper's linear probing of the same experiment, in percent."""
     cell = row.first.cell
     where = {key: cell[key] for key in ("embedding_dim", "batch_size", "epochs")}
-    return paper.linear_top1(row.label, cell["dataset"]["name"], cell["network"]["backbone"], on_test=on_test, **where)
+    return paper.linear_top1(row.label, cell["dataset"]["name"], row.first.backbone, on_test=on_test, **where)
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
@@ -374,7 +374,7 @@ def memory_table(summary: Summary) -> Table:
     columns = [*_head(summary), Column(f"peak memory ({unit.name})"), Column("measured as", numeric=False)]
     body = []
     for row in rows:
-        kinds = sorted({str(r.cost["peak_memory_kind"]) for r in row.records if "peak_memory_kind" in r.cost})
+        kinds = sorted({r.cost.peak_memory_kind for r in row.records if r.cost.peak_memory_kind})
         peak = spread(row.cost("peak_memory_bytes"), unit.decimals, unit.divisor)
         body.append([*_name(row), Cell(peak), Cell(", ".join(kinds) or DASH)])
     return Table("memory", "Memory", columns, body)
@@ -403,7 +403,7 @@ def energy_table(summary: Summary) -> Table | None:
 def hyperparameters_table(summary: Summary) -> Table:
     """Every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
     trained = [c for c in summary.configurations if not c.untrained]
-    cells = [c.first.flat_cell for c in trained]
+    cells = [c.first.settings for c in trained]
     keys = list({k: None for cell in cells for k in cell if k.startswith(("method.", "optimizer.", "evaluation."))})
     keys = [k for k in keys if not is_setting(k) and k not in ("method.name", "method.label", "evaluation.protocols")]
     keys.sort(key=lambda k: not k.startswith("method."))
@@ -446,8 +446,8 @@ def hyperparameters_table(summary: Summary) -> Table:
         "In the order of the selection score within each method and setting; what stands in the leaderboard is first."
     ]
     notes += [
-        f"{path}: {choice.get('budget')} configurations for each method, chosen by {choice.get('score')} on the "
-        f"{choice.get('selected_on')} split, seeds {', '.join(map(str, choice.get('seeds') or []))}."
+        f"{path}: {choice.budget} configurations for each method, chosen by {choice.score} on the "
+        f"{choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}."
         for path, choice in summary.choices.items()
     ]
     return Table("hyperparameters", "Hyperparameters", columns, [line for _, line in lines], notes)
@@ -458,26 +458,23 @@ def _runners_up(summary: Summary, several: bool) -> list[tuple[tuple[object, ...
     here = {r.cell_id for r in summary.records}
     out = []
     for choice in summary.choices.values():
-        for entry in choice["choices"]:
-            setting = entry.get("setting") or {}
-            places = [str(setting.get(k, DASH)) for k in ("embedding_dim", "batch_size", "epochs")]
-            for ranked in entry.get("ranking") or []:
-                if ranked.get("cell_id") in here:
+        for entry in choice.choices:
+            places = [str(entry.setting.get(k, DASH)) for k in ("embedding_dim", "batch_size", "epochs")]
+            for ranked in entry.ranking:
+                if ranked.cell_id in here:
                     continue
-                value = ranked.get("value")
-                values = [f"{k.removeprefix('method.')}={v}" for k, v in (ranked.get("hyperparameters") or {}).items()]
+                values = [f"{k.removeprefix('method.')}={v}" for k, v in ranked.hyperparameters.items()]
                 line = [
-                    Cell(str(entry.get("label")) + " †" * (ranked.get("status") == "diverged")),
+                    Cell(entry.label + " †" * (ranked.status == "diverged")),
                     *map(Cell, places),
                     Cell(", ".join(values) or DASH),
-                    Cell(DASH if value is None else f"{value:.2f}"),
-                    Cell(str(len(choice.get("seeds") or [0]))),
+                    Cell(DASH if ranked.value is None else f"{ranked.value:.2f}"),
+                    Cell(str(len(choice.seeds))),
                     Cell(DASH),
                     Cell(DASH),
                     *([Cell("no")] if several else []),
                 ]
-                order = (str(entry.get("label")), *map(len, places), *places, True, -value if value else 0.0)
-                out.append((order, line))
+                out.append(((entry.label, *map(len, places), *places, True, -(ranked.value or 0.0)), line))
     return out
 
 

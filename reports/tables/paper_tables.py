@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from regbench.reports import paper
-from regbench.reports.summary import Row, Stat, Summary
-from regbench.reports.tables import DASH, SCORE_NAMES, Cell, Column, Table, signed, spread
+from regbench.reports.rows.summary import Row, Stat, Summary
+from regbench.reports.tables import paper
+from regbench.reports.tables.tables import DASH, SCORE_NAMES, Cell, Column, Table, signed, spread
 
 TITLES = {
     2: "linear probing on IN20 % by embedding dimension",
@@ -112,7 +112,7 @@ def _candidates(summaries: Sequence[Summary], number: int) -> list[tuple[Row, bo
     for summary in summaries:
         cell = summary.records[0].cell
         fits = not summary.on_test if number not in _CHOSEN_ON_TEST else summary.on_test or number != 13
-        if (cell["dataset"]["name"], cell["network"]["backbone"]) == place and fits:
+        if (cell["dataset"]["name"], summary.records[0].backbone) == place and fits:
             out += [(row, summary.on_test) for row in summary.rows if not row.untrained]
     return out
 
@@ -136,7 +136,7 @@ def _fits(row: Row, entry: dict[Any, Any]) -> bool:
     if entry["metric"] == "peak_memory":
         cost, environment = row.first.cost, row.first.environment
         label = str(entry["label"])
-        measured = cost.get("peak_memory_kind") == "CUDA allocated" and environment.get("world_size") == _PAPER_GPUS
+        measured = cost.peak_memory_kind == "CUDA allocated" and environment.get("world_size") == _PAPER_GPUS
         same = row.label == label or (label == "SFRIK" and row.label.startswith("SFRIK"))
         return bool(measured and same and all(cell[key] == entry[key] for key in ("embedding_dim", "batch_size")))
     # Numbers that the paper cites from elsewhere state no q: nothing of ours equals <NA>.

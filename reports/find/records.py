@@ -1,0 +1,176 @@
+"""The good records under some folders, and the same as one table of numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Record, TuningChoice
+from regbench.reports.find.judging import Choices, Misfit, judge
+from regbench.reports.find.runs import Missing, find_missing, find_runs
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Records:
+    """What was found under a folder.
+
+    Attributes:
+        records: Those that can be trusted, ordered by sweep, label, seed and id.
+        skipped: Records, later evaluations and choices that are left out, and the first reason for each.
+        missing: Cells without a record, in the order of the plans.
+        choices: What tunings chose (`choice.json` of their sweeps), by path.
+        folders: Where was looked.
+    """
+
+    records: tuple[Record, ...]
+    skipped: tuple[Misfit, ...]
+    missing: tuple[Missing, ...] = ()
+    choices: dict[Path, TuningChoice] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """One line on what is left out and what tells more; empty if nothing is."""
+        if not self.skipped:
+            return ""
+        one = len(self.skipped) == 1
+        return (
+            f"{len(self.skipped)} {'file is' if one else 'files are'} not what was written, and left out of the "
+            f"report: {self.skipped[0]}{'' if one else ' and others'}; `{self.remedy}` tells all"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """The command that tells all that does not fit."""
+        return f"regbench report {' '.join(folder.name for folder in self.folders)} --check"
+
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """Sweep name -> number of its cells that have no record yet."""
+        return Counter(cell.sweep for cell in self.missing)
+
+
+def read_records(folder: Path | Sequence[Path]) -> Records:
+    """Read every record of one or more folders: a folder of sweeps, a sweep, or a single run directory.
+
+    What does not fit is left out, see `judge`.
+
+    Raises:
+        RegbenchError: If a folder does not exist, or no good record is found.
+    """
+    folders = [folder] if isinstance(folder, Path) else list(folder)
+    good: dict[tuple[str, str], Record] = {}
+    skipped: list[Misfit] = []
+    found, choices = find_runs(folders), Choices()
+    of_sweeps = [choices.read(folder / "choice.json") for folder in found.sweeps]
+    skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
+    for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
+        if run.record is None:
+            continue
+        judged = judge(run, run.record, choices)
+        record, misfits = judged.record, judged.misfits
+        if record is not None and not misfits and (first := good.get((record.sweep, record.cell_id))) is not None:
+            misfits = (Misfit(run.record, f"the same cell as {first.path}"),)
+        skipped += [*misfits[:1], *judged.of_evaluations]
+        if record is not None and not misfits:
+            good[record.sweep, record.cell_id] = record
+    missing = find_missing(found)
+    if not good:
+        places = ", ".join(str(f) for f in folders)
+        if skipped:
+            raise RegbenchError(
+                f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is {skipped[0]}; "
+                "delete the folder of such a run and run the cell again"
+            )
+        waiting = f", {len(missing)} cells have none yet" if missing else ""
+        raise RegbenchError(f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`")
+    records = sorted(good.values(), key=lambda r: (r.sweep, r.untrained, r.label, r.seed, r.cell_id))
+    return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders))
+
+
+def load_records(folder: Path | list[Path]) -> pd.DataFrame:
+    """Read the tidy data of all good records: one row per (record, score).
+
+    Args:
+        folder: A folder of sweeps, a sweep or a run directory, or several of them.
+
+    Returns:
+        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size,
+        epochs, score, value, unit, split, protocol, then what leads back to the run (record, config, record_sha256,
+        command, selected_on, tuning_budget, choice_record, finished), the cost (units in the names) and the
+        environment. What does not fit is not in it; its paths and reasons are in `attrs["skipped"]`.
+
+    Raises:
+        RegbenchError: If a folder does not exist, or no good record is found.
+    """
+    found = read_records(folder)
+    frame: pd.DataFrame = tidy(found.records).to_pandas()
+    frame.attrs["skipped"] = [str(misfit) for misfit in found.skipped]
+    return frame
+
+
+def tidy(records: Sequence[Record]) -> pyarrow.Table:
+    """The table of `load_records` for records already read."""
+    import pyarrow as pa  # takes 0.1 s
+
+    by_record = [_columns(r) for r in records]
+    names = dict.fromkeys(name for columns in by_record for name in columns)
+    rows = np.repeat(np.arange(len(records)), [len(r.scores) for r in records])
+    scores = [s for r in records for s in r.scores]
+    columns = {name: _array([c.get(name) for c in by_record]).take(pa.array(rows)) for name in names}
+    own = {
+        name: pa.array([getattr(s, name) for s in scores]) for name in ("name", "value", "unit", "split", "protocol")
+    }
+    own = {"score": own.pop("name"), **own}
+    first = list(columns)[: list(columns).index("record")]
+    return pa.table({name: columns[name] for name in first} | own | columns)
+
+
+def _array(values: list[Any]) -> pyarrow.Array:
+    """A column; one that holds numbers of some records and text of others, or too large a number, becomes text."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if v is None else str(v) for v in values])
+
+
+def _columns(r: Record) -> dict[str, Any]:
+    """What the tidy data say of a record beside its scores."""
+    chosen = r.choice.get("hyperparameters", {})
+    return {
+        "sweep": r.sweep,
+        "cell_id": r.cell_id,
+        "label": r.label,
+        "method": r.method,
+        "seed": r.seed,
+        "status": r.status,
+        "dataset": r.cell["dataset"]["name"],
+        "backbone": r.backbone,
+        "embedding_dim": r.cell["embedding_dim"],
+        "batch_size": r.cell["batch_size"],
+        "epochs": r.cell["epochs"],
+        "record": str(r.path),
+        "config": str(r.path.with_name("config.yaml")),
+        "record_sha256": r.sha256,
+        "command": r.command,
+        "selected_on": "test" if r.on_test else chosen.get("selected_on"),
+        "tuning_budget": chosen.get("budget"),
+        "choice_record": chosen.get("record"),
+        "finished": r.finished,
+        **{k: v for k, v in vars(r.cost).items() if v is not None},
+        **{k: v for k, v in r.environment.items() if isinstance(v, str | int | float)},
+    }

@@ -1,0 +1,1 @@
+"""Figures, and the page that holds them with the tables."""

@@ -1,0 +1,1 @@
+"""Rows of a leaderboard, and which of them differ by more than luck."""

@@ -1,0 +1,1 @@
+"""Rows set as tables, ours and the paper's."""

@@ -1,0 +1,70 @@
+"""Records for tests, as the real writer writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.rundir.record import (
+    ChosenConfiguration,
+    Cost,
+    Images,
+    RankedConfiguration,
+    Record,
+    Score,
+    TuningChoice,
+)
+from regbench.files import cell_id
+
+CELL = {
+    "dataset": {"name": "made_up"},
+    "network": {"backbone": "resnet_tiny"},
+    **{"embedding_dim": 16, "batch_size": 32, "epochs": 2},
+}
+
+
+def made(cell: Mapping[str, Any] = CELL, **changes: Any) -> Record:
+    """What a run of the cell, given as plain data, leaves; keywords are its fields."""
+    fields: dict[str, Any] = {
+        "cell_id": cell_id(cell),
+        **{"sweep": "made", "label": "VICReg", "method": "vicreg", "seed": 0, "status": "done"},
+        "cell": dict(cell),
+        "scores": (),
+        "cost": Cost(train_s=1.0, evaluate_s=0.0),
+        "environment": {},
+        "data": Images("made up", {}),
+        "attempts": (),
+        "command": "",
+    }
+    return Record(**fields | changes)
+
+
+def knn_top1(value: float, split: str = "tuning") -> Score:
+    """The score that tunings choose by."""
+    return Score("knn_top1", value, split, "k = 5", "kNN top-1")
+
+
+def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> RankedConfiguration:
+    """A configuration in the ranking of a tuning."""
+    status = "tuned" if value is not None else "diverged"
+    return RankedConfiguration(
+        cell_id=cell_id, configuration=cell_id, value=value, status=status, hyperparameters=hyperparameters
+    )
+
+
+def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenConfiguration:
+    """What a tuning chose for a method: the first of its ranking."""
+    setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", **{"embedding_dim": 512, "batch_size": 256}}
+    first = ranking[0].cell_id
+    fields = {"chosen": first, "configuration": first, "setting": setting | {"epochs": 3}} | changes
+    return ChosenConfiguration(label=label, method=label.lower(), ranking=ranking, **fields)
+
+
+def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
+    """Writes the `choice.json` of a tuning; returns its digest."""
+    budget = max((len(entry.ranking) for entry in choices), default=0)
+    how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "budget": budget, "seeds": (0,)}
+    path = folder / "choice.json"
+    path.write_text(TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text())
+    return TuningChoice.read(path).sha256
