@@ -48,8 +48,7 @@ from regbench.benchmark.training.loop import Compute, Diverged, Progress, Traine
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed, write_new
-from regbench.methods.kernel import KernelEnergy
-from regbench.methods.spectrum import expand
+from regbench.methods.spectrum import kernel_spectrum
 
 SPECTRUM_ORDER = 6
 
@@ -265,7 +264,7 @@ class _Run:
             status=status,
             cell=self.cell.plain(),
             regularizer={key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)},
-            spectrum=_spectrum(method, self.cell.embedding_dim),
+            spectrum=kernel_spectrum(method, self.cell.embedding_dim, SPECTRUM_ORDER),
             scores=scores,
             cost=_cost(progress, evaluate_s),
             environment={**self.surroundings, "world_size": progress.world_size},
@@ -380,17 +379,6 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
 def _shown(score: Score) -> str:
     value = f"{score.value:.2f} %" if score.unit == "%" else f"{score.value:.4g}"
     return f"{score.name} {value} ({score.split})"
-
-
-def _spectrum(method: methods.Regularizer, q: int) -> tuple[float, ...] | None:
-    """b_0 … of the kernel's expansion in spherical harmonics, see `methods.spectrum`; None without a kernel."""
-    if not isinstance(method, KernelEnergy):
-        return None
-
-    def phi(t: Any) -> Any:
-        return method.kernel(torch.from_numpy(t), q).numpy()
-
-    return tuple(float(b) for b in expand(phi, q, SPECTRUM_ORDER))
 
 
 def _cost(progress: Progress, evaluate_s: float) -> Cost:

@@ -99,6 +99,16 @@ def prepare(
     return manifest
 
 
+def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
+    """Prepare data sets that cells ask for, each once; what cannot be had is refused before anything runs.
+
+    Raises:
+        RegbenchError: If a data set is neither there nor can be downloaded.
+    """
+    for config in {config.name: config for config in configs}.values():
+        prepare(config, data_dir)
+
+
 def _selection(config: DatasetConfig) -> dict[str, int | float | str | None]:
     """What of the configuration decides which image goes where, and in which size."""
     if config.source in ARRAY_SOURCES:

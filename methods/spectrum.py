@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from regbench import RegbenchError, methods
+from regbench.methods.kernel import KernelEnergy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +76,41 @@ def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None 
         moments.append((values * last).sum())
     coefficients: Array = np.exp(0.5 * log_harmonics(q, order)) * np.array(moments)
     return coefficients
+
+
+def kernel_spectrum(method: methods.Regularizer, q: int, order: int) -> tuple[float, ...] | None:
+    """Expand a method's kernel: b_0 … b_order, see `expand`; None if it has no kernel of inner products."""
+    if not isinstance(method, KernelEnergy):
+        return None
+    return tuple(expand(lambda t: method.kernel(torch.from_numpy(t), q).numpy(), q, order).tolist())
+
+
+def spectra_of(names: Sequence[str], q: int, order: int) -> dict[str, tuple[float, ...]]:
+    """Expand the kernels of registered methods.
+
+    Args:
+        names: Of the methods, at least one.
+        q: Dimension, at least 2.
+        order: Highest order, at least 1.
+
+    Returns:
+        b_0 … b_order of each, by the method's label.
+
+    Raises:
+        RegbenchError: If a name is unknown, its method has no kernel, or a number is too small.
+    """
+    if not names:
+        raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
+    if q < 2 or order < 1:
+        raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
+    spectra = {}
+    for name in names:
+        method = methods.build(name)
+        if (found := kernel_spectrum(method, q, order)) is None:
+            kernels = [other for other in methods.names() if isinstance(methods.build(other), KernelEnergy)]
+            raise RegbenchError(f"{name} is no kernel of inner products and has no spectrum; {', '.join(kernels)} have")
+        spectra[method.label] = found
+    return spectra
 
 
 def spectrum_rows(coefficients: Sequence[float]) -> list[tuple[int, float, float]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,33 @@ def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
         RegbenchError: If a cell is unknown, or begins the ids of several.
     """
     return _chosen(folder, cells, jobs_of(folder))
+
+
+def poll(folder: Path) -> Iterator[list[CellStatus]]:
+    """Ask every two seconds how the cells of a sweep stand, until none of them runs or waits."""
+    while True:
+        found = statuses(folder)
+        yield found
+        if not any(status.state in ("running", "queued") for status in found):
+            return
+        time.sleep(2)
+
+
+def sweep_folders(runs_dir: Path) -> list[Path]:
+    """List the folders of the sweeps that were started in `runs_dir`."""
+    return sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
+
+
+def sweep_folder(runs_dir: Path, name: str) -> Path:
+    """Return the folder of a sweep that was started.
+
+    Raises:
+        RegbenchError: If it was not.
+    """
+    if not (runs_dir / name / "sweep.json").exists():
+        started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
+        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
+    return runs_dir / name
 
 
 def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.plan import Needs, predict
+from regbench.benchmark.plan import Needs, largest, predict
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import Cell, Cluster, Runtime, Sweep
 from regbench.datasets.manifest import Manifest
@@ -51,12 +51,11 @@ class Planned:
     from_flop: bool
 
 
-def plan(sweep: Sweep, *, progress: bool) -> list[Planned]:
+def plan(sweep: Sweep) -> list[Planned]:
     """What each cell of a sweep will take; nothing is run and no GPU is needed.
 
     Args:
         sweep: The grid.
-        progress: Whether to show a bar.
 
     Raises:
         RegbenchError: If a batch cannot be shared by a cell's GPUs.
@@ -66,7 +65,7 @@ def plan(sweep: Sweep, *, progress: bool) -> list[Planned]:
     known: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
-    for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=not progress):
+    for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=None):
         pretrain = cluster.at("pretrain")
         needs = None
         if cell.epochs:
@@ -102,13 +101,49 @@ def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
 
 
 def needs_of(cell: Cell, runtime: Runtime, cluster: Cluster) -> Needs:
-    """What a training step of a cell needs where it will run."""
-    return predict(
-        cell,
-        world_size=cluster.processes,
-        loss_form=runtime.loss_form,
-        shard_optimizer=runtime.shard_optimizer and cluster.processes > 1,
-    )
+    """Predict what a training step of a cell needs where it will run."""
+    return predict(cell, **_switches(runtime, cluster))
+
+
+def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
+    """Find the largest sizes of a sweep's first cell that fit a GPU.
+
+    Args:
+        sweep: The grid.
+        gpu_memory_gib: Of the GPU, of which a prediction may take `GPU_SHARE`.
+
+    Returns:
+        The largest power of two for "batch_size" and for "embedding_dim"; None where not even the smallest fits.
+    """
+    limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
+    switches = _switches(sweep.runtime, sweep.clusters[0])
+    return {what: largest(sweep.cells[0], limit_bytes, what, **switches) for what in ("batch_size", "embedding_dim")}
+
+
+def refuse_oversized(sweep: Sweep) -> None:
+    """Refuse a sweep with cells that are predicted not to fit the memory that its clusters' GPUs are said to have.
+
+    Raises:
+        RegbenchError: Naming the first of them.
+    """
+    if not any(cluster.gpu_memory_gib for cluster in sweep.clusters):
+        return
+    misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
+    if misfits:
+        first = misfits[0]
+        assert first.needs is not None
+        raise RegbenchError(
+            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with q="
+            f"{first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
+            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with --oversized"
+        )
+
+
+def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
+    """Where a cell will run, as arguments of `predict`."""
+    ranks = cluster.processes
+    shard = runtime.shard_optimizer and ranks > 1
+    return {"world_size": ranks, "loss_form": runtime.loss_form, "shard_optimizer": shard}
 
 
 def _shape(cell: Cell, processes: int) -> Any:

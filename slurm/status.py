@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from tabulate import tabulate
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
@@ -265,3 +268,53 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     errors = newest.with_suffix(".err")
     return errors if errors in logs else newest
+
+
+def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[str]) -> str:
+    """Say in one line which cells have not come through the stages, and what to do; empty if all have."""
+    missing = [status for status in statuses if status.state not in ends(stages)]
+    if not missing:
+        return ""
+    named = "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in missing[:10])
+    return (
+        f"{len(missing)} of {len(statuses)} cells are not finished: {named}{'; …' * (len(missing) > 10)}. "
+        f"Details: regbench status {sweep}; the same command tries them again"
+    )
+
+
+def counts(statuses: Sequence[CellStatus]) -> str:
+    """Say how many cells are in each state."""
+    return ", ".join(f"{number} {state}" for state, number in Counter(status.state for status in statuses).items())
+
+
+def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:
+    """Lay out how cells stand as a table with a summary below.
+
+    Args:
+        statuses: The cells.
+        everything: Whether to list all of more than a hundred cells, not only those that need a look.
+    """
+    shown = statuses
+    if len(statuses) > 100 and not everything:
+        look = ("failed", "lost", "cancelled", "diverged", "running")
+        shown = [status for status in statuses if status.state in look][:100]
+    rows = []
+    for status in shown:
+        speed = f"{status.img_per_s:.0f}" if status.img_per_s else ""
+        epochs = f"{status.epochs_done}/{status.epochs}"
+        left = _duration(status.remaining_s) if status.remaining_s is not None else ""
+        logs = log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
+        detail = status.detail + (f" (logs: {logs})" if logs else "")
+        cell = (status.cell_id, status.label, status.seed, status.state)
+        rows.append([*cell, epochs, speed, left, status.job, detail])
+    headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
+    kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
+    table = tabulate([[row[i] for i in kept] for row in rows], [headers[i] for i in kept], disable_numparse=True)
+    hidden = len(statuses) - len(shown)
+    total = f"{len(statuses)} cells: {counts(statuses)}" + (f"; {hidden} not listed (--all)" if hidden else "")
+    return f"{table}\n\n{total}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"

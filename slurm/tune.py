@@ -14,10 +14,12 @@ folder, so that the same call goes on wherever an earlier one was stopped:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from tabulate import tabulate
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate import selection_splits
@@ -30,9 +32,65 @@ from regbench.benchmark.rundir.record import (
     read_record,
     read_tuned,
 )
-from regbench.benchmark.settings.config import Cell, load_cell
+from regbench.benchmark.settings.config import Cell, Sweep, load_cell
 from regbench.files import Name, read_json, write_new, write_text
 from regbench.slurm.status import alone
+
+
+def tune(
+    propose: Callable[[], tuple[Sweep, bool]],
+    bring: Callable[[Sweep, Sequence[str]], bool],
+    *,
+    final_seeds: Sequence[int] | None,
+    leading: int | None,
+    unequal: bool,
+) -> Sweep | None:
+    """Bring a tuning to its choice, from wherever an earlier call was stopped.
+
+    Args:
+        propose: Gives the grid to try, and whether it is whole; a search gives more of it each time.
+        bring: Brings the cells of a grid through stages; False if somebody else goes on with that.
+        final_seeds: Of the final runs; none: those of the grid; None: what the sweep's file says.
+        leading: See `final_cells`.
+        unequal: See `begin`.
+
+    Returns:
+        The cells that are left to score on the test split; None if there is no choice yet, as `bring` gave False.
+
+    Raises:
+        RegbenchError: If the tuning is refused.
+    """
+    sweep, complete = propose()
+    seeds = sweep.final_seeds if final_seeds is None else final_seeds
+    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    while not (folder / "choice.json").exists():
+        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal)
+        if not bring(sweep, ("pretrain", "tune")):
+            return None
+        if complete:
+            break
+        sweep, complete = propose()
+    cells = final_cells(choose(folder), folder, seeds, leading)
+    clusters = {cell.id: cluster for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True)}
+    return replace(
+        sweep, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, sweep.clusters[0]) for cell in cells)
+    )
+
+
+def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
+    """Refuse seeds of final runs before the tuning begins.
+
+    Args:
+        seeds: As they are given.
+        cell: One that is to have them.
+
+    Raises:
+        RegbenchError: If one of them cannot be a seed, or is given twice.
+    """
+    for seed in seeds:
+        replace(cell, seed=seed)
+        if seeds.count(seed) > 1:
+            raise RegbenchError(f"--seeds names {seed} twice; each seed is one run")
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
@@ -113,6 +171,26 @@ def choose(folder: Path) -> TuningChoice:
         choice = read_choice(folder)
         assert choice is not None
     return choice
+
+
+def choice_table(choice: TuningChoice) -> str:
+    """Lay out a choice as a table: what was chosen for each method, and the value of the runner-up."""
+    split, budget = choice.selected_on, choice.budget
+    rows = []
+    for entry in choice.choices:
+        best, *others = entry.ranking
+        varied = [
+            f"{key.removeprefix('method.')}={value}"
+            for key, value in best.hyperparameters.items()
+            if any(other.hyperparameters.get(key) != value for other in others)
+        ]
+        values = (best.value, others[0].value if others else None)
+        shown = [f"{value:.2f}" if value is not None else "–" for value in values]
+        q = entry.setting["embedding_dim"]
+        rows.append([entry.label, q, *shown, len(entry.ranking), ", ".join(varied)])
+    headers = ["method", "q", f"{choice.score} (%), {split}", "runner-up", "tried", "chosen"]
+    table = tabulate(rows, headers, disable_numparse=True)
+    return f"{table}\n\nchosen on the {split} split from at most {budget} configurations a method"
 
 
 def final_cells(choice: TuningChoice, folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:

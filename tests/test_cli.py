@@ -152,8 +152,6 @@ def test_help_is_quick() -> None:
         (["evaluate", ".", "--only", "knn,"], ["--only", "knn, probe, "]),
         (["tune"], ["Missing argument 'NAME'", "regbench tune --help"]),
         (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),
-        (["tune", "quickstart_tuning", "--seeds", "0,-1"], ["--seeds: -1 must be at least 0 and at most 4294967295"]),
-        (["tune", "quickstart_tuning", "--seeds", "1,1"], ["--seeds", "twice"]),
         (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
         (["report", ""], ["NAMES", "a folder's name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
@@ -185,6 +183,18 @@ def test_refusals_are_one_line_and_exit_code_2(
     assert line.startswith("regbench: ")
     for part in parts:
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("seeds", "refusal"),
+    [("0,-1", "seed=-1 must be at least 0 and at most 4294967295"), ("1,1", "--seeds names 1 twice")],
+)
+def test_final_seeds_are_refused_before_a_tuning_begins(tmp_path: Path, seeds: str, refusal: str) -> None:
+    sweep = tmp_path / "own.yaml"
+    sweep.write_text("description: x\ncells:\n  - method=vicreg dataset=in20\n")
+    result = call("tune", str(sweep), "--seeds", seeds, "--runs-dir", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert refusal in result.stderr
 
 
 def test_a_batch_larger_than_the_data_is_refused(tiny: list[str]) -> None:

@@ -326,6 +326,12 @@ class Cell:
         """Name of the row in tables: the method's, or "untrained"."""
         return self.method.label if self.epochs else "untrained"
 
+    @property
+    def datasets(self) -> list[DatasetConfig]:
+        """The data sets that it trains on and is evaluated on."""
+        asked = [getattr(self.evaluation, name) for name in self.evaluation.protocols]
+        return [self.dataset, *(evaluation.dataset for evaluation in asked if hasattr(evaluation, "dataset"))]
+
     def to_dict(self) -> dict[str, Any]:
         """The cell as plain data; `from_dict` reads it back.
 

@@ -30,12 +30,12 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) ->
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
     ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=1e9, evaluate_s=1e9))
     ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=Cost(train_s=1e9, evaluate_s=1e9))
-    planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]), progress=False)
+    planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
     assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
     assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
     assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
     # Of another method there is at least the time of the same network on the same images: the median of both.
-    (other,) = plan(load_grid([*tiny, "method=simclr"]), progress=False)
+    (other,) = plan(load_grid([*tiny, "method=simclr"]))
     assert other.gpu_hours is not None
     assert not other.from_flop
 
@@ -44,7 +44,7 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     """100 epochs of 1,281,167 images, two views each, in a ResNet-50: 24.5 GFLOP a view, and the projector's."""
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
     settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.hidden_dim=64", "epochs=100"]
-    (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]), progress=False)
+    (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
     assert entry.from_flop
     assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 24.3e9 / 50e12 / 3600, rel=0.02)
     (row,) = rows([entry])
@@ -55,10 +55,10 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
 
 def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:
     """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
-    (own,) = plan(load_grid([*tiny, "method=vicreg"]), progress=False)
-    (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]), progress=False)
+    (own,) = plan(load_grid([*tiny, "method=vicreg"]))
+    (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
     unknown = [*tiny, "method=vicreg", "runtime.device=cuda", "dataset.name=other", "dataset.train_per_class=null"]
-    (images,) = plan(load_grid(unknown), progress=False)
+    (images,) = plan(load_grid(unknown))
     assert (own.gpu_hours, images.gpu_hours) == (None, None)
     assert gpu.gpu_hours is not None
     assert gpu.needs is not None
@@ -71,10 +71,10 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize(("share", "fits"), [(0.89, True), (0.91, False)])
 def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str], share: float, fits: bool) -> None:
     settings = [*tiny, "method=vicreg"]
-    (entry,) = plan(load_grid(settings), progress=False)
+    (entry,) = plan(load_grid(settings))
     assert entry.needs is not None
     assert entry.fits is None
     gib = entry.needs.peak_bytes / share / 2**30
-    (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]), progress=False)
+    (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]))
     assert limited.fits is fits
     assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]

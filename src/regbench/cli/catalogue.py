@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -66,45 +64,26 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         )
 
 
-def _evaluate_kernel(regularizer: Any, q: int, t: Any) -> Any:
-    import torch
-
-    return regularizer.kernel(torch.from_numpy(t), q).numpy()
-
-
 def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) -> None:
     from tabulate import tabulate
 
-    from regbench import methods as registry
-    from regbench.methods.kernel import KernelEnergy
-    from regbench.methods.spectrum import expand, spectrum_figure, spectrum_rows
+    from regbench.methods.spectrum import spectra_of, spectrum_figure, spectrum_rows
 
-    if not names:
-        raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
-    if q < 2 or order < 1:
-        raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
-    if out:
-        if out.suffix not in (".png", ".svg"):
-            raise RegbenchError(f"--out: {out} must end in .png or .svg")
-        make_folder(out.parent)
-    spectra = {}
-    for name in names:
-        regularizer = registry.build(name)
-        if not isinstance(regularizer, KernelEnergy):
-            kernels = [other for other in registry.names() if isinstance(registry.build(other), KernelEnergy)]
-            raise RegbenchError(f"{name} is no kernel of inner products and has no spectrum; {', '.join(kernels)} have")
-        spectra[regularizer.label] = expand(functools.partial(_evaluate_kernel, regularizer, q), q, order)
+    if out and out.suffix not in (".png", ".svg"):
+        raise RegbenchError(f"--out: {out} must end in .png or .svg")
+    spectra = spectra_of(names, q, order)
     rows = [
         [label, order, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")]
         for label, coefficients in spectra.items()
-        for order, b, share in spectrum_rows(coefficients.tolist())
+        for order, b, share in spectrum_rows(coefficients)
     ]
     click.echo(
         f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; the share is that of b_ℓ in the orders shown, without the constant b_0.\n"
     )
     click.echo(tabulate(rows, headers=["kernel", "order ℓ", "b_ℓ", "share"], disable_numparse=True))
     if out:
-        spectrum_figure({label: b.tolist() for label, b in spectra.items()}, q).savefig(out, dpi=150)
+        make_folder(out.parent)
+        spectrum_figure(spectra, q).savefig(out, dpi=150)
         click.echo(f"\nfigure: {out}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -83,15 +82,3 @@ def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str
     num_images = cell.evaluation.voc07.num_images
     for split, entry in prepare_voc07(data_dir, num_images, source_dir=source_dir, force=force).items():
         click.echo(f"{split:>8}: {len(entry.paths):>9,} images in {data_dir / 'voc07'}")
-
-
-def prepare_for(cells: Sequence[Any], data_dir: str) -> None:
-    """Prepares what the cells train on and are evaluated on; what cannot be had is refused before anything runs."""
-    from regbench.datasets.prepare import prepare
-
-    datasets: dict[str, Any] = {}
-    for cell in cells:
-        others = (getattr(getattr(cell.evaluation, name), "dataset", None) for name in cell.evaluation.protocols)
-        datasets |= {dataset.name: dataset for dataset in (cell.dataset, *others) if dataset is not None}
-    for dataset in datasets.values():
-        prepare(dataset, Path(data_dir))

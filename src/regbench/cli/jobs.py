@@ -12,86 +12,43 @@ import click
 from regbench import RegbenchError
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.cli.group import main
-from regbench.cli.options import cells_argument, runs_dir_option, started_sweep, sweep_folder
+from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
 
 
 @main.command()
 @click.argument("name", required=False, shell_complete=complete_started)
 @runs_dir_option
-@click.option("--watch", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
+@click.option("--watch", "follow", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
 @click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
-def status(name: str | None, runs_dir: Path, watch: bool, everything: bool) -> None:
+def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> None:
     """Show how the cells of a sweep stand; without NAME, a line for each sweep.
 
     What the run directories say counts first, and what Slurm says of the jobs after that: it works on any machine that
     sees the folder, also without Slurm.
     """
-    from regbench.slurm.manage import statuses
+    from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
+    from regbench.slurm.status import counts, status_table
 
     if name is None:
-        started = sorted(path.parent for path in runs_dir.glob("*/sweep.json"))
-        if not started:
+        if not (folders := sweep_folders(runs_dir)):
             raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
-        for folder in started:
+        for folder in folders:
             click.echo(f"{folder.name}: {counts(statuses(folder))}")
         return
     folder = sweep_folder(runs_dir, name)
-    if watch:
-        watch_sweep(folder)
+    if follow:
+        watch(folder)
     else:
-        click.echo(status_table(statuses(folder), everything))
+        click.echo(status_table(statuses(folder), everything=everything))
 
 
-def counts(found: Sequence[Any]) -> str:
-    """Say how many cells are in each state."""
-    from collections import Counter
+def watch(folder: Path) -> list[Any]:
+    """Show how a sweep stands until none of its cells runs or waits; return how they stand then."""
+    from regbench.slurm.manage import poll
+    from regbench.slurm.status import counts, status_table
 
-    return ", ".join(f"{number} {state}" for state, number in Counter(cell.state for cell in found).items())
-
-
-def status_table(found: Sequence[Any], everything: bool = False) -> str:
-    """Lay out how cells stand as a table with a summary below."""
-    from tabulate import tabulate
-
-    from regbench.slurm.status import log_file
-
-    shown = found
-    if len(found) > 100 and not everything:
-        # What needs a look comes first; the rest is counted.
-        shown = [cell for cell in found if cell.state in ("failed", "lost", "cancelled", "diverged", "running")][:100]
-    rows = []
-    for cell in shown:
-        speed = f"{cell.img_per_s:.0f}" if cell.img_per_s else ""
-        epochs = f"{cell.epochs_done}/{cell.epochs}"
-        left = _duration(cell.remaining_s) if cell.remaining_s is not None else ""
-        logs = log_file(cell.directory, cell.job) if cell.state in ("failed", "lost") else None
-        detail = cell.detail + (f" (logs: {logs})" if logs else "")
-        rows.append([cell.cell_id, cell.label, cell.seed, cell.state, epochs, speed, left, cell.job, detail])
-    headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
-    kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
-    table = tabulate(
-        [[row[i] for i in kept] for row in rows], headers=[headers[i] for i in kept], disable_numparse=True
-    )
-    total = f"{len(found)} cells: {counts(found)}"
-    if len(shown) < len(found):
-        total += f"; {len(found) - len(shown)} not listed (--all)"
-    return f"{table}\n\n{total}"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"
-
-
-def watch_sweep(folder: Path, cells: set[str] | None = None) -> list[Any]:
-    """Show how a sweep stands until nothing of it runs or waits; return how its cells, or `cells`, ended."""
-    import time
-
-    from regbench.slurm.manage import statuses
-
-    last = ""
-    while True:
-        found = statuses(folder)
+    last, found = "", []
+    for found in poll(folder):
         table = status_table(found)
         if sys.stdout.isatty():
             click.clear()
@@ -99,9 +56,7 @@ def watch_sweep(folder: Path, cells: set[str] | None = None) -> list[Any]:
         elif table != last:
             click.echo(f"{folder.name}: {counts(found)}")
         last = table
-        if not any(cell.state in ("running", "queued") for cell in found):
-            return [cell for cell in found if cells is None or cell.cell_id in cells]
-        time.sleep(2)
+    return found
 
 
 @main.command()
@@ -116,7 +71,7 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """
     from regbench.slurm import manage
 
-    done = manage.retry(sweep_folder(runs_dir, name), cells)
+    done = manage.retry(manage.sweep_folder(runs_dir, name), cells)
     for status in (*done.released, *done.submitted):
         was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
@@ -138,7 +93,7 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 @runs_dir_option
 def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
-    from regbench.slurm.manage import cancel_cells
+    from regbench.slurm.manage import cancel_cells, sweep_folder
 
     for status in (cancelled := cancel_cells(sweep_folder(runs_dir, name), cells)):
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
@@ -153,6 +108,7 @@ def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
     """Show the newest log of the CELL (its id or the beginning of it) of the sweep NAME."""
     from regbench.slurm.manage import logs as log_of
+    from regbench.slurm.manage import sweep_folder
 
     path = log_of(sweep_folder(runs_dir, name), cell)
     click.echo(f"{path}:", err=True)
@@ -170,6 +126,7 @@ def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
     Records, curves, logs and the last checkpoints stay.
     """
     from regbench.slurm.manage import clean as clean_sweep
+    from regbench.slurm.manage import sweep_folder
 
     cleaned = clean_sweep(sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
     click.echo(f"{'would remove' if dry_run else 'removed'} {cleaned.files} files, {cleaned.size_bytes / 1e9:.3g} GB")

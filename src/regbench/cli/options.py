@@ -94,14 +94,6 @@ started_sweep = click.argument("name", shell_complete=complete_started)
 cells_argument = click.argument("cells", nargs=-1, shell_complete=complete_cell)
 
 
-def sweep_folder(runs_dir: Path, name: str) -> Path:
-    """Return the folder of a sweep that was started; refuse any other name."""
-    if not (runs_dir / name / "sweep.json").exists():
-        started = sorted(path.parent.name for path in runs_dir.glob("*/sweep.json"))
-        raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {', '.join(started) or 'none'}")
-    return runs_dir / name
-
-
 def comma_separated(what: str, text: str) -> list[str]:
     """Split the value of the option `--what` at its commas."""
     parts = [part.strip() for part in text.split(",")]

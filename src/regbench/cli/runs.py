@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from regbench import RegbenchError
-from regbench.cli.data import prepare_for
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
 
@@ -43,10 +42,11 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     from regbench.benchmark.rundir.interruption import Interruption
     from regbench.benchmark.settings.config import load_config, load_run
     from regbench.benchmark.training.distributed import environment_ranks
+    from regbench.datasets.prepare import prepare_all
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
     if environment_ranks()[2] == 0:
-        prepare_for([cell], runtime.data_dir)
+        prepare_all(cell.datasets, Path(runtime.data_dir))
     interruption = Interruption()
     with interruption.listening(signal.SIGINT, signal.SIGTERM):
         record = run_cell(cell, runtime, name, interruption=interruption)

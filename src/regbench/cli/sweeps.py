@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.completion import complete_sweep
-from regbench.cli.data import prepare_for
 from regbench.cli.group import main
-from regbench.cli.jobs import watch_sweep
+from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
 from regbench.cli.reporting import write_and_show_report
-
-if TYPE_CHECKING:
-    from regbench.benchmark.rundir.record import TuningChoice
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -40,56 +35,60 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.settings.config import STAGES, load_sweep, sweep_names
+    from regbench.benchmark.settings.config import load_sweep, sweep_names
+    from regbench.slurm.plan import refuse_oversized
 
     if name is None:
         for preset, description in sweep_names().items():
             click.echo(f"{preset:<16} {description}")
         return
     grid = load_sweep(name, overrides)
-    folder = Path(grid.runtime.runs_dir) / grid.name
     if plan:
         _show_plan(grid)
         return
-    if any(cluster.gpu_memory_gib for cluster in grid.clusters) and not oversized:
-        _refuse_oversized(grid)
-    prepare_for(grid.cells, grid.runtime.data_dir)
-    statuses = _run(grid, folder, STAGES, wait)
+    if not oversized:
+        refuse_oversized(grid)
+    _prepare(grid)
+    _score(grid, wait, report)
+
+
+def _prepare(grid: Any) -> None:
+    from regbench.datasets.prepare import prepare_all
+
+    prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
+
+
+def _score(grid: Any, wait: bool, report: bool) -> None:
+    """Bring the cells of a grid to their records, and write the report if that is asked for."""
+    from regbench.benchmark.settings.config import STAGES
+    from regbench.slurm.status import unfinished
+
+    statuses = _bring(grid, STAGES, wait)
     if statuses is None:
         return
     if report and any(status.state in ("done", "diverged") for status in statuses):
+        folder = Path(grid.runtime.runs_dir) / grid.name
         write_and_show_report([folder], folder / "report")
-    _refuse_unfinished(statuses, grid.name, STAGES)
+    if missing := unfinished(statuses, grid.name, STAGES):
+        raise click.ClickException(missing)
 
 
-def _run(grid: Any, folder: Path, stages: Sequence[str], wait: bool) -> list[Any] | None:
-    """Brings the cells through the stages and says how they stand; None if they are in Slurm's hands."""
-    if grid.scheduler == "slurm":
-        from regbench.slurm.manage import statuses
-        from regbench.slurm.status import ends
+def _bring(grid: Any, stages: Sequence[str], wait: bool) -> list[Any] | None:
+    """Bring the cells through the stages and return how they stand; None if Slurm goes on with them."""
+    if grid.scheduler != "slurm":
+        from regbench.slurm.local import run_sweep
 
-        _submit(grid, stages)
-        cells = {cell.id for cell in grid.cells}
-        found = (
-            watch_sweep(folder, cells) if wait else [status for status in statuses(folder) if status.cell_id in cells]
-        )
-        return found if wait or all(status.state in ends(stages) for status in found) else None
-    from regbench.slurm.local import run_sweep
-
-    return run_sweep(grid, stages)
-
-
-def _refuse_unfinished(statuses: Sequence[Any], name: str, stages: Sequence[str]) -> None:
+        return run_sweep(grid, stages)
+    from regbench.slurm import manage, plan
     from regbench.slurm.status import ends
 
-    unfinished = [status for status in statuses if status.state not in ends(stages)]
-    if unfinished:
-        raise click.ClickException(
-            f"{len(unfinished)} of {len(statuses)} cells are not finished: "
-            + "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in unfinished[:10])
-            + "; …" * (len(unfinished) > 10)
-            + f". Details: regbench status {name}; the same command tries them again"
-        )
+    click.echo(plan.summary(plan.plan(grid)))
+    count, arrays = manage.submit_sweep(grid, stages)
+    submitted = f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait"
+    click.echo(f"{submitted}; see: regbench status {grid.name}")
+    folder, cells = Path(grid.runtime.runs_dir) / grid.name, {cell.id for cell in grid.cells}
+    found = [status for status in (watch if wait else manage.statuses)(folder) if status.cell_id in cells]
+    return found if wait or all(status.state in ends(stages) for status in found) else None
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -132,79 +131,34 @@ def tune(
       regbench tune mine.yaml --trials 16                  values a,b,c or interval(a,b) in the file are the space
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
-    from dataclasses import replace
-
-    final_seeds = _seeds(seeds) if seeds is not None else None
-    from regbench.benchmark.settings.config import STAGES, load_sweep
+    from regbench.benchmark.settings.config import load_sweep
     from regbench.slurm import tune as tuning
+    from regbench.slurm.search import propose
+    from regbench.slurm.status import unfinished
 
-    def proposed() -> tuple[Any, bool]:
-        if trials is None:
-            return load_sweep(name, overrides), True
-        from regbench.slurm.search import propose
-
-        return propose(name, overrides, trials)
-
-    grid, complete = proposed()
+    final_seeds = whole_numbers("seeds", seeds) if seeds is not None else None
+    proposed = functools.partial(propose, name, overrides, trials) if trials else None
+    grid = proposed()[0] if proposed else load_sweep(name, overrides)
     if plan:
         _show_plan(grid)
         return
-    folder = Path(grid.runtime.runs_dir) / grid.name
-    prepare_for(grid.cells, grid.runtime.data_dir)
-    while not (folder / "choice.json").exists():
-        tuning.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=unequal_budgets)
-        statuses = _run(grid, folder, ("pretrain", "tune"), wait)
-        if statuses is None:
-            click.echo("when they have ended, the same command goes on")
-            return
-        _refuse_unfinished(statuses, grid.name, ("pretrain", "tune"))
-        if complete:
-            break
-        grid, complete = proposed()
-    choice = tuning.choose(folder)
-    _show_choice(choice)
-    cells = tuning.final_cells(choice, folder, grid.final_seeds if final_seeds is None else final_seeds, leading)
-    clusters = {cell.id: cluster for cell, cluster in zip(grid.cells, grid.clusters, strict=True)}
-    final = replace(grid, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, grid.clusters[0]) for cell in cells))
-    statuses = _run(final, folder, STAGES, wait)
-    if statuses is None:
+    tuning.refuse_seeds(final_seeds or (), grid.cells[0])
+    _prepare(grid)
+
+    def bring(grid: Any, stages: Sequence[str]) -> bool:
+        statuses = _bring(grid, stages, wait)
+        if statuses is not None and (missing := unfinished(statuses, grid.name, stages)):
+            raise click.ClickException(missing)
+        return statuses is not None
+
+    final = tuning.tune(
+        proposed or (lambda: (grid, True)), bring, final_seeds=final_seeds, leading=leading, unequal=unequal_budgets
+    )
+    if final is None:
+        click.echo("when they have ended, the same command goes on")
         return
-    if report:
-        write_and_show_report([folder], folder / "report")
-    _refuse_unfinished(statuses, grid.name, STAGES)
-
-
-def _seeds(text: str) -> list[int]:
-    from regbench.benchmark.settings.config import RANGES, Cell
-
-    seeds, allowed = whole_numbers("seeds", text), RANGES[Cell]["seed"]
-    for seed in seeds:
-        if seed not in allowed:
-            raise RegbenchError(f"--seeds: {seed} must be {allowed}")
-        if seeds.count(seed) > 1:
-            raise RegbenchError(f"--seeds names {seed} twice; each seed is one run")
-    return seeds
-
-
-def _show_choice(choice: TuningChoice) -> None:
-    from tabulate import tabulate
-
-    split, budget = choice.selected_on, choice.budget
-    rows = []
-    for entry in choice.choices:
-        best, *others = entry.ranking
-        runner_up = others[0].value if others else None
-        varied = [
-            f"{key.removeprefix('method.')}={value}"
-            for key, value in best.hyperparameters.items()
-            if any(other.hyperparameters.get(key) != value for other in others)
-        ]
-        shown = [f"{value:.2f}" if value is not None else "–" for value in (best.value, runner_up)]
-        q = entry.setting["embedding_dim"]
-        rows.append([entry.label, q, *shown, len(entry.ranking), ", ".join(varied)])
-    headers = ["method", "q", f"{choice.score} (%), {split}", "runner-up", "tried", "chosen"]
-    table = tabulate(rows, headers=headers, disable_numparse=True)
-    click.echo(f"\n{table}\n\nchosen on the {split} split from at most {budget} configurations a method\n")
+    click.echo(f"\n{tuning.choice_table(tuning.choose(Path(grid.runtime.runs_dir) / grid.name))}\n")
+    _score(final, wait, report)
 
 
 def _show_plan(grid: Any) -> None:
@@ -212,36 +166,9 @@ def _show_plan(grid: Any) -> None:
 
     from regbench.slurm import plan as planning
 
-    planned = planning.plan(grid, progress=sys.stderr.isatty())
+    planned = planning.plan(grid)
     click.echo(tabulate(list(planning.rows(planned)), headers="keys", disable_numparse=True))
     click.echo(f"\n{planning.summary(planned)}")
-
-
-def _refuse_oversized(grid: Any) -> None:
-    from regbench.slurm import plan as planning
-
-    planned = planning.plan(grid, progress=sys.stderr.isatty())
-    misfits = [entry for entry in planned if entry.fits is False and not entry.done]
-    if misfits:
-        first = misfits[0]
-        assert first.needs is not None
-        raise RegbenchError(
-            f"{len(misfits)} cells are predicted not to fit a GPU, such as {first.cell.label} with q="
-            f"{first.cell.embedding_dim} and {first.cell.batch_size // first.gpus} images a GPU: "
-            f"{first.needs.peak_bytes / 1e9:.1f} GB. See them with --plan; run them all the same with --oversized"
-        )
-
-
-def _submit(grid: Any, stages: Sequence[str]) -> None:
-    from regbench.slurm import plan as planning
-    from regbench.slurm.manage import submit_sweep
-
-    click.echo(planning.summary(planning.plan(grid, progress=sys.stderr.isatty())))
-    count, arrays = submit_sweep(grid, stages)
-    click.echo(
-        (f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait")
-        + f"; see: regbench status {grid.name}"
-    )
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -265,19 +192,19 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
     """
-    from regbench.benchmark.plan import largest, table
     from regbench.benchmark.plan import savings as measure_savings
+    from regbench.benchmark.plan import table
     from regbench.benchmark.settings.config import load_grid, load_sweep
+    from regbench.slurm.plan import GPU_SHARE, largest_fitting
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
     _show_plan(grid)
-    cell, cluster, runtime = grid.cells[0], grid.clusters[0], grid.runtime
+    cell, processes = grid.cells[0], grid.clusters[0].processes
     if fits is not None:
-        switches: dict[str, Any] = {"world_size": cluster.processes, "loss_form": runtime.loss_form}
-        switches["shard_optimizer"] = runtime.shard_optimizer and cluster.processes > 1
-        for what, setting in (("batch_size", "n"), ("embedding_dim", "q")):
-            found = largest(cell, int(0.9 * fits * 2**30), what, **switches)
-            click.echo(f"{cell.label}: largest power of two for {setting} in 90 % of {fits:g} GiB: {found or 'none'}")
+        symbols = {"batch_size": "n", "embedding_dim": "q"}
+        for what, size in largest_fitting(grid, fits).items():
+            where = f"{symbols[what]} in {100 * GPU_SHARE:g} % of {fits:g} GiB"
+            click.echo(f"{cell.label}: largest power of two for {where}: {size or 'none'}")
     if savings:
-        click.echo(f"\n{cell.label}, {cluster.processes} GPUs, decimal GB a GPU:\n")
-        click.echo(table(measure_savings(cell, world_size=cluster.processes)))
+        click.echo(f"\n{cell.label}, {processes} GPUs, decimal GB a GPU:\n")
+        click.echo(table(measure_savings(cell, world_size=processes)))
