@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
 from types import FrameType
 from typing import Any
 
@@ -84,3 +87,5 @@ def main(debug: bool) -> None:
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
       eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
     """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupt)
