@@ -6,9 +6,9 @@ up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second 
 assumed:
 
 - The views are on the device in float32; the uint8 crops that they were made of are free again.
-- DistributedDataParallel cannot run on fake tensors. Its steps keep the gradients, `Step` only sets them to zero, so
-  they are there from the beginning, and autograd adds to them. As views of DDP's buckets (`gradient_as_bucket_view`)
-  they are the buckets; otherwise the buckets are one more copy.
+- DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps, because `Step` only
+  sets them to zero: they are there from the beginning, and autograd adds to them. With `gradient_as_bucket_view` they
+  are views of DDP's buckets; otherwise the buckets are one more copy.
 - SyncBatchNorm keeps what BatchNorm keeps.
 - Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what the allocator loses to
   fragmentation are not counted. Leave some 10 % free.
@@ -76,7 +76,7 @@ def predict(
     ddp_bucket_view: bool = True,
     plain_network: bool = False,
 ) -> Needs:
-    """What a training step of `cell` needs on each of `world_size` GPUs.
+    """Predict what a training step of `cell` needs on each of `world_size` GPUs.
 
     Args:
         cell: The run; nothing of it is computed.
@@ -93,7 +93,7 @@ def predict(
         raise RegbenchError(
             f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a multiple"
         )
-    with _ranks(world_size) as group, FakeTensorMode(), _Accounts(world_size) as accounts:
+    with _ranks(world_size) as group, FakeTensorMode(), Accounts(world_size) as accounts:
         network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
             cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed
         )
@@ -150,7 +150,7 @@ def predict(
 
 
 def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any) -> int | None:
-    """The largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU; None if none does.
+    """Find the largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU; None if none does.
 
     Args:
         cell: The run, but for what is sought.
@@ -174,7 +174,7 @@ def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **s
 
 
 def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
-    """What the cell needs in the textbook's way, and after each saving, one on top of the other."""
+    """Predict what the cell needs in the textbook's way, and after each saving, one on top of the other."""
     steps: dict[str, dict[str, Any]] = {
         "textbook": {"loss_form": "textbook", "plain_network": True, "ddp_bucket_view": False},
         "streamed loss": {"loss_form": "auto"},
@@ -191,7 +191,7 @@ def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
 
 
 def table(rows: dict[str, Needs], style: str = "github") -> str:
-    """The needs by name, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
+    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
     cells = [
         (
             name,
@@ -209,7 +209,7 @@ def table(rows: dict[str, Needs], style: str = "github") -> str:
 
 @contextlib.contextmanager
 def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
-    """Makes this process rank 0 of `world_size` ranks, the others of which do not exist."""
+    """Make this process rank 0 of `world_size` ranks, the others of which do not exist."""
     if world_size == 1:
         yield None
         return
@@ -224,13 +224,14 @@ def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
         sys.excepthook = excepthook
 
 
-class _Accounts(TorchDispatchMode):
+class Accounts(TorchDispatchMode):
     """Counts live storages by what they are, FLOP and bytes sent, of all that runs under it.
 
     A new storage is filed under the part of the step that makes it, or as a cast weight; `file` files it elsewhere.
     """
 
     def __init__(self, world_size: int) -> None:
+        """Count for one of `world_size` ranks."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._world_size = world_size
         self._files: dict[int, str] = {}
@@ -238,17 +239,17 @@ class _Accounts(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """A new step: what was counted is forgotten, but for what lives."""
+        """Begin a step: forget what was counted, but for what lives."""
         self._marks = 0
         self.peak_bytes, self.peak, self.moment = 0, Counter[str](), PARTS[0]
         self.flop, self.sent_bytes = 0, 0.0
 
     def mark(self) -> None:
-        """The next part of the step begins."""
+        """Begin the next part of the step."""
         self._marks += 1
 
     def file(self, part: str, tensors: Iterable[Tensor]) -> None:
-        """Files the tensors' storages under `part`, whether they are new or not."""
+        """File the tensors' storages under `part`, whether they are new or not."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key, size = id(storage), -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
@@ -263,17 +264,18 @@ class _Accounts(TorchDispatchMode):
         self._live[self._files.pop(key)] -= size
 
     def all_reduce(self, size: float) -> None:
-        """A ring: every rank passes on 2 (P − 1)/P of the data."""
+        """Count an all-reduce of so many bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
         self.sent_bytes += 2 * (self._world_size - 1) / self._world_size * size
 
     def synchronize_statistics(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """SyncBatchNorm: mean, inverse deviation and count gathered, two sums reduced in backward; a forward hook."""
+        """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count; in backward two sums."""
         features = inputs[0].shape[1]
         self.sent_bytes += (self._world_size - 1) * 4 * (2 * features + 1)
         if torch.is_grad_enabled():
             self.all_reduce(4 * 2 * features)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation and what it makes."""
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # there are no data; any number will do, such as for a seed
         out = func(*args, **(kwargs or {}))

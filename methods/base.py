@@ -177,15 +177,17 @@ class Regularizer(ABC):
                     terms = self.terms(z1_NQ, z2_NQ)
                 total = torch.stack(list(terms.values())).sum()
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
-            loss: Loss = self._eager(z1_NQ, z2_NQ, engine, dtype)
-            return loss
+            eager = self._eager
+            if torch.compiler.is_compiling():
+                # The streamed loops are made of few large operations: nothing to compile, and unrolling takes minutes.
+                # A decorator would import the compiler into every process.
+                eager = torch.compiler.disable(eager)
+            return eager(z1_NQ, z2_NQ, engine, dtype)
 
     def loss(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine = Engine()) -> Tensor:  # noqa: B008  # frozen
         """The total alone: a differentiable scalar."""
         return self(z1_NQ, z2_NQ, engine).total
 
-    # The streamed loops are made of few large operations: nothing to compile, and unrolling them takes minutes.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _eager(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine, dtype: torch.dtype) -> Loss:
         terms: dict[str, Tensor] = {}
         total: Tensor = _Eager.apply(z1_NQ, z2_NQ, self, engine, dtype, terms)

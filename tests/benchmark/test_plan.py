@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regbench import RegbenchError
-from regbench.benchmark.plan import _Accounts, largest, predict, savings, table
+from regbench.benchmark.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.benchmark.settings.config import Cell, load_run
-from regbench.methods import Engine
+from regbench.methods import Engine, Regularizer
 from regbench.methods.base import Loss
 from regbench.methods.engine import Shard
 from regbench.methods.sfrik import SFRIK
@@ -28,8 +29,16 @@ def paper_cell(method: str, batch_size: int = 256, *overrides: str) -> Cell:
     return load_run([f"method={method}", f"batch_size={batch_size}", *common, *overrides])[0]
 
 
+@cache
+def papers_network() -> Needs:
+    """Of VICReg, on each of 8 GPUs."""
+    return predict(paper_cell("vicreg"), world_size=8)
+
+
 def small_cell(*overrides: str) -> Cell:
-    return load_run(["embedding_dim=64", "batch_size=32", *overrides])[0]
+    return load_run(["network=resnet_tiny", "network.hidden_dim=32", "embedding_dim=64", "batch_size=32", *overrides])[
+        0
+    ]
 
 
 class Half:
@@ -67,25 +76,22 @@ class HalfVICReg(Half, VICReg):  # type: ignore[misc]
         }
 
 
-# The paper's Table 5, and of its Section 5.2 the 30.9 GB; 8 GPUs.
-PAPER_GB = {
-    HalfVICReg: {256: 22.5, 512: 25.4, 1024: 31.1},
-    HalfSFRIK: {256: 10.3, 512: 13.1, 1024: 18.8, 2048: 30.9},
-}
+# The paper's Table 5, and of its Section 5.2 the 30.9 GB; 8 GPUs. A network predicts all of them alike: one suffices.
+PAPER_GB = [(HalfVICReg, 512, 25.4)] + [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (
+        *((HalfVICReg, 256, 22.5), (HalfVICReg, 1024, 31.1)),
+        *((HalfSFRIK, 256, 10.3), (HalfSFRIK, 512, 13.1), (HalfSFRIK, 1024, 18.8), (HalfSFRIK, 2048, 30.9)),
+    )
+]
 
 
-def test_the_papers_peaks() -> None:
+@pytest.mark.parametrize(("method", "batch_size", "expected"), PAPER_GB)
+def test_the_papers_peaks(method: type[Regularizer], batch_size: int, expected: float) -> None:
     """3 %: the paper rounds to 0.5 %, used other hardware, and its libraries' workspaces are not known."""
-    predicted: dict[type, dict[int, float]] = {}
-    for method, peaks in PAPER_GB.items():
-        for batch_size, expected in peaks.items():
-            cell = replace(paper_cell("vicreg", batch_size), method=method())
-            needs = predict(cell, world_size=8, loss_form="textbook", ddp_bucket_view=False, plain_network=True)
-            predicted.setdefault(method, {})[batch_size] = needs.peak_bytes / GB
-            assert needs.peak_bytes / GB == pytest.approx(expected, rel=0.03), (method, batch_size)
-    for batch_size in (256, 512, 1024):
-        gap = predicted[HalfVICReg][batch_size] - predicted[HalfSFRIK][batch_size]
-        assert gap == pytest.approx(12.25, rel=0.05)
+    cell = replace(paper_cell("vicreg", batch_size), method=method())
+    needs = predict(cell, world_size=8, loss_form="textbook", ddp_bucket_view=False, plain_network=True)
+    assert needs.peak_bytes / GB == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.slow
@@ -93,19 +99,14 @@ def test_savings() -> None:
     needs = savings(paper_cell("sfrik_l3"), world_size=8)
     peaks = [row.peak_bytes for row in needs.values()]
     assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] <= 6.0 * GB
     assert len({row.parameters for row in needs.values()}) == 1
     assert f"{peaks[-1] / GB:.2f}" in table(needs)
 
 
-@pytest.mark.parametrize("method", ["sfrik_l3", "vicreg"])
-def test_the_papers_network_needs_less_than_it_did(method: str) -> None:
-    assert predict(paper_cell(method), world_size=8).peak_bytes <= 7.5 * GB
-    assert predict(paper_cell(method), world_size=8, shard_optimizer=True).peak_bytes <= 6.0 * GB
-
-
 def test_accounts_of_a_small_net() -> None:
     """x (64, 32) -> W1 (32, 128) -> ReLU -> W2 (128, 16) -> sum, float32, counted by hand."""
-    with FakeTensorMode(), _Accounts(1) as accounts:
+    with FakeTensorMode(), Accounts(1) as accounts:
         w1, w2 = (torch.empty(shape, requires_grad=True) for shape in ((32, 128), (128, 16)))
         x = torch.empty(64, 32)
         odd = torch.empty(5)
@@ -128,18 +129,20 @@ def test_accounts_of_a_small_net() -> None:
         assert w1.grad is not None
 
 
-def test_flop_of_resnet50() -> None:
-    """4.09 GMAC an image (torchvision's documentation); backward twice that, but for the images' gradient."""
+def test_flop_of_resnet18() -> None:
+    """1.81 GMAC an image (torchvision's documentation); backward twice that, but for the images' gradient."""
     n, hidden, q = 4, 256, 128
-    cell = paper_cell("sfrik_l3", n, f"embedding_dim={q}", f"network.hidden_dim={hidden}")
+    network = ["network.backbone=resnet18", f"embedding_dim={q}", f"network.hidden_dim={hidden}"]
+    cell = paper_cell("sfrik_l3", n, *network)
     stem = 64 * 3 * 49 * 112**2
-    projector = 2048 * hidden + hidden * hidden + hidden * q
-    expected = 2 * n * 2 * (3 * (4.09e9 + projector) - stem)
+    projector = 512 * hidden + hidden * hidden + hidden * q
+    expected = 2 * n * 2 * (3 * (1.814e9 + projector) - stem)
     assert predict(cell).flop_per_step == pytest.approx(expected, rel=0.005)
 
 
-def test_parameters_checkpoint_and_what_is_sent() -> None:
-    needs = predict(paper_cell("vicreg"), world_size=8)
+def test_memory_parameters_checkpoint_and_what_is_sent() -> None:
+    needs = papers_network()
+    assert needs.peak_bytes <= 7.5 * GB
     resnet50, statistics = 23_508_032, 2 * 26_560
     projector = 2048 * 8192 + 8192 * 8192 + 8192 * 32768 + 2 * 3 * 8192
     assert needs.parameters == resnet50 + projector
@@ -151,8 +154,9 @@ def test_parameters_checkpoint_and_what_is_sent() -> None:
 
 
 def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
-    one, four = (predict(small_cell("batch_size=256"), world_size=ranks).flop_per_step for ranks in (1, 4))
-    assert four == pytest.approx(one, rel=0.01)
+    one, again, four = (predict(small_cell(), world_size=ranks) for ranks in (1, 1, 4))
+    assert one == again
+    assert four.flop_per_step == pytest.approx(one.flop_per_step, rel=0.01)
 
 
 def test_sharing_the_momentum() -> None:
@@ -164,14 +168,11 @@ def test_sharing_the_momentum() -> None:
 
 
 def test_micro_batches_need_less() -> None:
-    cell = small_cell("batch_size=256")
+    cell = small_cell("batch_size=128")
     parts = replace(cell, micro_batch_size=32)
-    assert predict(parts).peak_bytes < 0.5 * predict(cell).peak_bytes
-    assert predict(parts, world_size=2).peak_bytes < predict(parts).peak_bytes
-
-
-def test_a_prediction_is_reproducible() -> None:
-    assert predict(small_cell(), world_size=2) == predict(small_cell(), world_size=2)
+    alone = predict(parts).peak_bytes
+    assert alone < 0.5 * predict(cell).peak_bytes
+    assert predict(parts, world_size=2).peak_bytes < alone
 
 
 @pytest.mark.parametrize("method", ["sigreg", "mmcr", "matrix_ssl"])
@@ -182,7 +183,7 @@ def test_other_methods(method: str) -> None:
 
 @pytest.mark.parametrize("what", ["batch_size", pytest.param("embedding_dim", marks=pytest.mark.slow)])
 def test_largest(what: str) -> None:
-    limit_bytes = 20_000_000
+    limit_bytes = 9_500_000
     size = largest(small_cell(), limit_bytes, what, world_size=2)
     assert size is not None
     fits, too_large = (small_cell(f"{what}={value}") for value in (size, 2 * size))

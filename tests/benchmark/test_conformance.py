@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from regbench import methods
-from regbench.benchmark.conformance import check_names, check_sharded, run_check
+from regbench.benchmark import conformance
+from regbench.benchmark.conformance import Finding, check_names, check_sharded, run_check, sharded_ranks
+from regbench.benchmark.processes import Processes
 from regbench.cli import main
-from regbench.methods import Metadata
+from regbench.methods import Metadata, Regularizer
 from regbench.methods.engine import Shard
 from regbench.methods.rbf import RBF
 
@@ -153,13 +155,6 @@ def test_claims_that_are_not_made_are_not_checked() -> None:
     assert run_check(vicreg, "lengths") is None
 
 
-def test_a_method_that_forgets_the_other_ranks_fails() -> None:
-    findings = check_sharded({"sound": Broken(), "broken": ForgetsTheOtherRanks(), "fails": Fails()})
-    assert findings["sound"].ok
-    assert not findings["broken"].ok
-    assert "not written yet" in findings["fails"].where
-
-
 class FailsOnOneRank(Broken):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         if dist.is_initialized() and dist.get_rank() == 1:
@@ -178,11 +173,19 @@ class DiesOnOneRank(Broken):
     forms = ("textbook",)
 
 
-def test_a_method_that_breaks_one_rank_fails_and_nobody_waits_for_it() -> None:
-    findings = check_sharded({"fails": FailsOnOneRank(), "dies": DiesOnOneRank(), "sound": Broken()})
-    assert "rank 1: textbook form over 2 ranks: OSError: this rank has no disk" in findings["fails"].where
-    assert "rank 1 ended with exit code 7" in findings["dies"].where
-    assert [finding.ok for finding in findings.values()] == [False, False, True]
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Processes]:
+    with sharded_ranks() as processes:
+        yield processes
+
+
+def test_a_method_that_breaks_over_ranks_fails_and_nobody_waits_for_it(ranks: Processes) -> None:
+    many = {"sound": Broken(), "forgets": ForgetsTheOtherRanks(), "fails": FailsOnOneRank(), "dies": DiesOnOneRank()}
+    findings = check_sharded(many, ranks)
+    assert [finding.ok for finding in findings.values()] == [True, False, False, False]
+    assert findings["forgets"].error < math.inf
+    assert findings["fails"].where == "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
+    assert findings["dies"].where.startswith("rank 1 ended with exit code 7")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +245,15 @@ def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> N
     assert "word=' with spaces ' came back as 'with spaces'" in finding.where
 
 
-@pytest.mark.slow
-def test_command(undocumented: str) -> None:
+@pytest.fixture
+def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
+        return {name: Finding("sharded", 1e-9, 0.0, "") for name in many}
+
+    monkeypatch.setattr(conformance, "check_sharded", found)
+
+
+def test_command(undocumented: str, sharded_without_processes: None) -> None:
     result = CliRunner().invoke(main, ["check", "rbf", undocumented])
     assert result.exit_code == 1
     assert "rbf: passed (14 of 14 checks)" in result.output
