@@ -1,12 +1,12 @@
 """Images as they are stored: the bytes of an RGB JPEG as they are, everything else converted, shrunk where asked.
 
-What a picture looks like does not depend on the loader, so it is settled here:
+What a picture looks like does not depend on the loader, so it is settled here, with the settings of `ImageFiles`:
 
-- Without `DatasetConfig.resize_px` an RGB JPEG is copied bit for bit. Other kinds are converted to RGB and stored raw
+- Without `resize_px` an RGB JPEG is copied bit for bit. Other kinds are converted to RGB and stored raw
   up to `MAX_RAW_PIXELS` pixels, above as JPEG.
 - With it, an image whose side is longer is shrunk by Pillow's bicubic filter, which is antialiased, and stored as JPEG;
   others are treated as without it. Nothing is enlarged.
-- JPEGs made here have `DatasetConfig.jpeg_quality` and no chroma subsampling.
+- JPEGs made here have `jpeg_quality` and no chroma subsampling.
 - The EXIF orientation of JPEG, PNG and WebP files is ignored, as torchvision's `ImageFolder` does; of TIFF files Pillow
   itself obeys it, there as here. A transparent pixel has the colour that is stored for it, as in `ImageFolder`.
 - Of 16 bits a channel the upper 8 are kept. (Pillow's own conversion would turn all but the darkest grey levels white.)
@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image as PIL_Image
+from PIL import UnidentifiedImageError
 
 from regbench.datasets.beton import JPEG, RAW, Sample
-from regbench.datasets.config import DatasetConfig
+from regbench.datasets.sources.base import Image, ImageFiles, Source, Split
 
 # What is no RGB JPEG is stored raw up to this many pixels.
 MAX_RAW_PIXELS = 128 * 128
-# Of what libjpeg writes and reads.
+# The longest side that libjpeg can write and read.
 MAX_SIDE_PX = 65500
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,30 +42,32 @@ class Unreadable:
     """An image that cannot be stored.
 
     Attributes:
-        origin: where it is, as in `Sample`.
-        reason: why, in one line.
+        origin: Where it is, as in `Sample`.
+        reason: Why, in one line.
     """
 
     origin: str
     reason: str
 
 
-def encode(image: Path | bytes, label: int, origin: str, config: DatasetConfig) -> Sample | Unreadable:
-    """Read and fully decode one image, and shrink or convert it where `config` or its kind asks for that.
+def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> Sample | Unreadable:
+    """Read and fully decode one image, and shrink or convert it where the source or its kind asks for that.
 
     Args:
-        image: the file, or its content.
-        label: the class, or -1 for none.
-        origin: where the image is in its source, see `Sample`.
-        config: says whether it is shrunk.
+        image: The file, or its content.
+        label: The class, or -1 for none.
+        origin: Where the image is in its source, see `Sample`.
+        source: Says whether it is shrunk.
     """
     try:
         data = image.read_bytes() if isinstance(image, Path) else image
-        with Image.open(BytesIO(data)) as picture:
+        with PIL_Image.open(BytesIO(data)) as picture:
             picture.load()
-            width, height = shrunk_size(*picture.size, config)
+            width, height = shrunk_size(*picture.size, source)
             if max(width, height) > MAX_SIDE_PX:
-                raise ValueError(f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set dataset.resize_px")
+                raise ValueError(
+                    f"it is {width} x {height} px, and {MAX_SIDE_PX} is the most; set dataset.source.resize_px"
+                )
             shrunk = (width, height) != picture.size
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
@@ -76,52 +79,75 @@ def encode(image: Path | bytes, label: int, origin: str, config: DatasetConfig) 
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         return Unreadable(origin, " ".join(reason.split()))
     if shrunk:
-        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+        rgb = rgb.resize((width, height), PIL_Image.Resampling.BICUBIC)
     elif width * height <= MAX_RAW_PIXELS:
         return Sample(RAW, height, width, label, rgb.tobytes(), origin, grey)
     buffer = BytesIO()
-    rgb.save(buffer, "JPEG", quality=config.jpeg_quality, subsampling=0)
+    rgb.save(buffer, "JPEG", quality=source.jpeg_quality, subsampling=0)
     return Sample(JPEG, height, width, label, buffer.getvalue(), origin, grey)
 
 
-def shrunk_size(width: int, height: int, config: DatasetConfig) -> tuple[int, int]:
-    """Width and height (px) at which an image of this size is stored; the other side is cut down to whole pixels."""
-    side = min(width, height) if config.resize_side == "shorter" else max(width, height)
-    if config.resize_px is None or side <= config.resize_px:
+def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
+    """Return the width and height (px) to store; the side that is not asked for is cut down to whole pixels."""
+    side = min(width, height) if source.resize_side == "shorter" else max(width, height)
+    if source.resize_px is None or side <= source.resize_px:
         return width, height
-    return max(1, width * config.resize_px // side), max(1, height * config.resize_px // side)
+    return max(1, width * source.resize_px // side), max(1, height * source.resize_px // side)
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known; convert it to 8 or 16 bits")
     if picture.mode.startswith("I"):
         grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 0xFFFF:
             raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
-        picture = Image.fromarray((grey >> 8).astype(np.uint8))
+        picture = PIL_Image.fromarray((grey >> 8).astype(np.uint8))
     elif "transparency" in picture.info:
         # Straight to RGB, Pillow warns of a palette's transparency.
         picture = picture.convert("RGBA")
     return picture.convert("RGB")
 
 
-def encode_all(
-    images: Iterable[tuple[Path | bytes, int, str]], config: DatasetConfig, workers: int
-) -> Iterator[Sample | Unreadable]:
-    """`encode` every (image, label, origin), in order, in `workers` threads.
+def samples_of(split: Split, source: Source, workers: int) -> Iterator[Sample | Unreadable]:
+    """Give what is stored of every image of a split, in order; image files are read in `workers` threads.
 
     Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
     """
+    images = zip(split.images(), split.labels.tolist(), strict=True)
+    if not isinstance(source, ImageFiles):
+        return (_raw(pixels, label, origin) for (pixels, origin), label in images)
 
-    def one(image: tuple[Path | bytes, int, str]) -> Sample | Unreadable:
-        return encode(*image, config)
+    def encoded(item: tuple[tuple[Image, str], int], files: ImageFiles = source) -> Sample | Unreadable:
+        (image, origin), label = item
+        assert not isinstance(image, np.ndarray), "a source of image files gives files"
+        return encode(image, label, origin, files)
 
-    return in_order(one, images, workers)
+    return in_order(encoded, images, workers)
+
+
+def _raw(pixels: Image, label: int, origin: str) -> Sample:
+    assert isinstance(pixels, np.ndarray), "image files come from subclasses of ImageFiles"
+    if grey := pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+    height, width, _ = pixels.shape
+    return Sample(RAW, height, width, label, pixels.tobytes(), origin, grey)
+
+
+def stored_bytes(split: Split, source: Source) -> int:
+    """Estimate how many bytes the images of a split take when they are stored, by what becomes of some of them."""
+    if not isinstance(source, ImageFiles):
+        return split.total_bytes
+    read = stored = 0
+    for image in split.some:
+        if isinstance(encoded := encode(image, 0, "", source), Sample):
+            read += image.stat().st_size if isinstance(image, Path) else len(image)
+            stored += len(encoded.data)
+    return split.total_bytes * stored // read if read else split.total_bytes
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """The results of `function` in the order of `items`, from threads that are never far ahead of the reader."""
+    """Give the results of `function` in the order of `items`, from threads that are never far ahead of the reader."""
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         for item in items:

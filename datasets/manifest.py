@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from regbench import RegbenchError
-from regbench.datasets.config import DatasetConfig
+from regbench.datasets.config import DatasetConfig, decisive
 from regbench.files import read_json, write_text
+from regbench.settings import plain, shown
 
 FILE_NAME = "manifest.json"
 
@@ -18,18 +19,17 @@ class SplitEntry(TypedDict):
     """One split's file.
 
     Attributes:
-        file: its name, beside the manifest.
-        num_samples: number of images.
-        counts_per_class: number of images of each class; empty for a split without labels.
-        content_sha256: over every image's label and stored bytes, in order.
-        bytes: the file's size.
-        origins: name of a text file beside it: for each image, in order, a line of the CRC-32 of its stored bytes
-            (hexadecimal), a blank, and where it came from: a file's name relative to the source, or its row there. This
-            and what follows is missing in manifests from before there was any.
-        origins_sha256: of that file.
-        left_out: images that could not be read: where they are in the source -> the reason.
-        image_px: the median of the images' shorter sides.
-        grey: whether none of the images had colour channels in the source.
+        file: Its name, beside the manifest.
+        num_samples: Number of images.
+        counts_per_class: Number of images of each class; empty for a split without labels.
+        content_sha256: Over every image's label and stored bytes, in order.
+        bytes: The file's size.
+        origins: Name of a text file beside it: for each image, in order, a line of the CRC-32 of its stored bytes
+            (hexadecimal), a blank, and where it came from: a file's name relative to the source, or its row there.
+        origins_sha256: Of that file.
+        left_out: Images that could not be read: where they are in the source -> the reason.
+        image_px: The median of the images' shorter sides.
+        grey: Whether none of the images had colour channels in the source.
     """
 
     file: str
@@ -37,11 +37,11 @@ class SplitEntry(TypedDict):
     counts_per_class: list[int]
     content_sha256: str
     bytes: int
-    origins: NotRequired[str]
-    origins_sha256: NotRequired[str]
-    left_out: NotRequired[dict[str, str]]
-    image_px: NotRequired[int]
-    grey: NotRequired[bool]
+    origins: str
+    origins_sha256: str
+    left_out: dict[str, str]
+    image_px: int
+    grey: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +49,23 @@ class Manifest:
     """What a prepared data set holds; it is written last, so its presence means that all is there.
 
     Attributes:
-        name: the data set's folder.
-        source: see `DatasetConfig.source`.
-        selection: what of `DatasetConfig` decided which images went where (imagefolder), and their size if that was
-            asked for.
-        splits: by name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
-        class_names: in the order of the labels.
-        beton: version of the files' format, quality of the JPEGs that were made (and not copied).
-        regbench_version: the version that wrote them.
+        name: The data set's folder.
+        source: Name and settings of the source that it was made from.
+        splits: By name: "train", "tuning" (if there is one), "test", and for STL-10 "unlabeled".
+        class_names: In the order of the labels.
+        beton_version: Of the files' format.
+        regbench_version: The version that wrote them.
         created: UTC time, ISO 8601.
-        train_list_sha256: of the file that `DatasetConfig.train_list` names; None without one.
-        taken_from: for one's own images: split -> which of the source's images are in it.
+        taken_from: Split -> which of the source's images are in it, where that needs to be said.
     """
 
     name: str
-    source: str
-    selection: dict[str, int | float | str | None]
+    source: dict[str, int | float | str | None]
     splits: dict[str, SplitEntry]
     class_names: list[str]
-    beton: dict[str, int]
+    beton_version: int
     regbench_version: str
     created: str
-    train_list_sha256: str | None = None
     taken_from: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -83,7 +78,7 @@ class Manifest:
         """Read the manifest of a data set, or of the one with that name, in `data_dir`.
 
         Raises:
-            RegbenchError: the data set is not prepared, or the manifest cannot be read.
+            RegbenchError: If the data set is not prepared, or the manifest cannot be read.
         """
         name = dataset if isinstance(dataset, str) else dataset.name
         command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
@@ -92,19 +87,39 @@ class Manifest:
         except FileNotFoundError:
             raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
 
+    def require(self, dataset: DatasetConfig, data_dir: Path) -> None:
+        """Refuse a prepared data set that is not the one of `dataset`.
+
+        Raises:
+            RegbenchError: If it has another source, with other settings, or another number of classes.
+        """
+        wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or len(self.class_names)}
+        found = {**self.source, "num_classes": len(self.class_names)}
+        if wanted != found:
+            differ = [key for key in wanted if found.get(key, wanted[key]) != wanted[key]]
+            names = {"name": "source"}
+            there, asked = (
+                ", ".join(f"{names.get(key, key)} {shown(settings[key])}" for key in differ)
+                for settings in (found, wanted)
+            )
+            raise RegbenchError(
+                f"{data_dir / dataset.name} was prepared with {there}, not {asked}; "
+                f"choose another dataset.name, or: {dataset.prepare_command} --force"
+            )
+
     def save(self, data_dir: Path) -> None:
         """Write the manifest atomically to its place in `data_dir`.
 
         Raises:
-            RegbenchError: it cannot be written.
+            RegbenchError: If it cannot be written.
         """
         save_text(data_dir / self.name / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
 
     def split_file(self, data_dir: Path, split: str) -> Path:
-        """The file of `split`, present and of the recorded size.
+        """Return the file of `split`, present and of the recorded size.
 
         Raises:
-            RegbenchError: no such split, or its file is missing or has another size.
+            RegbenchError: If there is no such split, or its file is missing or has another size.
         """
         if split not in self.splits:
             raise RegbenchError(f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}")
@@ -119,11 +134,17 @@ class Manifest:
         return path
 
 
+def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
+    """Return the name and settings of a data set's source that decide which images are in its files."""
+    source: dict[str, Any] = decisive(plain(dataset))["source"]
+    return source
+
+
 def save_text(path: Path, text: str) -> None:
     """Write `text` atomically to `path`, in a prepared data set's folder.
 
     Raises:
-        RegbenchError: it cannot be written, as on a full disk.
+        RegbenchError: If it cannot be written, as on a full disk.
     """
     try:
         write_text(path, text)

@@ -7,7 +7,6 @@ splits are complete and what they were made of, so that an interrupted run goes 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
@@ -23,13 +21,13 @@ from typing import TypedDict
 import numpy as np
 
 from regbench import RegbenchError, __version__
-from regbench.datasets.beton import Beton, Sample, write_beton
-from regbench.datasets.config import ARRAY_SOURCES, DatasetConfig
-from regbench.datasets.encode import Unreadable
-from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, save_text
+from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, Sample, write_beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
+from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import shown
-from regbench.datasets.sources import Labels, Source, Split, find_list, open_source
-from regbench.files import read_json, remove_leftovers
+from regbench.datasets.sources.base import Contents, Labels, Split
+from regbench.files import file_sha256, read_json, remove_leftovers
 
 UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
@@ -75,24 +73,21 @@ def prepare(
         if done is not None:
             return done
         remove_leftovers(folder)
-        source = open_source(config, source_dir, data_dir / ".downloads")
+        contents = open_source(config, source_dir, data_dir / ".downloads")
         if force:
             (folder / UNFINISHED).unlink(missing_ok=True)
-        splits = _write_splits(config, source, folder, workers or len(os.sched_getaffinity(0)), progress)
+        splits = _write_splits(config, contents, folder, workers or len(os.sched_getaffinity(0)), progress)
         if not skip_unreadable:
             _refuse_unreadable(config.name, folder, splits)
-        listed = find_list(config.train_list, source_dir) if config.train_list and source_dir else None
         manifest = Manifest(
             name=config.name,
-            source=config.source,
-            selection=_selection(config),
+            source=prepared_from(config),
             splits=splits,
-            class_names=source.class_names,
-            beton={"version": 2, "jpeg_quality": config.jpeg_quality},
+            class_names=contents.class_names,
+            beton_version=2,
             regbench_version=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            train_list_sha256=file_sha256(listed) if listed else None,
-            taken_from=source.taken_from,
+            taken_from=contents.taken_from,
         )
         manifest.save(data_dir)
         (folder / UNFINISHED).unlink()
@@ -109,32 +104,33 @@ def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
         prepare(config, data_dir)
 
 
-def _selection(config: DatasetConfig) -> dict[str, int | float | str | None]:
-    """What of the configuration decides which image goes where, and in which size."""
-    if config.source in ARRAY_SOURCES:
-        return {**config.later()}
-    listed = {} if config.train_list is None else {"train_list": config.train_list}
-    per_class = {"train_per_class": config.train_per_class, "tuning_per_class": config.tuning_per_class}
-    return {**per_class, **listed, **config.later()}
+def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path) -> Contents:
+    """Find the images of a data set, download them where that is possible, and divide them into splits.
 
-
-def check_matches(manifest: Manifest, config: DatasetConfig, data_dir: Path) -> None:
-    """Refuse a prepared data set that is not the one of `config`.
+    Args:
+        config: The data set.
+        source_dir: The folder that holds the source; None for the usual place or a download.
+        downloads: Where downloads go.
 
     Raises:
-        RegbenchError: another source, number of classes, selection or size of images.
+        RegbenchError: If the source cannot be had, is not complete, or has not the classes of `config`; all that is
+            wrong is listed, with the address where the source is to be had.
     """
-    wanted = {"source": config.source, "num_classes": config.num_classes, **_selection(config)}
-    found = {"source": manifest.source, "num_classes": len(manifest.class_names), **manifest.selection}
-    if wanted != found:
+    source = config.source
+    if source.own and source_dir is None:
+        about = f"; {source.about.title} is to be had from {source.about.address}" if source.about else ""
         raise RegbenchError(
-            f"{data_dir / config.name} was prepared with {_listed(found)}, not {_listed(wanted)}; "
-            f"choose another dataset.name, or: {config.prepare_command} --force"
+            f"data set '{config.name}' is made from {source.title}; give the folder that holds {source.layout}: "
+            f"{config.prepare_command}{about}"
         )
-
-
-def _listed(settings: dict[str, int | float | str | None]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    contents = source.open(source_dir, downloads)
+    found = len(contents.class_names)
+    if config.num_classes and found != config.num_classes:
+        raise RegbenchError(
+            f"data set '{config.name}': the source has {found} classes, not {config.num_classes}; "
+            f"set dataset.num_classes={found}, or mend the source"
+        )
+    return contents
 
 
 def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
@@ -142,8 +138,7 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
     if not (data_dir / config.name / FILE_NAME).exists():
         return None
     manifest = Manifest.load(data_dir, config)
-    num_classes = config.num_classes or len(manifest.class_names)
-    check_matches(manifest, replace(config, num_classes=num_classes), data_dir)
+    manifest.require(config, data_dir)
     with suppress(RegbenchError):
         for split in manifest.splits:
             manifest.split_file(data_dir, split)
@@ -152,20 +147,23 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
 
 
 def _write_splits(
-    config: DatasetConfig, source: Source, folder: Path, workers: int, progress: bool
+    config: DatasetConfig, contents: Contents, folder: Path, workers: int, progress: bool
 ) -> dict[str, SplitEntry]:
     """Write the splits that no interrupted run has finished, and list what cannot be read."""
     made_of = {
-        name: split.identity and json.dumps([__version__, config.source, _selection(config), split.identity])
-        for name, split in source.splits.items()
+        name: split.identity and json.dumps([__version__, prepared_from(config), split.identity])
+        for name, split in contents.splits.items()
     }
     noted = {
         name: note
         for name, note in _noted(folder).items()
         if note["made_of"] == made_of.get(name) and _whole(folder, note["entry"])
     }
-    todo = {name: split for name, split in source.splits.items() if name not in noted}
-    _require_space(folder, todo.values())
+    todo = {name: split for name, split in contents.splits.items() if name not in noted}
+    needed_bytes = sum(
+        stored_bytes(split, config.source) + len(split.labels) * _PER_IMAGE_BYTES for split in todo.values()
+    )
+    _require_space(folder, needed_bytes)
     # Before a file is replaced, so that neither speaks of another file than it was made for.
     (folder / FILE_NAME).unlink(missing_ok=True)
     save_text(folder / UNFINISHED, json.dumps(noted))
@@ -175,8 +173,8 @@ def _write_splits(
         for name, split in todo.items():
             left_out[name] = {}
             title = f"{config.name}/{name}"
-            samples = shown(split.samples(workers), len(split.labels), title, progress)
-            entries[name] = _write_split(folder, name, split, samples, source.class_names, left_out[name])
+            samples = shown(samples_of(split, config.source, workers), len(split.labels), title, progress)
+            entries[name] = _write_split(folder, name, split, samples, contents.class_names, left_out[name])
             if made_of[name]:
                 noted[name] = {"made_of": made_of[name], "entry": entries[name]}
                 save_text(folder / UNFINISHED, json.dumps(noted))
@@ -186,7 +184,7 @@ def _write_splits(
             save_text(folder / UNREADABLE, "".join(lines))
         else:
             (folder / UNREADABLE).unlink(missing_ok=True)
-    return {name: entries[name] for name in source.splits}
+    return {name: entries[name] for name in contents.splits}
 
 
 class _Note(TypedDict):
@@ -211,18 +209,11 @@ def _whole(folder: Path, entry: SplitEntry) -> bool:
     return beton.stat().st_size == entry["bytes"] and file_sha256(origins) == entry["origins_sha256"]
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _require_space(folder: Path, splits: Iterable[Split]) -> None:
-    needed = sum(split.stored_bytes + len(split.labels) * _PER_IMAGE_BYTES for split in splits)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+def _require_space(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
         raise RegbenchError(
-            f"{folder} needs about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there; "
+            f"{folder} needs about {needed_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free there; "
             "make room, or choose another folder: runtime.data_dir=FOLDER"
         )
 
@@ -261,7 +252,9 @@ def _write_split(
             )
 
     path, origins = folder / f"{name}.beton", folder / f"{name}.origins.txt"
-    content_sha256 = write_beton(path, readable(), len(split.labels), split.page_bytes)
+    # An image can grow where it has to be converted.
+    page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * split.largest_bytes - 1).bit_length())
+    content_sha256 = write_beton(path, readable(), len(split.labels), page_bytes)
     labels = Beton(path).labels
     if not np.array_equal(labels, split.labels[rows]):
         raise AssertionError(f"{path}: the labels read back differ from those written")

@@ -11,24 +11,25 @@ from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.encode import in_order
 from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.prepare import counts_per_class, file_sha256
+from regbench.datasets.prepare import counts_per_class
 from regbench.datasets.progress import shown
+from regbench.files import file_sha256
 
 
 def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: bool = True) -> tuple[int, list[str]]:
     """Read every image of the data set `name` back.
 
     Args:
-        name: of the data set.
-        data_dir: the folder of all prepared data sets.
-        workers: threads; None for one per core.
-        progress: show progress on stderr.
+        name: Of the data set.
+        data_dir: The folder of all prepared data sets.
+        workers: Threads; None for one per core.
+        progress: Show progress on stderr.
 
     Returns:
         The number of images that were read, and a line for each image and file that is not as it was written.
 
     Raises:
-        RegbenchError: the data set is not prepared.
+        RegbenchError: If the data set is not prepared.
     """
     manifest = Manifest.load(data_dir, name)
     images = 0
@@ -36,7 +37,7 @@ def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: b
     for split, entry in manifest.splits.items():
         try:
             beton = Beton(manifest.split_file(data_dir, split))
-            origins = _origins(data_dir / name, entry, len(beton))
+            origins = _origins(data_dir / name, entry)
         except RegbenchError as error:
             problems.append(str(error))
             continue
@@ -53,12 +54,10 @@ def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: b
     return images, problems
 
 
-def _origins(folder: Path, entry: SplitEntry, num_samples: int) -> list[tuple[int | None, str]]:
-    """The CRC-32 of each image, and where it came from; nothing of the kind for old manifests."""
-    if "origins" not in entry:
-        return [(None, "")] * num_samples
+def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
+    """The CRC-32 of each image, and where it came from."""
     path = folder / entry["origins"]
-    if not path.is_file() or file_sha256(path) != entry.get("origins_sha256"):
+    if not path.is_file() or file_sha256(path) != entry["origins_sha256"]:
         raise RegbenchError(
             f"{path} is missing or has not the hash in the manifest; write it again: "
             f"regbench prepare {folder.name} --force"
@@ -67,14 +66,14 @@ def _origins(folder: Path, entry: SplitEntry, num_samples: int) -> list[tuple[in
 
 
 def _read_back(
-    beton: Beton, origins: list[tuple[int | None, str]], title: str, workers: int, progress: bool
+    beton: Beton, origins: list[tuple[int, str]], title: str, workers: int, progress: bool
 ) -> tuple[list[str], str]:
     """A line for each image that is not as it was written, and the content's hash, see `write_beton`."""
 
     def wrong(index: int) -> str | None:
         crc, origin = origins[index]
-        where = f"image {index} of {beton.path}" + (f", {origin}," if origin else "")
-        if crc is not None and crc != zlib.crc32(beton.stored_bytes(index).data):
+        where = f"image {index} of {beton.path}, {origin},"
+        if crc != zlib.crc32(beton.stored_bytes(index).data):
             return f"{where} has not the bytes that were written"
         try:
             beton.image(index)

@@ -16,7 +16,7 @@ from regbench.benchmark.plan import Needs, largest, predict
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import Cell, Cluster, Runtime, Sweep
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.published import PUBLISHED
+from regbench.datasets.sources.base import DividedFiles
 
 log = logging.getLogger("regbench")
 
@@ -92,8 +92,10 @@ def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
         manifest = Manifest.load(data_dir, dataset.name)
         images: int | None = manifest.splits[manifest.pretraining_split]["num_samples"]
     except RegbenchError:  # not prepared yet
-        published = PUBLISHED[dataset.published].num_images if dataset.published else {}
-        images = dataset.train_per_class and dataset.train_per_class * dataset.num_classes
+        published = dataset.source.expected
+        divided = dataset.source.train_per_class if isinstance(dataset.source, DividedFiles) else None
+        per_class = dataset.train_per_class or divided
+        images = per_class and per_class * dataset.num_classes
         images = images or published.get("unlabeled", published.get("train"))
     if images is None:
         return None

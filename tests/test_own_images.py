@@ -178,18 +178,18 @@ def test_classes_that_lack_in_a_folder_are_refused(data_dir: Path, tmp_path: Pat
 def test_numbers_that_are_given_divide(data_dir: Path, tmp_path: Path) -> None:
     draw(tmp_path / "birds" / "train", 20, 8)
     draw(tmp_path / "birds" / "val", 3, 8, first=100)
-    numbers = ("dataset.train_per_class=9", "dataset.tuning_per_class=4")
+    numbers = ("dataset.source.train_per_class=9", "dataset.source.tuning_per_class=4")
     call("prepare", "imagefolder", "--source-dir", tmp_path / "birds", *numbers)
     assert [entry["num_samples"] for entry in manifest(data_dir)["splits"].values()] == [27, 12, 9]
     cell, _ = load_run(["dataset=imagefolder", *numbers])
-    assert cell.dataset.held_out is None
+    assert cell.plain()["dataset"]["source"]["held_out"] is None
     assert cell.dataset.num_classes == 3
 
 
 @pytest.mark.parametrize("share", ["0", "0.5", "nan"])
 def test_shares_that_cannot_be_are_refused(share: str) -> None:
-    assert "held_out" in refusal("train", "dataset=imagefolder", f"dataset.held_out={share}")
-    assert "held_out" in refusal("train", "dataset=cifar10", f"dataset.held_out={share}")
+    assert "held_out" in refusal("train", "dataset=imagefolder", f"dataset.source.held_out={share}")
+    assert "held_out" in refusal("train", "dataset=cifar10", f"dataset.source.held_out={share}")
 
 
 # ---------------------------------------------------------------------------------------- what is chosen by the images
@@ -244,7 +244,7 @@ def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> No
     for name in ("in20", "in100", "cifar10", "places205"):
         cell, _ = load_run([f"dataset={name}"])
         assert (cell.augmentation.name, cell.network.backbone, cell.batch_size) == ("small_grey", "resnet_tiny", 256)
-        assert cell.dataset.held_out is None
+        assert cell.plain()["dataset"]["source"].get("held_out") is None
     assert caplog.text == ""
 
 

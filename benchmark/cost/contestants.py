@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from regbench.benchmark.cost.images import Images
 from regbench.benchmark.processes import Place
 from regbench.datasets.beton import RAW, Beton
-from regbench.datasets.config import AugmentationConfig, CropConfig, DatasetConfig, ViewConfig
+from regbench.datasets.config import AugmentationConfig, CropConfig, DatasetConfig, Interpolation, ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -155,7 +155,7 @@ def _data_loader(task: Task, images: Any) -> Batches:
     return batches
 
 
-def _torchvision_pil(task: Task, part: str, interpolation: str) -> Batches:
+def _torchvision_pil(task: Task, part: str, interpolation: Interpolation) -> Batches:
     from torchvision import transforms
 
     last = [transforms.PILToTensor()]
@@ -165,7 +165,7 @@ def _torchvision_pil(task: Task, part: str, interpolation: str) -> Batches:
     return _data_loader(task, _TwoViews(task, chains))
 
 
-def _torchvision_v2(task: Task, part: str, interpolation: str) -> Batches:
+def _torchvision_v2(task: Task, part: str, interpolation: Interpolation) -> Batches:
     """On uint8 tensors; Pillow decodes, because torchvision's own decoder is to be removed."""
     from torchvision.transforms import v2
 
@@ -180,7 +180,7 @@ def _torchvision_v2(task: Task, part: str, interpolation: str) -> Batches:
 # ----------------------------------------------------------------------------------------------------------- FFCV
 
 
-def _ffcv(task: Task, part: str, interpolation: str) -> Batches:
+def _ffcv(task: Task, part: str, interpolation: Interpolation) -> Batches:
     """FFCV's own decoder, once for each view."""
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -238,7 +238,7 @@ def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:
     return draw
 
 
-def _regbench(task: Task, part: str, interpolation: str, backend: str = "ffcv") -> Batches:
+def _regbench(task: Task, part: str, interpolation: Interpolation, backend: str = "ffcv") -> Batches:
     if part == "views":
         return _two_view_loader(task, interpolation, backend)
     beton = Beton(task.images.file)
@@ -254,7 +254,7 @@ def _regbench(task: Task, part: str, interpolation: str, backend: str = "ffcv") 
     return batches
 
 
-def _two_view_loader(task: Task, interpolation: str, backend: str) -> Batches:
+def _two_view_loader(task: Task, interpolation: Interpolation, backend: str) -> Batches:
     loader = PretrainingLoader(
         task.dataset,
         AugmentationConfig(view1=task.views[0], view2=task.views[1], interpolation=interpolation),
@@ -276,11 +276,11 @@ def _two_view_loader(task: Task, interpolation: str, backend: str) -> Batches:
     return batches
 
 
-def _regbench_torchvision(task: Task, part: str, interpolation: str) -> Batches:
+def _regbench_torchvision(task: Task, part: str, interpolation: Interpolation) -> Batches:
     return _regbench(task, part, interpolation, "torchvision")
 
 
-def _decode_per_view(task: Task, part: str, interpolation: str) -> Batches:
+def _decode_per_view(task: Task, part: str, interpolation: Interpolation) -> Batches:
     """The crops of `_regbench` by the same kernel, but each image comes twice and each time one view is cut out."""
     beton = Beton(task.images.file)
     crops, size = _crop_loader(task, beton, interpolation, "ffcv", views=1), task.dataset.image_size
@@ -313,10 +313,10 @@ class Contestant:
     """
 
     name: str
-    interpolation: str
+    interpolation: Interpolation
     parts: tuple[str, ...]
     needs_ffcv: bool
-    make: Callable[[Task, str, str], Batches]
+    make: Callable[[Task, str, Interpolation], Batches]
 
 
 PARTS = ("crops", "views")

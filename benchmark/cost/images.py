@@ -26,7 +26,8 @@ from regbench import RegbenchError, __version__
 from regbench.benchmark.settings.config import load_run
 from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
-from regbench.datasets.manifest import Manifest
+from regbench.datasets.manifest import Manifest, prepared_from
+from regbench.datasets.sources.imagefolder import ImageFolder
 
 log = logging.getLogger("regbench")
 
@@ -120,7 +121,7 @@ def make_images(scenario: Scenario, data_dir: Path) -> Images:
     """Make the images of a scenario and write them as a prepared data set."""
     config = DatasetConfig(
         name=scenario.name,
-        source="imagefolder",
+        source=ImageFolder(),
         image_size=scenario.image_size,
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
@@ -139,8 +140,7 @@ def make_images(scenario: Scenario, data_dir: Path) -> Images:
     content_sha256 = write_beton(path, samples * scenario.copies, count)
     Manifest(
         name=config.name,
-        source=config.source,
-        selection={"train_per_class": None, "tuning_per_class": None},
+        source=prepared_from(config),
         splits={
             "train": {
                 "file": path.name,
@@ -148,10 +148,15 @@ def make_images(scenario: Scenario, data_dir: Path) -> Images:
                 "counts_per_class": [count],
                 "content_sha256": content_sha256,
                 "bytes": path.stat().st_size,
+                "origins": "",
+                "origins_sha256": "",
+                "left_out": {},
+                "image_px": scenario.image_size,
+                "grey": False,
             }
         },
         class_names=["made"],
-        beton={"version": 2},
+        beton_version=2,
         regbench_version=__version__,
         created="",
     ).save(data_dir)

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +28,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from regbench import RegbenchError, methods
+from regbench import RegbenchError, methods, settings
 from regbench.benchmark.settings.structure import Range, check_numbers, read_yaml, shown, structure, unknown
-from regbench.datasets.config import DIVIDING, LATER, OWN, AugmentationConfig, DatasetConfig, check_interpolation
-from regbench.datasets.manifest import FILE_NAME, Manifest
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, Interpolation, decisive
+from regbench.datasets.fit import complete, fitting
 from regbench.files import cell_id
 from regbench.methods import Regularizer
 from regbench.methods.engine import FORMS
@@ -94,7 +95,7 @@ class KNNConfig:
     k: int = 20
     other_k: tuple[int, ...] = ()
     temperature: float = 0.07
-    interpolation: str = "bicubic"
+    interpolation: Interpolation = "bicubic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class ProbeConfig:
     features: str = "augmented"
     learning_rates: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 10.0)
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     epochs: int = 100
     milestones: tuple[int, ...] = ()
     batch_norm: bool = False
@@ -159,7 +160,7 @@ class FineTuneConfig:
     backbone_learning_rates: tuple[float, ...]
     head_learning_rates: tuple[float, ...]
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     epochs: int = 20
     batch_size: int = 256
     momentum: float = 0.9
@@ -183,7 +184,7 @@ class VOCConfig:
     image_size: int = 224
     costs: tuple[float, ...] = (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0)
     folds: int = 3
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     num_images: tuple[int, int] = (5011, 4952)
 
 
@@ -250,7 +251,6 @@ class EvaluationConfig:
             raise RegbenchError(f"evaluation.select_by=[{','.join(self.select_by)}] must be [knn] or [knn,probe]")
         if not self.voc07.costs:
             raise RegbenchError("evaluation.voc07.costs is empty; give at least one, such as [1,10]")
-        check_interpolation(self.voc07.interpolation)
         for where, probe in {"probe": self.probe, "places205.probe": self.places205.probe}.items():
             if probe.features not in ("augmented", "cached"):
                 raise RegbenchError(f"evaluation.{where}.features={probe.features} must be augmented or cached")
@@ -335,23 +335,21 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """The cell as plain data; `from_dict` reads it back.
 
-        Settings of evaluations that are not asked for are left out: they decide nothing. So are settings of a data
-        set that came later, where they ask for nothing (cells from before keep their ids), and `published`, which only
-        says what `prepare` accepts.
+        What decides nothing is left out: the settings of evaluations that are not asked for, and those of a data set
+        that only say what `prepare` accepts.
         """
         data = self.complete()
         for name in _unused((*self.evaluation.select_by, *self.evaluation.protocols)):
             del data["evaluation"][name]
         for group in (data, *data["evaluation"].values()):
             if isinstance(group, dict) and (dataset := group.get("dataset")):
-                del dataset["published"]
-                group["dataset"] = {k: v for k, v in dataset.items() if k not in LATER or v != LATER[k]}
+                group["dataset"] = decisive(dataset)
         return data
 
     def complete(self) -> dict[str, Any]:
         """Every setting as plain data, also those that `to_dict` leaves out."""
         method = {"name": methods.registry_name(self.method), **asdict(self.method)}  # type: ignore[call-overload]
-        return {**asdict(self), "method": method}
+        return {**settings.plain(self), "method": method}
 
     def plain(self) -> dict[str, Any]:
         """`to_dict` in the types that YAML has."""
@@ -398,7 +396,8 @@ def _with_all_evaluations(data: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _evaluation_defaults() -> dict[str, Any]:
-    return asdict(load_run([])[0].evaluation)
+    evaluation: dict[str, Any] = settings.plain(load_run([])[0].evaluation)
+    return evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -635,14 +634,21 @@ def _compose(overrides: Sequence[str], *, prepared: bool = True) -> tuple[Cell, 
         prepared: Whether to look for what is prepared of one's own images.
     """
     data = _composed(overrides)
-    fitting = []
+    fitted: dict[str, Any] = {}
     if all(isinstance(data.get(group), dict) for group in ("dataset", "optimizer", "runtime")):  # else refused below
-        fitting = _fitting(data, overrides, _own_manifest(data) if prepared else None)
-    if fitting:
-        data = _composed([*overrides, *fitting])
+        given = {override.partition("=")[0].lstrip("+") for override in overrides}
+        epochs, warmup = data.get("epochs"), data["optimizer"].get("warmup_epochs")
+        if isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
+            fitted["optimizer.warmup_epochs"] = epochs / 2
+        data_dir = Path(str(data["runtime"].get("data_dir"))) if prepared else None
+        fitted |= fitting(data["dataset"], data.get("batch_size"), data_dir, given)
+        fitted = {name: value for name, value in fitted.items() if name not in given}
+    chosen = [f"{name}={shown(value)}" for name, value in fitted.items()]
+    if chosen:
+        data = _composed([*overrides, *chosen])
     runtime = structure(Runtime, data.pop("runtime"), "runtime.")
     cluster = structure(Cluster, data.pop("cluster"), "cluster.")
-    return Cell.from_dict(data), runtime, cluster, " ".join(fitting)
+    return Cell.from_dict(data), runtime, cluster, " ".join(chosen)
 
 
 def _composed(overrides: Sequence[str]) -> dict[str, Any]:
@@ -654,59 +660,25 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
     for profile in profiles:
         read_yaml(profile)  # which refuses more clearly than Hydra
     try:
-        data = OmegaConf.to_container(compose("run", [*overrides, *path]), resolve=True)
+        # Presets leave out settings that have defaults: Hydra is to add them where they are given.
+        added = [f"++{override}" if _PRESET_SETTING.match(override) else override for override in overrides]
+        data = OmegaConf.to_container(compose("run", [*added, *path]), resolve=True)
     except Exception as error:  # Hydra says nowhere what it raises: a ValueError for `dataset=3`, say
         if profiles and not isinstance(error, (HydraException, OmegaConfBaseException)):
             raise RegbenchError(f"{profiles[0]} is no profile of a cluster: {_first_line(error)}") from error
         raise RegbenchError(_one_line(error, overrides)) from error
     assert isinstance(data, dict)
+    evaluation = data["evaluation"] if isinstance(data.get("evaluation"), dict) else {}
+    for group in (data, *evaluation.values()):
+        if isinstance(group, dict) and isinstance(dataset := group.get("dataset"), dict):
+            group["dataset"] = complete(dataset)
+    if isinstance(data.get("augmentation"), dict):
+        whole = OmegaConf.merge(settings.plain(AugmentationConfig()), data["augmentation"])
+        data["augmentation"] = OmegaConf.to_container(whole)
     return {str(key): value for key, value in data.items()}
 
 
-def _own_manifest(data: Mapping[str, Any]) -> Manifest | None:
-    """The manifest of the data set, if it is one of the user's own images and prepared."""
-    data_dir, dataset = Path(str(data["runtime"].get("data_dir"))), data["dataset"]
-    if dataset.get("source") not in OWN or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
-        return None
-    return Manifest.load(data_dir, str(dataset["name"]))
-
-
-def _fitting(data: Mapping[str, Any], overrides: Sequence[str], manifest: Manifest | None) -> list[str]:
-    """Overrides for what is left open: a warm-up that fits the epochs, and whatever one's own images decide.
-
-    Args:
-        data: The configuration without them.
-        overrides: What was given, which always wins.
-        manifest: Of one's own images; None before they are prepared: they are taken for colour images of 256 px.
-    """
-    given = {override.partition("=")[0].lstrip("+") for override in overrides}
-    dataset, epochs, warmup = data["dataset"], data.get("epochs"), data["optimizer"].get("warmup_epochs")
-    fitting: dict[str, Any] = {}
-    if isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
-        fitting["optimizer.warmup_epochs"] = epochs / 2
-    if dataset.get("held_out") and any(dataset.get(name) is not None for name in DIVIDING):
-        fitting["dataset.held_out"] = "null"
-    if None in (dataset.get(key, 0) for key in ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")):
-        train: Any = manifest.splits.get("train") if manifest else None
-        image_px, grey = (train.get("image_px", 256), train.get("grey", False)) if train else (256, False)
-        size = given_px if isinstance(given_px := dataset.get("image_size"), int) else min(image_px, 224)
-        grey = channels == 1 if (channels := dataset.get("channels")) else grey
-        small = "small_grey" if grey else "small_color"
-        # Mean and standard deviation of ImageNet, and of the mean over its channels.
-        mean, std = ("[0.449]", "[0.226]") if grey else ("[0.485,0.456,0.406]", "[0.229,0.224,0.225]")
-        fitting |= {
-            "augmentation": "imagenet" if size >= 100 else small,
-            "network": "resnet18" if size >= 100 else "resnet_tiny",
-            "dataset.num_classes": len(manifest.class_names) if manifest else 0,
-            "dataset.image_size": size,
-            "dataset.eval_resize": max(size, min(image_px, size * 8 // 7)),
-            "dataset.channels": 1 if grey else 3,
-            "dataset.mean": mean,
-            "dataset.std": std,
-        }
-        if train and isinstance(data.get("batch_size"), int) and data["batch_size"] > train["num_samples"]:
-            fitting["batch_size"] = 1 << (train["num_samples"].bit_length() - 1)
-    return [f"{key}={value}" for key, value in fitting.items() if key not in given]
+_PRESET_SETTING = re.compile(r"((evaluation\.\w+\.)?dataset|augmentation)\.")
 
 
 def config_folder() -> Path:

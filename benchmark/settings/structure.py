@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union
 
-from regbench import RegbenchError
+from regbench import RegbenchError, settings
 from regbench.files import parse_yaml
 
 T = TypeVar("T")
@@ -77,6 +77,8 @@ def structure(cls: type[T], data: object, prefix: str = "") -> T:
     Raises:
         RegbenchError: If a setting is unknown, missing or of the wrong type, or the class refuses it.
     """
+    if hasattr(cls, "__pydantic_config__"):
+        return settings.from_plain(cls, data, prefix)
     if not isinstance(data, Mapping):
         raise RegbenchError(f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}")
     fields, hints = {field.name: field for field in dataclasses.fields(cls)}, _hints(cls)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
-from regbench.datasets.config import CropConfig, DatasetConfig
+from regbench.datasets.config import CropConfig, DatasetConfig, MultiCropConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
 from regbench.datasets.loading.photometric import Normalize, chains, photometric
@@ -101,7 +101,7 @@ class View:
     drawn: int
 
 
-def views_of(crops: Sequence[CropConfig]) -> list[View]:
+def _views(crops: Sequence[CropConfig]) -> list[View]:
     """List the views of all kinds, in the order in which they are delivered."""
     numbers = iter(draws.view_numbers(sum(crop.count for crop in crops)))
     views = []
@@ -123,8 +123,7 @@ class EpochLoader:
         self,
         dataset: DatasetConfig,
         beton: Beton,
-        views: Sequence[View],
-        interpolation: str,
+        augmentation: MultiCropConfig,
         *,
         batch_size: int,
         seed: int,
@@ -132,20 +131,21 @@ class EpochLoader:
         backend: str,
         workers: int,
         dtype: torch.dtype = torch.float32,
+        views: Sequence[View] | None = None,
     ) -> None:
         """Set up the backend.
 
         Args:
             dataset: The data set of the split.
             beton: The file of the split.
-            views: The views of each image.
-            interpolation: Filter of the crops.
+            augmentation: The views of each image.
             batch_size: Images a batch.
             seed: Decides all draws, together with the epoch.
             device: Where the views are delivered.
             backend: One of `BACKENDS`; "auto" is FFCV if it is installed.
             workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
             dtype: What the views are rounded to at the end.
+            views: The same views, where their draws are not those of pretraining.
 
         Raises:
             RegbenchError: If an argument is unknown or too small, or FFCV cannot be used.
@@ -159,11 +159,11 @@ class EpochLoader:
         self.backend = backend
         self.batch_size = batch_size
         self._beton = beton
-        self._views = views
+        self._views = views or _views(augmentation.crops)
         self._seed = seed
         self._dtype = dtype
-        sizes = tuple(view.crop.size for view in views)
-        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
+        sizes = tuple(view.crop.size for view in self._views)
+        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=augmentation.interpolation)
         self._transfer = _Transfer(device)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._crops: CropLoader

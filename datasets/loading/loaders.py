@@ -19,12 +19,12 @@ from regbench.datasets.config import (
     AugmentationConfig,
     CropConfig,
     DatasetConfig,
+    Interpolation,
     MultiCropConfig,
-    check_interpolation,
 )
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.loading.epochs import Epoch, EpochLoader, View, views_of
+from regbench.datasets.loading.epochs import Epoch, EpochLoader, View
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
 
 TRANSFORMS = ("center", "crop_flip")
@@ -88,8 +88,7 @@ class PretrainingLoader(EpochLoader):
         super().__init__(
             dataset,
             beton,
-            views_of(augmentation.crops),
-            augmentation.interpolation,
+            augmentation,
             batch_size=batch_size,
             seed=seed,
             device=device,
@@ -159,8 +158,7 @@ class ViewLoader(EpochLoader):
         super().__init__(
             dataset,
             beton,
-            views_of(augmentation.crops(dataset.image_size).crops),
-            augmentation.interpolation,
+            augmentation.crops(dataset.image_size),
             batch_size=min(batch_size, self.num_samples),
             seed=seed,
             device=device,
@@ -192,7 +190,7 @@ class EvalLoader(EpochLoader):
         seed: int = 0,
         backend: str = "auto",
         workers: int = 1,
-        interpolation: str = "bicubic",
+        interpolation: Interpolation = "bicubic",
         crop_scale: tuple[float, float] = (0.08, 1.0),
         choice: Path | None = None,
     ) -> None:
@@ -217,7 +215,6 @@ class EvalLoader(EpochLoader):
             RegbenchError: If the data set is not prepared or not usable, an argument is unknown, or the test split is
                 to be opened without a choice on record.
         """
-        check_interpolation(interpolation)
         if transform not in TRANSFORMS:
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")
         beton, self._indices = open_split(dataset, split, data_dir, choice)
@@ -230,8 +227,8 @@ class EvalLoader(EpochLoader):
         super().__init__(
             dataset,
             beton,
-            [View(crop, 0, draws.EVALUATION_VIEW)],
-            interpolation,
+            MultiCropConfig(crops=(crop,), interpolation=interpolation),
+            views=[View(crop, 0, draws.EVALUATION_VIEW)],
             batch_size=min(batch_size, self.num_samples),
             seed=seed,
             device=device,

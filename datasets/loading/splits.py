@@ -9,10 +9,9 @@ import numpy as np
 
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
-from regbench.datasets.config import ARRAY_SOURCES, DatasetConfig
+from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.manifest import Manifest
-from regbench.datasets.prepare import check_matches
 
 
 def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:
@@ -50,7 +49,7 @@ def open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path 
 
 
 def _open(manifest: Manifest, dataset: DatasetConfig, split: str, data_dir: Path) -> tuple[Beton, Ints]:
-    check_matches(manifest, dataset, data_dir)
+    manifest.require(dataset, data_dir)
     beton = Beton(manifest.split_file(data_dir, split))
     if beton.labels.min() < -1 or beton.labels.max() >= dataset.num_classes:
         raise RegbenchError(
@@ -76,7 +75,7 @@ def _check_choice(path: Path | None) -> None:
 
 def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:
     """Indices of the images to use, ascending: in "train" the first `train_per_class` of each class."""
-    if split != "train" or dataset.train_per_class is None or dataset.source not in ARRAY_SOURCES:
+    if split != "train" or dataset.train_per_class is None:
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)
     if counts.min() < dataset.train_per_class:

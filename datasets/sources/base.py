@@ -1,24 +1,28 @@
-"""What every source comes to: splits that are read once, in order, and the names of the classes."""
+"""What every source of images is: settings, what it says of itself, and splits that are read once, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from regbench import RegbenchError
-from regbench.datasets.beton import MIN_PAGE_BYTES, Sample
-from regbench.datasets.config import DatasetConfig
-from regbench.datasets.encode import Unreadable, encode
-from regbench.datasets.published import PUBLISHED, refuse_if
+from regbench.datasets.published import PUBLISHED, Published, refuse_if
+from regbench.plugins import Registry
+from regbench.settings import AtLeastOne, settings
 
 Labels = npt.NDArray[np.int64]
-Image = Path | bytes
-"""An image file, or its content."""
+Pixels = npt.NDArray[np.uint8]
+Image = Path | bytes | Pixels
+"""An image file, its content, or pixels: (height, width, 3), or (height, width) if they are grey."""
 T = TypeVar("T")
 
 
@@ -28,121 +32,220 @@ class Split:
 
     Attributes:
         labels: (N,) int64; -1 where there is none.
-        page_bytes: page size for the `.beton` file.
-        samples: called with a number of threads, reads and yields every sample in order, or what is wrong with it.
-        stored_bytes: about how many bytes of images that will be.
-        identity: a hash that changes when the images do (names, sizes, times, labels); None: never taken over.
+        images: Called once, gives each image in the order of the labels, and in one line where it is in the source.
+        largest_bytes: Size of the largest image.
+        total_bytes: About how many bytes all of them are.
+        some: A few image files, by which the space that all take once they are converted is estimated.
+        identity: A hash that changes when the images do (names, sizes, times, labels); None: an interrupted `prepare`
+            writes the split again.
     """
 
     labels: Labels
-    page_bytes: int
-    samples: Callable[[int], Iterator[Sample | Unreadable]]
-    stored_bytes: int = 0
+    images: Callable[[], Iterable[tuple[Image, str]]]
+    largest_bytes: int = 0
+    total_bytes: int = 0
+    some: Sequence[Path | bytes] = ()
     identity: str | None = None
 
 
 @dataclass(frozen=True)
-class Source:
-    """A source's splits by name, its classes in the order of the labels, and see `Manifest.taken_from`."""
+class Contents:
+    """What an opened source holds.
+
+    Attributes:
+        splits: "train", "test", and "tuning" or "unlabeled" if there is such a split.
+        class_names: In the order of the labels.
+        taken_from: Split -> which of the source's images are in it, where that needs to be said.
+    """
 
     splits: dict[str, Split]
     class_names: list[str]
     taken_from: dict[str, str] = field(default_factory=dict)
 
 
-def page_bytes(largest_bytes: int) -> int:
-    """The page for images of up to so many bytes, which can grow where they have to be converted."""
-    return max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+class Source(ABC):
+    """Where the images of a data set come from.
+
+    A subclass is a class of settings, decorated by `regbench.settings.settings` and by the `register` of this module.
+    It states `title` and `layout`, and implements `open`. Image files are read by subclasses of `ImageFiles`; any other
+    source gives pixels. A setting with `field(compare=False)` decides nothing about a run and is no part of a cell.
+    """
+
+    title: ClassVar[str]
+    """What messages call it, such as "a folder of images"."""
+    partial: ClassVar[str] = "dataset.source.published=null"
+    """The override that says that it is a part of a published data set."""
+    own: ClassVar[bool] = True
+    """Whether it reads images of one's own, from a folder that must be given. Another source is a published data set,
+    which it finds or downloads."""
+
+    @property
+    def layout(self) -> str:
+        """What a folder of one's own images is to hold."""
+        return ""
+
+    @property
+    def about(self) -> Published | None:
+        """The published data set that it is, or is a part of, if any."""
+        return None
+
+    @property
+    def expected(self) -> Mapping[str, int]:
+        """The number of images that parts of it must have."""
+        return {}
+
+    @abstractmethod
+    def open(self, folder: Path | None, downloads: Path) -> Contents:
+        """Find the images and divide them into splits.
+
+        Args:
+            folder: Holds the source; None only if it is not one's `own`: the usual place, or a download.
+            downloads: Where downloads go.
+
+        Raises:
+            RegbenchError: If the source cannot be had or is not complete; all that is wrong is listed, with where to
+                get it.
+        """
+
+    def refuse(self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None) -> None:
+        """Refuse a source with all that is wrong with it.
+
+        Args:
+            where: The folder.
+            wrong: The faults; wrong numbers of images are added.
+            found: Number of images of the parts that could be counted.
+
+        Raises:
+            RegbenchError: If anything is wrong.
+        """
+        counts = [
+            f"{part} has {count:,} images, not {self.expected[part]:,}"
+            for part, count in (found or {}).items()
+            if count != self.expected.get(part, count)
+        ]
+        if self.about:
+            what, remedy = f"{where} is not the complete {self.about.title}", f"get it from {self.about.address}"
+        else:
+            what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {self.layout}"
+        if counts:
+            remedy += f", or say that it is a part or a set of your own: {self.partial}"
+        refuse_if([*wrong, *counts], what, remedy)
 
 
-def stored_bytes(sample: Sequence[tuple[Image, int]], total_bytes: int, config: DatasetConfig) -> int:
-    """About how many bytes images take when they are stored, by what becomes of some of them.
+@settings
+class ImageFiles(Source):
+    """A source of image files.
+
+    Attributes:
+        resize_px: A larger image is shrunk to so many px when the data set is prepared; null: the original JPEGs are
+            kept bit for bit.
+        resize_side: The side that resize_px is about.
+        jpeg_quality: Of the images that are shrunk or converted when the data set is prepared.
+    """
+
+    resize_px: AtLeastOne | None = None
+    resize_side: Literal["shorter", "longer"] = "shorter"
+    jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95
+
+    def __post_init__(self) -> None:
+        """Refuse a side without a size.
+
+        Raises:
+            RegbenchError: Naming the setting.
+        """
+        if self.resize_side == "longer" and self.resize_px is None:
+            raise RegbenchError("dataset.source.resize_side=longer needs dataset.source.resize_px")
+
+
+@settings
+class DividedFiles(ImageFiles):
+    """A source of image files whose training images are divided by numbers.
+
+    Attributes:
+        train_per_class: The train split holds the first so many images of each class; null: all of them.
+        tuning_per_class: The tuning split holds so many images of each class, taken from the training images after
+            those for training and one skipped; null: no such split.
+        published: The published data set that the source must be the whole of: its images are counted; null: a part of
+            one, or any other images.
+    """
+
+    train_per_class: AtLeastOne | None = None
+    tuning_per_class: AtLeastOne | None = None
+    published: Literal["ilsvrc2012", "places205"] | None = field(default=None, compare=False)
+
+    @property
+    def about(self) -> Published | None:
+        """The published data set that it is to be."""
+        return PUBLISHED[self.published] if self.published else None
+
+    @property
+    def expected(self) -> Mapping[str, int]:
+        """The published numbers of images."""
+        return self.about.num_images if self.about else {}
+
+    def refuse_overlap(self) -> None:
+        """Refuse numbers that leave no images for tuning.
+
+        Raises:
+            RegbenchError: If all images are for training and some for tuning.
+        """
+        if self.tuning_per_class is not None and self.train_per_class is None:
+            raise RegbenchError(
+                "the splits overlap: without dataset.source.train_per_class all images are for training and none are "
+                f"left for dataset.source.tuning_per_class={self.tuning_per_class}"
+            )
+
+    def divided(self, train: Mapping[str, Sequence[T]], where: str) -> dict[str, dict[str, Sequence[T]]]:
+        """Divide training images by class: the first for "train" and, after one that is skipped, the next for "tuning".
+
+        Args:
+            train: Images by class.
+            where: What messages call them.
+
+        Raises:
+            RegbenchError: If a class has too few.
+        """
+        keep, tune = self.train_per_class, self.tuning_per_class
+        needed = (keep or 1) + (0 if tune is None else 1 + tune)
+        too_few = [
+            f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}"
+            for name, images in train.items()
+            if len(images) < needed
+        ]
+        refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
+        chosen = {"train": {name: images[:keep] for name, images in train.items()}}
+        if keep is not None and tune is not None:
+            chosen["tuning"] = {name: images[keep + 1 : keep + 1 + tune] for name, images in train.items()}
+        return chosen
+
+
+def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
+    """Make a split of image files.
 
     Args:
-        sample: some images, and their sizes in bytes.
-        total_bytes: the size of all.
-        config: says whether they are shrunk.
+        classes: The files of each class, in the order of the labels.
+        root: What their names are shown relative to.
     """
-    read = stored = 0
-    for image, size_bytes in sample:
-        if isinstance(encoded := encode(image, 0, "", config), Sample):
-            read += size_bytes
-            stored += len(encoded.data)
-    return total_bytes * stored // max(read, 1)
+    files: list[tuple[Path, str]] = []
+    labels, sizes_bytes = [], []
+    identity = hashlib.sha256()
+    for label, paths in enumerate(classes.values()):
+        for path in paths:
+            status = path.stat()
+            # A name need not be UTF-8, nor free of line breaks.
+            origin = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
+            files.append((path, origin))
+            labels.append(label)
+            sizes_bytes.append(status.st_size)
+            # The time of the last change of any kind: new permissions, too, can make an image readable.
+            identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
+    some = [path for path, _ in files[:: -(-len(files) // 32)]]
+    return Split(
+        np.array(labels, np.int64), lambda: files, max(sizes_bytes), sum(sizes_bytes), some, identity.hexdigest()
+    )
 
 
-def miscounted(config: DatasetConfig, found: Mapping[str, int]) -> list[str]:
-    """Parts of a published data set that have not as many images as were published."""
-    expected = PUBLISHED[config.published].num_images if config.published else {}
-    return [
-        f"{part} has {found[part]:,} images, not {count:,}"
-        for part, count in expected.items()
-        if part in found and found[part] != count
-    ]
+SOURCES: Registry[Source] = Registry("source", "regbench.sources", "regbench.datasets.sources")
+"""The sources there are."""
 
-
-def refuse_incomplete(
-    config: DatasetConfig, where: object, wrong: Sequence[str], found: Mapping[str, int], layout: str = ""
-) -> None:
-    """Refuse a source with all that is wrong with it.
-
-    Args:
-        config: the data set.
-        where: the folder.
-        wrong: the faults; wrong counts are added.
-        found: number of images of the parts that could be counted.
-        layout: what a folder of one's own is to hold.
-
-    Raises:
-        RegbenchError: something is wrong.
-    """
-    counts = miscounted(config, found)
-    if published := PUBLISHED.get(config.published or config.source):
-        what, remedy = f"{where} is not the complete {published.title}", f"get it from {published.address}"
-    else:
-        what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {layout}"
-    if counts:
-        remedy += ", or say that it is a part or a set of your own: dataset.published=null"
-    refuse_if([*wrong, *counts], what, remedy)
-
-
-def check_selection(config: DatasetConfig) -> None:
-    """Refuse settings that leave no images for tuning, or say twice which ones are for training.
-
-    Raises:
-        RegbenchError: such settings.
-    """
-    keep, tune = config.train_per_class, config.tuning_per_class
-    if config.train_list is not None and keep is not None:
-        raise RegbenchError(
-            f"data set '{config.name}': train_list and train_per_class both say which images are for training; "
-            "set dataset.train_per_class=null"
-        )
-    if tune is not None and keep is None and config.train_list is None:
-        raise RegbenchError(
-            f"data set '{config.name}': the splits overlap: without train_per_class all images are for training and "
-            f"none are left for tuning_per_class {tune}; set dataset.train_per_class too"
-        )
-
-
-def divided(
-    train: Mapping[str, Sequence[T]], keep: int | None, tune: int | None, wrong: list[str]
-) -> dict[str, dict[str, Sequence[T]]]:
-    """The first `keep` images of each class and, after one that is skipped, the next `tune`.
-
-    Args:
-        train: images by class.
-        keep: how many are for "train"; None for all.
-        tune: how many are for "tuning"; None for no such split.
-        wrong: gets a line for each class that has too few.
-    """
-    needed = (keep or 1) + (0 if tune is None else 1 + tune)
-    wrong += [
-        f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}"
-        for name, images in train.items()
-        if 0 < len(images) < needed  # one that has none is a fault of its own
-    ]
-    chosen = {"train": {name: images[:keep] for name, images in train.items()}}
-    if keep is not None and tune is not None:
-        chosen["tuning"] = {name: images[keep + 1 : keep + 1 + tune] for name, images in train.items()}
-    return chosen
+register = SOURCES.register

@@ -10,40 +10,130 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow.parquet import ParquetFile
 
-from regbench import RegbenchError
-from regbench.datasets.config import DatasetConfig
-from regbench.datasets.encode import encode_all
 from regbench.datasets.progress import shown
-from regbench.datasets.published import few, refuse_if
-from regbench.datasets.sources.base import (
-    Image,
-    Labels,
-    Source,
-    Split,
-    check_selection,
-    divided,
-    page_bytes,
-    refuse_incomplete,
-    stored_bytes,
-)
+from regbench.datasets.published import few
+from regbench.datasets.sources.base import Contents, DividedFiles, Labels, Split, register
+from regbench.settings import settings
 
-LAYOUT = "a data set's parquet files, such as data/train-00000-of-00002.parquet and data/test-00000-of-00001.parquet"
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+T = TypeVar("T")
 _BATCH = 256  # images in memory, beside the row group that the reader holds
+
+
+@register("parquet")
+@settings
+class Parquet(DividedFiles):
+    """A Hugging Face data set of images on disk, in the order of its files, divided as a folder of images is.
+
+    "test" is its test split, or its validation split where the test has no labels or is not there. Of a data set with
+    both, the validation split is "tuning", unless tuning_per_class asks for one.
+    """
+
+    title = "parquet files of https://huggingface.co/datasets"
+    layout = (
+        "a data set's parquet files, such as data/train-00000-of-00002.parquet and data/test-00000-of-00001.parquet"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave no images for tuning."""
+        super().__post_init__()
+        self.refuse_overlap()
+
+    def open(self, folder: Path | None, downloads: Path) -> Contents:
+        """Read the files; see `Source.open`."""
+        assert folder is not None  # it is one's own
+        wrong: list[str] = []
+        shards = _shards(folder, wrong)
+        columns = _columns(shards, wrong)
+        self.refuse(folder, wrong)
+        assert columns is not None  # else something is wrong
+        labels, class_names = _labels(shards, columns, wrong)
+        self.refuse(folder, wrong)
+        roles = _roles(labels, tuned=self.tuning_per_class is not None)
+        sizes = {}
+        for split in dict.fromkeys(roles.values()):
+            sizes[split] = _sizes(split, shards[split], columns.image, wrong)
+            if without := int((labels[split] < 0).sum()):
+                wrong.append(f"{without:,} images of {split} have no label, or one that is no class")
+        rows = {name: np.flatnonzero(labels["train"] == label).tolist() for label, name in enumerate(class_names)}
+        if empty := [name for name, images in rows.items() if not images]:
+            wrong.append(f"{len(empty):,} classes have no images in train: {few(empty)}")
+        self.refuse(folder, wrong, {"train": len(labels["train"]), "val": len(labels[roles["test"]])})
+        chosen = self.divided(rows, f"{folder}: train")
+        splits = {}
+        for role, split in roles.items():
+            taken = np.full(len(labels[split]), role not in chosen)
+            taken[[row for images in chosen.get(role, {}).values() for row in images]] = True
+            images = _Images(folder, shards[split], columns.image, labels[split], taken)
+            splits[role] = images.split(sizes[split])
+        return Contents(splits, class_names)
+
+
+class _Sizes(NamedTuple):
+    """How large the image files of a split are: the largest, all, and a few of them."""
+
+    largest_bytes: int
+    total_bytes: int
+    some: list[bytes]
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images of a split of the source.
+
+    Attributes:
+        folder: Of the source.
+        paths: The files, in order.
+        column: Of the image files.
+        labels: Of all rows of the files.
+        taken: The rows that are meant.
+    """
+
+    folder: Path
+    paths: Sequence[Path]
+    column: str
+    labels: Labels
+    taken: npt.NDArray[np.bool_]
+
+    def split(self, sizes: _Sizes) -> Split:
+        """Make a split of them."""
+        identity = hashlib.sha256(self.taken.tobytes() + self.labels.tobytes())
+        for path in self.paths:
+            status = path.stat()
+            identity.update(f"{path.relative_to(self.folder)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
+        total_bytes = int(sizes.total_bytes * self.taken.mean())
+        labels = self.labels[self.taken]
+        return Split(labels, self.__iter__, sizes.largest_bytes, total_bytes, sizes.some, identity.hexdigest())
+
+    def __iter__(self) -> Iterator[tuple[bytes, str]]:
+        """Read them, and say where each stands."""
+        from pyarrow.parquet import ParquetFile
+
+        first = 0  # row of the file, of those of all files
+        for path in self.paths:
+            origin = path.relative_to(self.folder)
+            with ParquetFile(path) as file:
+                row = 0
+                for group in range(file.num_row_groups):
+                    end = row + file.metadata.row_group(group).num_rows
+                    if self.taken[first + row : first + end].any():
+                        for content in (x for part in _contents(file, self.column, row_groups=[group]) for x in part):
+                            if self.taken[first + row]:
+                                yield content.as_py(), f"{origin}[{row}]"
+                            row += 1
+                    row = end
+                first += row
 
 
 @dataclass(frozen=True)
@@ -51,8 +141,8 @@ class _Columns:
     """Which columns hold what.
 
     Attributes:
-        image: the image files' bytes, as `ParquetFile` names them.
-        label: the labels.
+        image: The image files' bytes, as pyarrow names them.
+        label: The labels.
         class_names: None where only the labels tell them.
     """
 
@@ -61,83 +151,17 @@ class _Columns:
     class_names: list[str] | None
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """What the image files of a split are like.
+def _read(path: Path, what: str, wrong: list[str], read: Callable[[Any], T]) -> T | None:
+    """Return what `read` finds in a file; None if it cannot be read: then `wrong` gets a line about `what`."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
 
-    Attributes:
-        largest_bytes: the size of the largest.
-        total_bytes: of all.
-        some: a few of them, and their sizes in bytes.
-    """
-
-    largest_bytes: int
-    total_bytes: int
-    some: list[tuple[Image, int]]
-
-
-def parquet(config: DatasetConfig, source_dir: Path | None) -> Source:
-    """The parquet files of one data set.
-
-    Raises:
-        RegbenchError: no folder is given, or something is wrong with it or with the settings; it is listed.
-    """
-    if source_dir is None:
-        raise RegbenchError(
-            f"data set '{config.name}' is made from parquet files of https://huggingface.co/datasets; "
-            f"give their folder: {config.prepare_command}"
-        )
-    check_selection(config)
-    wrong: list[str] = []
-    shards = _shards(source_dir, wrong)
-    columns = _columns(shards, wrong)
-    refuse_incomplete(config, source_dir, wrong, {}, LAYOUT)
-    assert columns is not None  # else something is wrong
-    labels, class_names = _labels(shards, columns, wrong)
-    refuse_incomplete(config, source_dir, wrong, {}, LAYOUT)
-    roles = _roles(labels, tuned=config.tuning_per_class is not None)
-    scans = {}
-    for split in dict.fromkeys(roles.values()):
-        scans[split] = _scan(split, shards[split], columns.image, wrong)
-        if without := int((labels[split] < 0).sum()):
-            wrong.append(f"{without:,} images of {split} have no label, or one that is no class")
-    rows = {name: np.flatnonzero(labels["train"] == label).tolist() for label, name in enumerate(class_names)}
-    if empty := [name for name, images in rows.items() if not images]:
-        wrong.append(f"{len(empty):,} classes have no images in train: {few(empty)}")
-    counts = {"train": len(labels["train"]), "val": len(labels[roles["test"]])}
-    refuse_incomplete(config, source_dir, wrong, counts, LAYOUT)
-    too_few: list[str] = []
-    chosen = divided(rows, config.train_per_class, config.tuning_per_class, too_few)
-    refuse_if(too_few, f"{source_dir}: train is too small", "choose other numbers, or add images")
-    splits = {}
-    for role, split in roles.items():
-        taken = np.full(len(labels[split]), role not in chosen)
-        taken[[row for images in chosen.get(role, {}).values() for row in images]] = True
-        splits[role] = _split(config, source_dir, shards[split], columns.image, labels[split], taken, scans[split])
-    return Source(splits, class_names)
-
-
-def _split(
-    config: DatasetConfig,
-    source_dir: Path,
-    paths: Sequence[Path],
-    image: str,
-    labels: Labels,
-    taken: npt.NDArray[np.bool_],
-    scan: _Scan,
-) -> Split:
-    """The split of the rows that are `taken`."""
-    identity = hashlib.sha256(taken.tobytes() + labels.tobytes())
-    for path in paths:
-        status = path.stat()
-        identity.update(f"{path.relative_to(source_dir)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
-    return Split(
-        labels[taken],
-        page_bytes(scan.largest_bytes),
-        lambda workers: encode_all(_images(source_dir, paths, image, labels, taken), config, workers),
-        stored_bytes=int(stored_bytes(scan.some, scan.total_bytes, config) * taken.mean()),
-        identity=identity.hexdigest(),
-    )
+    try:
+        with ParquetFile(path) as file:
+            return read(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        wrong.append(f"{what} cannot be read ({error})")
+        return None
 
 
 def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
@@ -173,11 +197,8 @@ def _columns(shards: dict[str, list[Path]], wrong: list[str]) -> _Columns | None
     """Which columns hold what: the same in every file; what is wrong is added to `wrong`."""
     found: _Columns | None = None
     for path in (path for paths in shards.values() for path in paths):
-        try:
-            with ParquetFile(path) as file:
-                schema = file.schema_arrow
-        except (pa.ArrowException, OSError) as error:
-            wrong.append(f"{path.name} cannot be read ({error})")
+        schema = _read(path, path.name, wrong, lambda file: file.schema_arrow)
+        if schema is None:
             continue
         columns = _columns_of(schema)
         if columns is None:
@@ -207,27 +228,28 @@ def _columns_of(schema: Any) -> _Columns | None:
     image, label = column(_IMAGE_COLUMNS, "Image"), column(_LABEL_COLUMNS, "ClassLabel")
     if image is None or label is None:
         return None
+    from pyarrow import types
+
     image_type, label_type = schema.field(image).type, schema.field(label).type
-    if pa.types.is_struct(image_type) and image_type.get_field_index("bytes") >= 0:
+    if types.is_struct(image_type) and image_type.get_field_index("bytes") >= 0:
         image, image_type = f"{image}.bytes", image_type.field("bytes").type
-    if not (pa.types.is_binary(image_type) or pa.types.is_large_binary(image_type)):
+    if not (types.is_binary(image_type) or types.is_large_binary(image_type)):
         return None
-    if not (pa.types.is_integer(label_type) or pa.types.is_string(label_type)):
+    if not (types.is_integer(label_type) or types.is_string(label_type)):
         return None
     return _Columns(image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None)
 
 
 def _labels(shards: dict[str, list[Path]], columns: _Columns, wrong: list[str]) -> tuple[dict[str, Labels], list[str]]:
     """The labels of each split, -1 where there is none or one that is no class of train; and the classes' names."""
-    values: dict[str, list[Any]] = {}
-    for split, paths in shards.items():
-        values[split] = []
-        for path in paths:
-            try:
-                with ParquetFile(path) as file:
-                    values[split] += file.read([columns.label]).column(0).to_pylist()
-            except (pa.ArrowException, OSError) as error:
-                wrong.append(f"the labels of {path.name} cannot be read ({error})")
+
+    def labels_of(file: Any) -> list[Any]:
+        found: list[Any] = file.read([columns.label]).column(0).to_pylist()
+        return found
+
+    values: dict[str, list[Any]] = {split: [] for split in shards}
+    for split, path in ((split, path) for split, paths in shards.items() for path in paths):
+        values[split] += _read(path, f"the labels of {path.name}", wrong, labels_of) or []
     if columns.class_names is not None:
         classes: list[Any] = list(range(len(columns.class_names)))
     else:  # a number below 0 stands for none
@@ -247,50 +269,35 @@ def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
     return {"train": "train", **({"tuning": tuning} if tuning in labels else {}), "test": "test"}
 
 
-def _contents(file: Any, image: str, **which: Any) -> Iterator[Any]:
+def _contents(file: Any, column: str, **which: Any) -> Iterator[Any]:
     """The image files' bytes, an array of `_BATCH` at a time."""
-    for batch in file.iter_batches(_BATCH, columns=[image], **which):
-        column = batch.column(0)
-        yield pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+    from pyarrow import compute, types
+
+    for batch in file.iter_batches(_BATCH, columns=[column], **which):
+        contents = batch.column(0)
+        yield compute.struct_field(contents, "bytes") if types.is_struct(contents.type) else contents
 
 
-def _scan(split: str, paths: Sequence[Path], image: str, wrong: list[str]) -> _Scan:
+def _sizes(split: str, paths: Sequence[Path], column: str, wrong: list[str]) -> _Sizes:
     """Read all of a split's image files once; what is wrong is added to `wrong`."""
+    from pyarrow import compute
+
     largest = total = absent = 0
-    some: list[tuple[Image, int]] = []
-    step = -(-len(paths) // 32)
-    for number, path in enumerate(shown(paths, len(paths), f"reading {split}", unit="files")):
-        try:
-            with ParquetFile(path) as file:
-                for contents in _contents(file, image):
-                    lengths = pc.binary_length(contents)
-                    largest = max(largest, pc.max(lengths).as_py() or 0)
-                    total += pc.sum(lengths).as_py() or 0
-                    absent += lengths.null_count + (pc.sum(pc.equal(lengths, 0)).as_py() or 0)
-                if number % step == 0:
-                    some += [(content, len(content)) for content in contents.drop_null().to_pylist()[:16]]
-        except (pa.ArrowException, OSError) as error:
-            wrong.append(f"{path.name} cannot be read ({error})")
+    some: list[bytes] = []
+    sampled = set(paths[:: -(-len(paths) // 32)])
+
+    def look(file: Any) -> None:
+        nonlocal largest, total, absent
+        for contents in _contents(file, column):
+            lengths = compute.binary_length(contents)
+            largest = max(largest, compute.max(lengths).as_py() or 0)
+            total += compute.sum(lengths).as_py() or 0
+            absent += lengths.null_count + (compute.sum(compute.equal(lengths, 0)).as_py() or 0)
+        if path in sampled:
+            some.extend(contents.drop_null().to_pylist()[:16])
+
+    for path in shown(paths, len(paths), f"reading {split}", unit="files"):
+        _read(path, path.name, wrong, look)
     if absent:
         wrong.append(f"{absent:,} images of {split} are not in the files, or only their paths are")
-    return _Scan(largest, total, some)
-
-
-def _images(
-    source_dir: Path, paths: Sequence[Path], image: str, labels: Labels, taken: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Image, int, str]]:
-    """The image files at the rows that are `taken`, with their labels and where they stand."""
-    first = 0  # row of the file, of those of all files
-    for path in paths:
-        origin = path.relative_to(source_dir)
-        with ParquetFile(path) as file:
-            row = 0
-            for group in range(file.num_row_groups):
-                end = row + file.metadata.row_group(group).num_rows
-                if taken[first + row : first + end].any():
-                    for content in (x for part in _contents(file, image, row_groups=[group]) for x in part):
-                        if taken[first + row]:
-                            yield content.as_py(), int(labels[first + row]), f"{origin}[{row}]"
-                        row += 1
-                row = end
-            first += row
+    return _Sizes(largest, total, some)

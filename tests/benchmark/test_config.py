@@ -20,7 +20,7 @@ import yaml
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
-from regbench.datasets.config import LATER
+from regbench.datasets.sources.imagefolder import ImageFolder
 
 
 @functools.cache
@@ -95,13 +95,11 @@ OTHERS: dict[str, Any] = {
     "dataset.channels": None,  # with mean and std, below
     "precision": "fp32",
     "micro_batch_size": 64,
-    "dataset.source": "cifar10",
+    "dataset.source.name": "imagefolder",
     "dataset.mean": [0.1],
     "dataset.std": [0.9],
     "dataset.image_size": 20,
     "dataset.train_per_class": 5,
-    "dataset.tuning_per_class": 5,
-    "dataset.train_list": "few.txt",
     "augmentation.interpolation": "area",
     "network.backbone": "resnet18",
     "network.stem": "imagenet",
@@ -176,14 +174,12 @@ def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
     assert other.id != ALL.id
 
 
-def test_resizing_is_part_of_the_id_only_where_it_is_asked_for() -> None:
+def test_settings_of_a_source_are_part_of_the_id() -> None:
     wanted = ("dataset=in20", "evaluation.protocols=[knn,labels1]")
     plain = cell_of(*wanted)
-    # Ids of cells from before there was any stay.
-    assert not {path[-1] for path in leaves(plain.to_dict())} & set(LATER)
     others = [
-        *(["dataset.resize_px=256"], ["dataset.resize_px=256", "dataset.resize_side=longer"]),
-        *(["dataset.jpeg_quality=90"], ["evaluation.labels1.dataset.resize_px=256"]),
+        *(["dataset.source.resize_px=256"], ["dataset.source.resize_px=256", "dataset.source.resize_side=longer"]),
+        *(["dataset.source.jpeg_quality=90"], ["evaluation.labels1.dataset.source.resize_px=256"]),
     ]
     cells = [plain, *(cell_of(*wanted, *other) for other in others)]
     assert len({cell.id for cell in cells}) == 5
@@ -289,16 +285,14 @@ def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> No
         load_config(path, ["evaluation.knn.kk=3"])
 
 
-def test_a_setting_that_a_config_leaves_out_can_be_given(tmp_path: Path) -> None:
+def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
     cell = cell_of("method=sfrik_l2", "dataset=in20")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(cell.plain()))
-    assert "resize_px" not in path.read_text()
-    smaller, _ = load_config(path, ["dataset.resize_px=256", "dataset.name=in20_256"])
-    assert smaller.dataset.resize_px == 256
-    assert (
-        smaller.id == cell_of("method=sfrik_l2", "dataset=in20", *("dataset.resize_px=256", "dataset.name=in20_256")).id
-    )
+    smaller, _ = load_config(path, ["dataset.source.resize_px=256", "dataset.name=in20_256"])
+    assert smaller.dataset.source == ImageFolder(resize_px=256, train_per_class=260, tuning_per_class=260)
+    given = ("dataset.source.resize_px=256", "dataset.name=in20_256")
+    assert smaller.id == cell_of("method=sfrik_l2", "dataset=in20", *given).id
 
 
 # ------------------------------------------------------------------ refusals
@@ -584,7 +578,7 @@ def test_the_papers_protocol_on_in20(name: str) -> None:
         assert (cell.optimizer.weight_decay, cell.optimizer.momentum) == (1e-6, 0.9)
         assert (cell.optimizer.trust_coefficient, cell.optimizer.final_lr_fraction) == (0.001, 0.001)
         assert (cell.network.backbone, cell.network.hidden_dim) == ("resnet18", None)
-        assert (cell.dataset.train_per_class, cell.dataset.tuning_per_class) == (260, 260)
+        assert cell.dataset.source == ImageFolder(train_per_class=260, tuning_per_class=260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
         probe, knn = cell.evaluation.probe, cell.evaluation.knn
         assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == ("augmented", 100, 256, 0.9)

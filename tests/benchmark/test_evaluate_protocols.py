@@ -35,6 +35,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.imagefolder import ImageFolder
 
 Make = Callable[..., Evaluator]
 
@@ -62,14 +63,12 @@ def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPat
     listed.write_text("\n".join(names))
     whole = DatasetConfig(
         name="few",
-        source="imagefolder",
+        source=ImageFolder(train_list=str(listed), tuning_per_class=10),
         image_size=24,
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
         num_classes=3,
         eval_resize=24,
-        train_list=str(listed),
-        tuning_per_class=10,
     )
     prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
     return whole
@@ -259,7 +258,7 @@ def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_
 def test_what_cannot_be_evaluated_is_refused_before_training(
     cell: Cell, few: DatasetConfig, tiny_source: Path, tiny_data_dir: Path
 ) -> None:
-    whole = replace(few, name="untuned", train_list=None, tuning_per_class=None)
+    whole = replace(few, name="untuned", source=ImageFolder())
     prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
 
     def refused(protocol: str, reason: str, **changes: Any) -> None:

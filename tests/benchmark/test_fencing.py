@@ -32,7 +32,7 @@ from tests.conftest import TINY, stripes
 SMALL = (
     *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
     *("evaluation.protocols=[probe]", "evaluation.probe.epochs=1", "evaluation.probe.learning_rates=[0.5]"),
-    *("dataset.train_per_class=8", "dataset.tuning_per_class=4"),
+    *("dataset.source.train_per_class=8", "dataset.source.tuning_per_class=4"),
 )
 
 

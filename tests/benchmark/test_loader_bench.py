@@ -174,7 +174,7 @@ def test_numbers_that_cannot_be_are_refused(jpegs: Images) -> None:
 def test_the_command(tiny_data_dir: Path, tmp_path: Path) -> None:
     overrides = [
         *("dataset.name=tiny", "dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"),
-        *("dataset.train_per_class=40", "dataset.tuning_per_class=12", "augmentation=small_color"),
+        *("dataset.source.train_per_class=40", "dataset.source.tuning_per_class=12", "augmentation=small_color"),
         f"runtime.data_dir={tiny_data_dir}",
     ]
     out = tmp_path / "loaders.csv"

@@ -553,7 +553,7 @@ def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatc
     [
         (["batch_size=4096"], "batch size 4096 is larger than the 120 training images; choose at most 120"),
         (["dataset.name=nowhere"], "data set 'nowhere' is not prepared.*regbench prepare"),
-        (["dataset.train_per_class=39"], "was prepared with"),
+        (["dataset.source.train_per_class=39"], "was prepared with"),
         (["evaluation.knn.k=121"], "evaluation.knn.k=121 is larger than the 120 training images"),
         (["runtime.device=tpu"], "runtime.device=tpu must be auto, cpu or cuda"),
         (["runtime.loader=dali"], "runtime.loader=dali must be auto, ffcv or torchvision"),
@@ -568,7 +568,7 @@ def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str]
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
     """Refused before the training, since the choice would be made on the test split; one rate is no choice."""
     settings = [
-        "dataset.tuning_per_class=null",
+        "dataset.source.tuning_per_class=null",
         f"runtime.data_dir={tmp_path}",
         "epochs=0",
         "optimizer.warmup_epochs=0",

@@ -14,6 +14,7 @@ from PIL import Image
 
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.base import SOURCES
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -97,10 +98,19 @@ def make_imagefolder() -> MakeFolder:
     return make
 
 
+def configured(source: str, settings: dict[str, object], changes: dict[str, object]) -> DatasetConfig:
+    """A data set with some settings changed, its own or those of its source."""
+    settings = settings | changes
+    source = str(settings.pop("source", source))
+    if not SOURCES.of(source).own:
+        settings.setdefault("published", False)
+    own = {name: settings.pop(name) for name in SOURCES.defaults(source) if name in settings}
+    return DatasetConfig(source=SOURCES.build(source, **own), **settings)  # type: ignore[arg-type]
+
+
 def fashion_config(**changes: object) -> DatasetConfig:
     settings: dict[str, object] = {
         "name": "fashion",
-        "source": "fashion_mnist",
         "image_size": 28,
         "channels": 1,
         "mean": (0.25,),
@@ -108,13 +118,12 @@ def fashion_config(**changes: object) -> DatasetConfig:
         "num_classes": 10,
         "eval_resize": 28,
     }
-    return DatasetConfig(**(settings | changes))  # type: ignore[arg-type]
+    return configured("fashion_mnist", settings, changes)
 
 
 def folder_config(**changes: object) -> DatasetConfig:
     settings: dict[str, object] = {
         "name": "insects",
-        "source": "imagefolder",
         "image_size": 32,
         "channels": 3,
         "mean": (0.5, 0.4, 0.3),
@@ -124,7 +133,7 @@ def folder_config(**changes: object) -> DatasetConfig:
         "train_per_class": 8,
         "tuning_per_class": 4,
     }
-    return DatasetConfig(**(settings | changes))  # type: ignore[arg-type]
+    return configured("imagefolder", settings, changes)
 
 
 @pytest.fixture(scope="session", name="fashion_config")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,9 @@ import pytest
 from PIL import Image
 
 from regbench.datasets.beton import JPEG, RAW, Sample
-from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, encode, in_order
+from regbench.datasets.sources.imagefolder import ImageFolder
 
-Config = Callable[..., DatasetConfig]
 Pixels = npt.NDArray[np.uint8]
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 GREY16 = np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16)
@@ -47,72 +47,72 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_other_kinds_of_images_become_rgb(name: str, tmp_path: Path, folder_config: Config) -> None:
+def test_other_kinds_of_images_become_rgb(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(KINDS[name])
-    sample = encode(path, 4, name, folder_config())
+    sample = encode(path, 4, name, ImageFolder())
     assert isinstance(sample, Sample)
     assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (RAW, 20, 30, 4, name)
     np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
 
 
-def test_large_images_of_other_kinds_become_good_jpegs(folder_config: Config) -> None:
+def test_large_images_of_other_kinds_become_good_jpegs() -> None:
     x = np.linspace(0, 255, 200)
     image = np.stack([np.add.outer(x, x) / 2] * 3, axis=2).astype(np.uint8)
-    sample = encode(saved(Image.fromarray(image), "PNG"), 0, "", folder_config())
+    sample = encode(saved(Image.fromarray(image), "PNG"), 0, "", ImageFolder())
     assert isinstance(sample, Sample) and sample.mode == JPEG
     assert np.abs(pixels(sample).astype(int) - image).max() <= 4
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_of_16_bits_the_upper_8_are_kept(kind: str, folder_config: Config) -> None:
-    found = pixels(encode(saved(Image.fromarray(GREY16), kind), 0, "", folder_config()))
+def test_of_16_bits_the_upper_8_are_kept(kind: str) -> None:
+    found = pixels(encode(saved(Image.fromarray(GREY16), kind), 0, "", ImageFolder()))
     np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
 
 
-def test_big_endian_16_bits(folder_config: Config) -> None:
+def test_big_endian_16_bits() -> None:
     # A PGM with levels above 255 is big-endian.
     content = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
-    found = pixels(encode(content, 0, "", folder_config()))
+    found = pixels(encode(content, 0, "", ImageFolder()))
     np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
 
 
 @pytest.mark.parametrize("kind", ["i4", "f4"])
-def test_pixels_of_unknown_range_are_not_guessed(kind: str, folder_config: Config) -> None:
+def test_pixels_of_unknown_range_are_not_guessed(kind: str) -> None:
     image = Image.fromarray(GREY16.astype(kind) * 7)
-    found = encode(saved(image, "TIFF"), 0, "deep.tif", folder_config())
+    found = encode(saved(image, "TIFF"), 0, "deep.tif", ImageFolder())
     assert isinstance(found, Unreadable)
     assert found.origin == "deep.tif"
     assert "whose range is not known; convert it to 8 or 16 bits" in found.reason
 
 
-def test_what_is_too_long_for_a_jpeg_is_unreadable(folder_config: Config) -> None:
+def test_what_is_too_long_for_a_jpeg_is_unreadable() -> None:
     content = saved(Image.new("L", (65501, 1)), "PNG")
-    found = encode(content, 0, "long.png", folder_config())
-    assert found == Unreadable("long.png", "it is 65501 x 1 px, and 65500 is the most; set dataset.resize_px")
-    assert isinstance(encode(content, 0, "", folder_config(resize_px=99, resize_side="longer")), Sample)
+    found = encode(content, 0, "long.png", ImageFolder())
+    assert found == Unreadable("long.png", "it is 65501 x 1 px, and 65500 is the most; set dataset.source.resize_px")
+    assert isinstance(encode(content, 0, "", ImageFolder(resize_px=99, resize_side="longer")), Sample)
 
 
-def test_what_is_transparent_has_the_colour_stored_for_it(folder_config: Config) -> None:
+def test_what_is_transparent_has_the_colour_stored_for_it() -> None:
     alpha = np.zeros((20, 30, 1), np.uint8)
     alpha[:10] = 128
     rgba = Image.fromarray(np.concatenate([NOISE, alpha], axis=2))
-    np.testing.assert_array_equal(pixels(encode(saved(rgba, "PNG"), 0, "", folder_config())), NOISE)
+    np.testing.assert_array_equal(pixels(encode(saved(rgba, "PNG"), 0, "", ImageFolder())), NOISE)
     # Pillow would warn of this one.
     palette = RGB.quantize(8)
     content = saved(palette, "PNG", transparency=bytes(range(0, 80, 10)))
-    found = pixels(encode(content, 0, "", folder_config()))
+    found = pixels(encode(content, 0, "", ImageFolder()))
     np.testing.assert_array_equal(found, np.asarray(palette.convert("RGB")))
 
 
-def test_the_exif_orientation_is_ignored(folder_config: Config) -> None:
+def test_the_exif_orientation_is_ignored() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     for kind in ("JPEG", "PNG", "WEBP"):
-        sample = encode(saved(RGB, kind, exif=exif), 0, "", folder_config())
+        sample = encode(saved(RGB, kind, exif=exif), 0, "", ImageFolder())
         assert isinstance(sample, Sample)
         assert (sample.height, sample.width) == (20, 30), kind
-    shrunk = encode(saved(RGB, "JPEG", exif=exif), 0, "", folder_config(resize_px=10))
+    shrunk = encode(saved(RGB, "JPEG", exif=exif), 0, "", ImageFolder(resize_px=10))
     assert isinstance(shrunk, Sample)
     assert (shrunk.height, shrunk.width) == (10, 15)
     assert not Image.open(io.BytesIO(shrunk.data)).getexif()
@@ -131,35 +131,35 @@ def test_the_exif_orientation_is_ignored(folder_config: Config) -> None:
     ],
 )
 def test_only_larger_images_are_shrunk(
-    size: tuple[int, int], side: str, px: int, stored: tuple[int, int], folder_config: Config
+    size: tuple[int, int], side: Literal["shorter", "longer"], px: int, stored: tuple[int, int]
 ) -> None:
     content = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
-    sample = encode(content, 0, "", folder_config(resize_px=px, resize_side=side))
+    sample = encode(content, 0, "", ImageFolder(resize_px=px, resize_side=side))
     assert isinstance(sample, Sample)
     assert (sample.width, sample.height) == stored
     assert pixels(sample).shape[:2] == stored[::-1]
     assert (sample.data == content) == (size == stored)
 
 
-def test_shrinking_averages_and_quality_is_obeyed(folder_config: Config) -> None:
+def test_shrinking_averages_and_quality_is_obeyed() -> None:
     stripes = np.zeros((400, 400, 3), np.uint8)
     stripes[:, ::2] = 255
     content = saved(Image.fromarray(stripes), "PNG")
-    grey = pixels(encode(content, 0, "", folder_config(resize_px=100))).astype(int)
+    grey = pixels(encode(content, 0, "", ImageFolder(resize_px=100))).astype(int)
     # Antialiased: what is finer than a pixel turns grey, and does not show as coarser stripes.
     assert np.abs(grey[5:-5, 5:-5] - 127.5).max() < 4
     noise = saved(Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)), "PNG")
     sizes = []
     for quality in (30, 90):
-        sample = encode(noise, 0, "", folder_config(resize_px=60, jpeg_quality=quality))
+        sample = encode(noise, 0, "", ImageFolder(resize_px=60, jpeg_quality=quality))
         assert isinstance(sample, Sample)
         sizes.append(len(sample.data))
     assert sizes[0] < sizes[1] / 2
 
 
-def test_shrinking_is_bicubic_and_keeps_colours_sharp(folder_config: Config) -> None:
+def test_shrinking_is_bicubic_and_keeps_colours_sharp() -> None:
     content = saved(RGB, "PNG")
-    sample = encode(content, 0, "", folder_config(resize_px=13, jpeg_quality=100))
+    sample = encode(content, 0, "", ImageFolder(resize_px=13, jpeg_quality=100))
     assert isinstance(sample, Sample)
     bicubic, bilinear = (
         np.asarray(RGB.resize((19, 13), kind)).astype(int)

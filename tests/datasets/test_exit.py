@@ -18,8 +18,10 @@ USE_AND_EXIT = """
 import sys, numba, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.loading.loaders import PretrainingLoader
-dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
+dataset = DatasetConfig(name="fashion", source=SOURCES.build("fashion_mnist", published=False), image_size=28,
+    channels=1, mean=(0.5,), std=(0.5,),
                         num_classes=10, eval_resize=28)
 loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=16, seed=0,
                          device=torch.device("cpu"), backend="ffcv", workers=2)
@@ -41,9 +43,11 @@ ITERATE = """
 import sys, torch
 from pathlib import Path
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.loading.loaders import PretrainingLoader
 if __name__ == "__main__":
-    dataset = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.5,), std=(0.5,),
+    dataset = DatasetConfig(name="fashion", source=SOURCES.build("fashion_mnist", published=False), image_size=28,
+    channels=1, mean=(0.5,), std=(0.5,),
                             num_classes=10, eval_resize=28)
     loader = PretrainingLoader(dataset, AugmentationConfig(), data_dir=Path(sys.argv[1]), batch_size=4, seed=0,
                                device=torch.device("cpu"), backend=sys.argv[2], workers=2)

@@ -26,6 +26,7 @@ from regbench.datasets.config import (
     AugmentationConfig,
     CropConfig,
     DatasetConfig,
+    Interpolation,
     MultiCropConfig,
     ViewConfig,
     obow_crops,
@@ -35,6 +36,7 @@ from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.base import SOURCES
 from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]
@@ -132,7 +134,7 @@ def test_crops_are_pillows_of_the_drawn_boxes(
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "area"])
 def test_both_backends_deliver_the_same(
-    interpolation: str, two_views: Open, fashion_config: Config, folder_config: Config
+    interpolation: Interpolation, two_views: Open, fashion_config: Config, folder_config: Config
 ) -> None:
     augmentation = AugmentationConfig(view1=PLAIN, view2=PLAIN, interpolation=interpolation)
     for config in (fashion_config(), folder_config()):
@@ -414,7 +416,7 @@ def test_train_per_class_takes_the_first(data_dir: Path, fashion_config: Config)
 def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> None:
     config = DatasetConfig(
         name="stl",
-        source="stl10",
+        source=SOURCES.build("stl10", published=False),
         image_size=64,
         mean=(0.5,) * 3,
         std=(0.2,) * 3,
@@ -492,17 +494,24 @@ def test_refusals(
     common: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
     refused("has no split 'val'; it has train, ", EvalLoader, folder_config(), "val", **common)
     refused("unknown transform 'x'", EvalLoader, folder_config(), "test", transform="x", **common)
-    refused("unknown interpolation 'x'", EvalLoader, folder_config(), "test", interpolation="x", **common)
-    refused("unknown interpolation 'x'", AugmentationConfig, interpolation="x")
-    refused("unknown interpolation 'x'", MultiCropConfig, crops=(), interpolation="x")
+    refused(
+        "interpolation=x must be bicubic or bilinear or area",
+        EvalLoader,
+        folder_config(),
+        "train",
+        interpolation="x",
+        **common,
+    )
+    refused("interpolation=x must be bicubic or bilinear or area", AugmentationConfig, interpolation="x")
+    refused("interpolation=x must be bicubic or bilinear or area", MultiCropConfig, crops=(), interpolation="x")
     refused("as many counts as sizes", swav_crops, counts=(2,))
     refused("count is 10; there are 9 patches", obow_crops, num_patches=10)
     refused("resize is 256; patches of 240 px needs at least 264", obow_crops, patch_size=240)
-    refused("unknown cut 'x'; choose one of random, center, patches", CropConfig, view=ViewConfig(), size=8, cut="x")
-    refused(r"count \(0\) are at least 1", swav_crops, counts=(2, 0))
+    refused("cut=x must be random or center or patches", CropConfig, view=ViewConfig(), size=8, cut="x")
+    refused("count=0 must be a whole number, at least 1", swav_crops, counts=(2, 0))
     refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
-    refused("blur_p is 1.5", ViewConfig, blur_p=1.5)
-    refused("hue is 0.6", ViewConfig, hue=0.6)
+    refused("blur_p=1.5 must be a number, at least 0 and at most 1", ViewConfig, blur_p=1.5)
+    refused("hue=0.6 must be a number, at least 0 and at most 0.5", ViewConfig, hue=0.6)
 
 
 @pytest.mark.parametrize("label", [-2, 4, 2**62])
@@ -557,9 +566,11 @@ import torch
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "ffcv" else find(name, *rest)
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench import RegbenchError
-config = DatasetConfig(name="fashion", source="fashion_mnist", image_size=28, channels=1, mean=(0.25,), std=(0.5,),
+config = DatasetConfig(name="fashion", source=SOURCES.build("fashion_mnist", published=False), image_size=28,
+                       channels=1, mean=(0.25,), std=(0.5,),
                        num_classes=10, eval_resize=28)
 options = dict(data_dir=Path(sys.argv[1]), batch_size=50, seed=0, device=torch.device("cpu"))
 with PretrainingLoader(config, AugmentationConfig(), **options) as loader, loader.epoch(0) as epoch:

@@ -18,7 +18,8 @@ from regbench.datasets.beton import JPEG, Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
-from regbench.datasets.sources import arrays
+from regbench.datasets.sources import fashion_mnist
+from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.verify import verify
 
 Config = Callable[..., DatasetConfig]
@@ -48,7 +49,13 @@ def test_fashion_mnist(data_dir: Path, fashion_source: Path) -> None:
 
 def test_cifar10(tmp_path: Path, cifar_source: Path) -> None:
     config = DatasetConfig(
-        name="cifar", source="cifar10", image_size=32, mean=(0.5,) * 3, std=(0.2,) * 3, num_classes=10, eval_resize=32
+        name="cifar",
+        source=SOURCES.build("cifar10", published=False),
+        image_size=32,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        num_classes=10,
+        eval_resize=32,
     )
     manifest = prepare(config, tmp_path, source_dir=cifar_source, progress=False)
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
@@ -63,7 +70,13 @@ def test_cifar10(tmp_path: Path, cifar_source: Path) -> None:
 
 def test_stl10(tmp_path: Path, stl_source: Path) -> None:
     config = DatasetConfig(
-        name="stl", source="stl10", image_size=96, mean=(0.5,) * 3, std=(0.2,) * 3, num_classes=10, eval_resize=96
+        name="stl",
+        source=SOURCES.build("stl10", published=False),
+        image_size=96,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        num_classes=10,
+        eval_resize=96,
     )
     manifest = prepare(config, tmp_path, source_dir=stl_source, progress=False)
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
@@ -170,12 +183,11 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     root = make_imagefolder(tmp_path / "source", 6, 2)
     data = tmp_path / "data"
     config = folder_config(train_per_class=3, tuning_per_class=2)
-    refused(config, data, None, "give the one that holds train/ and val/")
+    refused(config, data, None, "give the folder that holds train/CLASS/")
     refused(
         config, data, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/"
     )
     refused(folder_config(train_per_class=4, tuning_per_class=2), data, root, r"ant has 6 images; .* need 7")
-    refused(folder_config(train_per_class=None, tuning_per_class=2), data, root, "overlap")
     refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), data, root, "3 classes, not 4")
     (root / "val" / "dog").mkdir()
     refused(config, data, root, r"1 class folders of val/ have no images: dog")
@@ -251,14 +263,14 @@ def test_a_download_that_fails_is_one_line(
         ("STL10", "stl10"),
     ):
         monkeypatch.setattr(torchvision.datasets, name, unreachable)
-        monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "none")
+        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
         refused(
             fashion_config(source=source), tmp_path, None, r"cannot download .* \(no network\); get it by other means"
         )
 
 
 def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
-    if not arrays.DEBIAN_FASHION_MNIST.is_dir():
+    if not fashion_mnist.DEBIAN_FOLDER.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     manifest = prepare(fashion_config(), tmp_path, progress=False)
     counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
@@ -320,19 +332,21 @@ def test_verify_finds_nothing_wrong(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"source": "mnist"}, "unknown source 'mnist'; choose one of fashion_mnist"),
+        ({"source": "mnist"}, "unknown source 'mnist'; did you mean fashion_mnist"),
         ({"name": "../x"}, "the name is a folder's name"),
-        ({"channels": 2}, "channels is 2"),
+        ({"channels": 2}, "channels=2 must be 1 or 3"),
         ({"mean": (0.1, 0.2)}, "mean and std need 1 numbers"),
-        ({"std": (0.0,)}, "std above 0"),
-        ({"num_classes": 0}, "at least 1"),
+        ({"std": (0.0,)}, r"std=\[0.0\] must be a list of numbers, each above 0"),
+        ({"num_classes": 0}, "num_classes is at least 1"),
         ({"eval_resize": 20}, "is smaller than image_size"),
-        ({"train_per_class": 0}, "train_per_class is 0"),
-        ({"resize_px": 20}, "resize_px is 20; .* only where the source is image files"),
-        ({"source": "imagefolder", "resize_px": 0}, "resize_px is 0; give at least 1"),
-        ({"resize_side": "longer"}, "resize_side is 'longer'; choose one of shorter, longer, with resize_px"),
-        ({"source": "imagefolder", "resize_px": 9, "resize_side": "width"}, "resize_side is 'width'"),
-        ({"jpeg_quality": 101}, "jpeg_quality is 101"),
+        ({"train_per_class": 0}, "train_per_class=0 must be a whole number, at least 1"),
+        ({"resize_px": 20}, "unknown setting 'resize_px'"),
+        ({"source": "imagefolder", "resize_px": 0}, "resize_px=0 must be a whole number, at least 1"),
+        ({"source": "imagefolder", "resize_side": "longer"}, "resize_side=longer needs dataset.source.resize_px"),
+        ({"source": "imagefolder", "resize_px": 9, "resize_side": "width"}, "resize_side=width must be shorter or"),
+        ({"source": "imagefolder", "jpeg_quality": 101}, "jpeg_quality=101 must be a whole number, at least 1 and at"),
+        ({"source": "imagefolder", "tuning_per_class": 3}, "the splits overlap"),
+        ({"source": "parquet", "tuning_per_class": 3}, "the splits overlap"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, object], reason: str, fashion_config: Config) -> None:

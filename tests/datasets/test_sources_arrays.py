@@ -13,9 +13,9 @@ from regbench import RegbenchError
 from regbench.benchmark.settings.config import load_run
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import prepare
-from regbench.datasets.published import PUBLISHED, Published
-from regbench.datasets.sources import open_source
+from regbench.datasets.prepare import open_source, prepare
+from regbench.datasets.published import Published
+from regbench.datasets.sources.stl10 import STL10
 
 Config = Callable[..., DatasetConfig]
 
@@ -41,7 +41,7 @@ def cifar100_source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cifar100() -> DatasetConfig:
-    return load_run(["dataset=cifar100", "dataset.published=null"])[0].dataset
+    return load_run(["dataset=cifar100", "dataset.source.published=false"])[0].dataset
 
 
 def refused(config: DatasetConfig, source: Path, *reasons: str) -> None:
@@ -128,15 +128,15 @@ def test_the_presets_ask_for_the_published_counts(
     name: str, reason: str, fashion_source: Path, cifar_source: Path, stl_source: Path
 ) -> None:
     source = {"fashion_mnist": fashion_source, "cifar10": cifar_source, "stl10": stl_source}[name]
-    refused(load_run([f"dataset={name}"])[0].dataset, source, reason, "dataset.published=null")
+    refused(load_run([f"dataset={name}"])[0].dataset, source, reason, "dataset.source.published=false")
 
 
 def test_published_counts_are_accepted(
     stl_source: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     counts = {"train": 50, "test": 20, "unlabeled": 30}
-    monkeypatch.setitem(PUBLISHED, "stl10", Published("STL-10", "nowhere", counts))
-    source = open_source(fashion_config(source="stl10", published="stl10"), stl_source, tmp_path)
+    monkeypatch.setattr(STL10, "about", Published("STL-10", "nowhere", counts))
+    source = open_source(fashion_config(source="stl10", published=True), stl_source, tmp_path)
     assert list(source.splits) == ["train", "tuning", "test", "unlabeled"]
 
 

@@ -16,6 +16,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.published import PUBLISHED, Published
+from regbench.datasets.sources.base import SOURCES
 from tests.datasets.preparing import refused, stored
 
 Config = Callable[..., DatasetConfig]
@@ -77,7 +78,11 @@ def kaggle_source(tmp_path: Path) -> Path:
 def config_of(preset: str, **changes: object) -> DatasetConfig:
     """A preset for small images, which need not be as many as were published."""
     settings = {"num_classes": 3, "published": None, "train_per_class": None, "tuning_per_class": None} | changes
-    overrides = [f"dataset.{key}={'null' if value is None else value}" for key, value in settings.items()]
+    own = SOURCES.defaults("imagefolder")
+    overrides = [
+        f"dataset.{'source.' if key in own else ''}{key}={'null' if value is None else value}"
+        for key, value in settings.items()
+    ]
     return load_run([f"dataset={preset}", *overrides])[0].dataset
 
 
@@ -125,7 +130,7 @@ def test_wrong_counts_are_refused_unless_it_is_said_to_be_a_part(tmp_path: Path,
         "source is not the complete ImageNet (ILSVRC2012): train has 12 images, not 1,281,167; val has 6 images, not "
         "50,000",
         "get it from https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
-        "dataset.published=null",
+        "dataset.source.published=null",
     )
 
 
@@ -135,15 +140,16 @@ def test_published_counts_are_accepted(tmp_path: Path, devkit_source: Path, monk
 
 
 def test_the_imagenet_presets_are_the_published_data_sets() -> None:
-    for preset in ("in20", "places205", "cifar100"):
+    for preset in ("in20", "places205"):
         cell = load_run([f"dataset={preset}"])[0]
-        published = cell.dataset.published
-        assert published in PUBLISHED
+        assert cell.dataset.source.about in PUBLISHED.values()
         # What prepare accepts is no part of a cell.
-        assert cell.id == load_run([f"dataset={preset}", "dataset.published=null"])[0].id
-        assert "published" not in cell.to_dict()["dataset"]
-    with pytest.raises(RegbenchError, match=r"unknown published data set 'ilsvrc2010'; choose one of .*ilsvrc2012"):
-        load_run(["dataset=in20", "dataset.published=ilsvrc2010"])
+        assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
+        assert "published" not in cell.to_dict()["dataset"]["source"]
+    with pytest.raises(
+        RegbenchError, match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012 or places205 or null"
+    ):
+        load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 
 
 def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source: Path) -> None:

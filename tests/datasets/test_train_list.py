@@ -55,8 +55,9 @@ def test_the_list_says_what_is_for_training(tmp_path: Path, root: Path, listed: 
         "test": [2, 2, 2],
     }
     assert stored(tmp_path, "train") == files(root, 1, 4, 6)
-    assert Manifest.load(tmp_path, "insects").selection["train_list"] == str(path)
-    assert manifest.train_list_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert Manifest.load(tmp_path, "insects").source["train_list"] == str(path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert manifest.taken_from["train"] == f"train/, those that few.txt names (SHA-256 {sha256})"
 
 
 def test_tuning_images_are_others_than_those_of_the_list(tmp_path: Path, root: Path, listed: Config) -> None:
@@ -126,18 +127,13 @@ def test_a_name_in_two_classes_needs_its_class(tmp_path: Path, make_imagefolder:
     assert prepare(listed(path), tmp_path, source_dir=root, progress=False).splits["train"]["num_samples"] == 3
 
 
-def test_settings_that_contradict_a_list_are_refused(
-    tmp_path: Path, root: Path, listed: Config, fashion_config: Config
-) -> None:
+def test_settings_that_contradict_a_list_are_refused(tmp_path: Path, root: Path, listed: Config) -> None:
     path = tmp_path / "few.txt"
     path.write_text("\n".join(NAMES))
-    for config, reason in (
-        (listed(path, train_per_class=3), "train_list and train_per_class both"),
-        (fashion_config(train_list="few.txt"), "train_list is for folders of images, and the source is fashion_mnist"),
-        (listed(tmp_path), f"list of training images {tmp_path} is missing; put it there, or give its path"),
-    ):
-        with pytest.raises(RegbenchError, match=reason):
-            prepare(config, tmp_path, source_dir=root, progress=False)
+    with pytest.raises(RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"):
+        listed(path, train_per_class=3)
+    with pytest.raises(RegbenchError, match=f"list of training images {tmp_path} is missing; put it there, or give"):
+        prepare(listed(tmp_path), tmp_path, source_dir=root, progress=False)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(RegbenchError, match=r"cannot read the list of training images .*get it again"):
         prepare(listed(path), tmp_path, source_dir=root, progress=False)
@@ -150,8 +146,8 @@ def test_settings_that_contradict_a_list_are_refused(
 def test_the_command_says_how_many_images_there_are(tmp_path: Path, root: Path) -> None:
     (tmp_path / "1percent.txt").write_text("\n".join(NAMES))
     arguments = ["prepare", "in100_labels1", "--source-dir", str(root), "dataset.num_classes=3"]
-    arguments += ["dataset.published=null"]
-    arguments += [f"dataset.train_list={tmp_path / '1percent.txt'}", f"runtime.data_dir={tmp_path}"]
+    arguments += ["dataset.source.published=null"]
+    arguments += [f"dataset.source.train_list={tmp_path / '1percent.txt'}", f"runtime.data_dir={tmp_path}"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "train:         9 images in" in result.output

@@ -57,7 +57,14 @@ def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) ->
     """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
     (own,) = plan(load_grid([*tiny, "method=vicreg"]))
     (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
-    unknown = [*tiny, "method=vicreg", "runtime.device=cuda", "dataset.name=other", "dataset.train_per_class=null"]
+    unknown = [
+        *tiny,
+        "method=vicreg",
+        "runtime.device=cuda",
+        "dataset.name=other",
+        "dataset.source.train_per_class=null",
+        "dataset.source.tuning_per_class=null",
+    ]
     (images,) = plan(load_grid(unknown))
     assert (own.gpu_hours, images.gpu_hours) == (None, None)
     assert gpu.gpu_hours is not None

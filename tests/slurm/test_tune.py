@@ -248,7 +248,7 @@ def test_refusals(
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
-    undivided = [f"dataset.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
+    undivided = [f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
     undivided += ["dataset.name=untuned", f"runtime.data_dir={tmp_path / 'data'}"]
     path = sweep_file(tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"])
     runner = CliRunner()

@@ -39,7 +39,7 @@ def prepare(
     Images are kept as they are; with these, larger ones are shrunk:
 
     \b
-      dataset.resize_px=256 dataset.resize_side=shorter dataset.jpeg_quality=90
+      dataset.source.resize_px=256 dataset.source.jpeg_quality=90
 
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """

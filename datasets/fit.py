@@ -1,0 +1,86 @@
+"""What a data set leaves open: defaults, and what is chosen to fit one's own images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.manifest import FILE_NAME, Manifest
+from regbench.datasets.sources.base import SOURCES
+
+_OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
+_UNKNOWN_PX = 256  # of images that are not prepared yet
+
+
+def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data set's plain data with every setting that has a default, those of its source included.
+
+    Args:
+        dataset: Plain data; its source is the name of one, or holds the name.
+
+    Raises:
+        RegbenchError: If there is no such source.
+    """
+    source = dataset.get("source")
+    given = source if isinstance(source, Mapping) else {"name": source}
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(DatasetConfig)
+        if field.default is not dataclasses.MISSING
+    }
+    name = str(given.get("name"))
+    return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
+
+
+def fitting(
+    dataset: Mapping[str, Any], batch_size: object, data_dir: Path | None, given: Collection[str]
+) -> dict[str, Any]:
+    """Choose what the settings of one's own images leave open.
+
+    Args:
+        dataset: The data set's plain data, complete.
+        batch_size: Of the run.
+        data_dir: The folder of prepared data sets; None: as if nothing was prepared.
+        given: Names of the settings that were given, which are left alone.
+
+    Returns:
+        Name -> value of further settings, also of other groups: the augmentation and the network.
+    """
+    source = dataset["source"]
+    fitted: dict[str, Any] = {}
+    if source.get("held_out") and any(
+        source.get(name) is not None for name in ("train_per_class", "tuning_per_class", "train_list")
+    ):
+        fitted["dataset.source.held_out"] = None
+    if any(dataset.get(name) is None for name in _OPEN):
+        manifest = _manifest(dataset, data_dir)
+        train = manifest.splits["train"] if manifest else None
+        image_px, grey = (train["image_px"], train["grey"]) if train else (_UNKNOWN_PX, False)
+        size_px = given_px if isinstance(given_px := dataset.get("image_size"), int) else min(image_px, 224)
+        grey = channels == 1 if (channels := dataset.get("channels")) else grey
+        small = "small_grey" if grey else "small_color"
+        # Mean and standard deviation of ImageNet, and of the mean over its channels.
+        mean, std = ([0.449], [0.226]) if grey else ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+        fitted |= {
+            "augmentation": "imagenet" if size_px >= 100 else small,
+            "network": "resnet18" if size_px >= 100 else "resnet_tiny",
+            "dataset.num_classes": len(manifest.class_names) if manifest else 0,
+            "dataset.image_size": size_px,
+            "dataset.eval_resize": max(size_px, min(image_px, size_px * 8 // 7)),
+            "dataset.channels": 1 if grey else 3,
+            "dataset.mean": mean,
+            "dataset.std": std,
+        }
+        if train and isinstance(batch_size, int) and batch_size > train["num_samples"]:
+            fitted["batch_size"] = 1 << (train["num_samples"].bit_length() - 1)
+    return {name: value for name, value in fitted.items() if name not in given}
+
+
+def _manifest(dataset: Mapping[str, Any], data_dir: Path | None) -> Manifest | None:
+    """The manifest of one's own images, if they are prepared."""
+    if data_dir is None or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
+        return None
+    return Manifest.load(data_dir, str(dataset["name"]))
