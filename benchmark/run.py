@@ -359,7 +359,8 @@ def _evaluator(cell: Cell, network: SiameseNetwork, compute: Compute, choices: C
 
 def images_record(manifest: Manifest) -> Images:
     """What a record says of its images."""
-    return Images(manifest.source, {name: split["content_sha256"] for name, split in manifest.splits.items()})
+    digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
+    return Images(str(manifest.source["name"]), digests)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
