@@ -11,12 +11,12 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.datasets.sources.base import SOURCES
 
-_OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
+_OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")  # of one's own images
 _UNKNOWN_PX = 256  # of images that are not prepared yet
 
 
 def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's plain data with every setting that has a default, those of its source included.
+    """Return a data set's plain data with all settings: those that are left out have their defaults, or are null.
 
     Args:
         dataset: Plain data; its source is the name of one, or holds the name.
@@ -26,12 +26,11 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """
     source = dataset.get("source")
     given = source if isinstance(source, Mapping) else {"name": source}
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(DatasetConfig)
-        if field.default is not dataclasses.MISSING
-    }
     name = str(given.get("name"))
+    fields = dataclasses.fields(DatasetConfig)
+    defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+    if any(dataset.get(name) is None for name in _OPEN if name != "channels"):
+        defaults["channels"] = None  # it is as open as the others
     return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from regbench.benchmark.settings.config import load_sweep
 from regbench.cli import main
 from regbench.slurm.search import propose
+from tests.plugin import install
 from tests.ranks import launch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +29,12 @@ DOCUMENTS = (
 def blocks(document: str, language: str) -> list[str]:
     """The fenced code blocks of a document in one language ("" for none)."""
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def contributed(start: str) -> str:
+    """The example of CONTRIBUTING.md whose docstring begins so."""
+    (example,) = (block for block in blocks("CONTRIBUTING.md", "python") if block.startswith(f'"""{start}'))
+    return example
 
 
 def test_readme_snippet_runs() -> None:
@@ -64,7 +73,7 @@ def test_the_distributed_example_gives_one_processs_losses_and_weights(tmp_path:
 
 
 def test_contributing_example_is_a_method(tmp_path: Path) -> None:
-    (example,) = blocks("CONTRIBUTING.md", "python")
+    example = contributed("The inverse multiquadric kernel")
     (tmp_path / "imq.py").write_text(example)
     check = """
 import imq, torch
@@ -84,14 +93,56 @@ for name in check_names():
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, check=True)
 
 
-def test_contributing_example_is_short() -> None:
-    (example,) = blocks("CONTRIBUTING.md", "python")
-    code = re.sub(r'""".*?"""', "", example, flags=re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+PREPARE_CSV = """
+import sys
+from regbench.benchmark.settings.config import load_run
+from regbench.cli import main
+from regbench.datasets.manifest import Manifest
+from pathlib import Path
+data_dir, folder = Path(sys.argv[1]), sys.argv[2]
+settings = ["dataset.source.resize_px=8", f"runtime.data_dir={data_dir}"]
+main(["prepare", "plants", "--source-dir", folder, *settings], standalone_mode=False)
+splits = Manifest.load(data_dir, "plants").splits
+assert {name: split["counts_per_class"] for name, split in splits.items()} == {"train": [2, 2], "test": [1, 1]}
+cell, _ = load_run(["dataset=plants", *settings])
+assert cell.plain()["dataset"]["source"]["table"] == "images.csv"
+assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (2, 8, 3)
+Path(folder, "fern0.png").unlink()
+main(["prepare", "plants", "--source-dir", folder, *settings, "--force"])
+"""
+
+
+def test_contributing_example_is_a_data_source(tmp_path: Path) -> None:
+    """Found in another distribution; its preset is the user's."""
+    presets = tmp_path / "config" / "regbench" / "dataset"
+    presets.mkdir(parents=True)
+    (presets / "plants.yaml").write_text(blocks("CONTRIBUTING.md", "yaml")[0])
+    folder = tmp_path / "plants"
+    folder.mkdir()
+    rows = [(f"{name}{i}.png", name, "test" if i == 2 else "train") for name in ("moss", "fern") for i in range(3)]
+    (folder / "images.csv").write_text("\n".join(",".join(row) for row in [("file", "class", "split"), *rows]))
+    for number, (file, _, _) in enumerate(rows):
+        Image.new("RGB", (9, 9), (20 * number, 90, 90)).save(folder / file)
+    path = install(tmp_path, "csv_images", contributed("Images that a table lists"), "regbench.sources")
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    arguments = [sys.executable, "-c", PREPARE_CSV, str(tmp_path / "data"), str(folder)]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2, done.stderr
+    wanted = "images.csv, with the columns file, class and split (train, tuning or test), and these files"
+    line = done.stderr.splitlines()[-1]
+    assert line.endswith(f"fern0.png is missing; mend it, or give another folder, with {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("start", "lines"), [("The inverse multiquadric kernel", 25), ("Images that a table lists", 60)]
+)
+def test_contributing_examples_are_short(start: str, lines: int) -> None:
+    code = re.sub(r'""".*?"""', "", contributed(start), flags=re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= lines
 
 
 def test_contributing_sweep_loads(tmp_path: Path) -> None:
-    (sweep,) = blocks("CONTRIBUTING.md", "yaml")
+    sweep = blocks("CONTRIBUTING.md", "yaml")[-1]
     path = tmp_path / "sweep.yaml"
     path.write_text(sweep)
     assert len(load_sweep(str(path)).cells) == 3 * (2 * 2 + 2)
