@@ -15,18 +15,18 @@ from regbench.benchmark.settings.config import KNNConfig
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Measure this process, now."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
 def drawn(n: int, dim: int) -> Features:
-    """Random features of 1,000 classes, made in place."""
+    """Draw random features of 1,000 classes, made in place."""
     return Features(torch.empty(n, dim).normal_(), torch.randint(1000, (n,)))
 
 
 def main() -> None:
-    """Prints the peak resident size of the process over its size with the features, for each size of the bank."""
+    """Print the peak resident size of the process over its size with the features, for each size of the bank."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("images", type=int, nargs="*", default=[50_000, 100_000, 200_000])
     parser.add_argument("--dim", type=int, default=2048)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regbench.benchmark.machine import hardware
+from regbench.benchmark.cost.harness import Column, Machine, median, number, ratios, span, table, take_turns
 from regbench.datasets.config import AugmentationConfig, ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.photometric import blur_taps, chains, photometric
@@ -35,7 +35,7 @@ def _drawn(view: ViewConfig, images: int) -> npt.NDArray[np.float64]:
 
 
 def ours(view: ViewConfig, size: int) -> View:
-    """The batched one of `regbench.datasets.loading.photometric`."""
+    """Make the batched one of `regbench.datasets.loading.photometric`."""
 
     def run(crops_NHWC: Tensor) -> Tensor:
         return photometric(crops_NHWC, _drawn(view, len(crops_NHWC)))
@@ -44,7 +44,7 @@ def ours(view: ViewConfig, size: int) -> View:
 
 
 def ours_in_threads(view: ViewConfig, size: int) -> View:
-    """The one of `regbench.datasets.loading.kernels`, in a thread for each core, as in the loader."""
+    """Make the one of `regbench.datasets.loading.kernels`, in a thread for each core, as in the loader."""
     from regbench.datasets.loading.kernels import finish
 
     pool = ThreadPoolExecutor(torch.get_num_threads())
@@ -60,7 +60,7 @@ def ours_in_threads(view: ViewConfig, size: int) -> View:
 
 
 def kornias(view: ViewConfig, size: int) -> View:
-    """Kornia's own transforms, whose parameters are drawn for each image."""
+    """Make kornia's own transforms, whose parameters are drawn for each image."""
     from kornia import augmentation as k
 
     taps = blur_taps(size)
@@ -80,7 +80,7 @@ def kornias(view: ViewConfig, size: int) -> View:
 
 
 def torchvisions(view: ViewConfig, size: int) -> View:
-    """Those of torchvision, one image after the other."""
+    """Make those of torchvision, one image after the other."""
     from torchvision.transforms import v2
 
     jitter = v2.ColorJitter(view.brightness, view.contrast, view.saturation, view.hue)
@@ -101,7 +101,7 @@ def torchvisions(view: ViewConfig, size: int) -> View:
 
 
 def main() -> None:
-    """Prints source images a second, two views of each, and the ratio to torchvision's."""
+    """Print source images a second, two views of each, and the ratio to torchvision's."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--images", type=int, default=64, help="in a batch")
     parser.add_argument("--size", type=int, default=224, help="px")
@@ -119,27 +119,30 @@ def main() -> None:
     else:
         print("kornia is not installed and left out")
     augmentation = AugmentationConfig()
-    views = {
-        name: [make(view, arguments.size) for view in (augmentation.view1, augmentation.view2)]
+
+    def rate(views: Sequence[View]) -> float:
+        began_s = time.perf_counter()
+        for view in views:
+            assert view(crops_NHWC).shape == (arguments.images, 3, arguments.size, arguments.size)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return len(crops_NHWC) / (time.perf_counter() - began_s)
+
+    turns = {
+        name: partial(rate, [make(view, arguments.size) for view in (augmentation.view1, augmentation.view2)])
         for name, make in makers.items()
     }
-    rates: dict[str, list[float]] = {name: [] for name in views}
-    for _ in range(arguments.rounds + 1):
-        for name, pair in views.items():
-            began_s = time.perf_counter()
-            for view in pair:
-                assert view(crops_NHWC).shape == (arguments.images, 3, arguments.size, arguments.size)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            rates[name].append(arguments.images / (time.perf_counter() - began_s))
-    print(f"{hardware(device)}, torch {torch.__version__}, {arguments.images} images of {arguments.size} px")
-    for name, all_rates in rates.items():
-        warm = all_rates[1:]
-        ratios = [rate / other for rate, other in zip(warm, rates["torchvision v2"][1:], strict=True)]
-        print(
-            f"{name}: {statistics.median(warm):,.1f} images/s ({min(warm):,.1f} to {max(warm):,.1f}), "
-            f"{statistics.median(ratios):.2f} times torchvision v2 ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+    take_turns(turns, 1)  # warms up
+    rates = take_turns(turns, arguments.rounds)
+    columns = (
+        Column[str]("", str, "left"),
+        Column[str]("images/s", lambda name: number(median(rates[name]))),
+        Column[str]("min–max", lambda name: span(rates[name])),
+        Column[str]("ratio", lambda name: number(median(ratios(rates[name], rates["torchvision v2"])))),
+        Column[str]("min–max", lambda name: span(ratios(rates[name], rates["torchvision v2"]))),
+    )
+    settings = {"images": arguments.images, "px": arguments.size, "rounds": arguments.rounds}
+    print(Machine.here(device.type, **settings), table(list(rates), columns), sep="\n\n")
 
 
 if __name__ == "__main__":

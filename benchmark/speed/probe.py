@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
 import sys
 import tempfile
 import time
@@ -14,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from regbench.benchmark.cost.harness import Machine, median, number, ratios, span, take_turns
 from regbench.benchmark.evaluate import Backbone, LinearHeads
 from regbench.benchmark.evaluate.features import Batches, Epochs, Images
-from regbench.benchmark.machine import hardware
 from regbench.benchmark.run import resolve
 from regbench.benchmark.settings.config import NetworkConfig, ProbeConfig, load_run
 from regbench.benchmark.training.network import SiameseNetwork
@@ -27,7 +26,7 @@ CLASSES, ROUNDS, SIZE_PX = 1000, 5, 64
 
 
 def generate(folder: Path) -> None:
-    """Two training images of each class and one of val/, 64 px."""
+    """Make two training images of each class and one of val/, 64 px."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 2), ("val", 1)):
         for label in range(CLASSES):
@@ -39,12 +38,12 @@ def generate(folder: Path) -> None:
 
 
 def represented(backbone: Backbone, augmented: Epochs, epoch: int) -> Batches:
-    """The features of an epoch's images."""
+    """Give the features of an epoch's images."""
     return ((backbone.represent(x_NCHW), y_N) for x_NCHW, y_N in augmented(epoch))
 
 
 def main() -> None:
-    """Prints the seconds of an epoch with one rate and with eight, in turns, and the median of the rounds' ratios.
+    """Print the seconds of an epoch with one rate and with eight, in turns, and the median of the rounds' ratios.
 
     Images are randomly cropped and flipped. On a CPU these are seconds of the process's own CPU time, which other work
     on the machine hardly changes.
@@ -62,24 +61,26 @@ def main() -> None:
         images = Images(cell.dataset, compute, folder / "choice.json")
         all_rates = ProbeConfig(learning_rates=RATES, epochs=1)
         one_rate = dataclasses.replace(all_rates, learning_rates=RATES[:1])
-        ratios = []
-        print(f"ResNet-18, {SIZE_PX} px, {2 * CLASSES:,} images of {CLASSES:,} classes; {hardware(compute.device)}")
         clock = time.perf_counter if compute.device.type == "cuda" else time.process_time
-        for number in range(ROUNDS + 1):
-            seconds = []
-            for config in (one_rate, all_rates):
-                heads = LinearHeads(backbone.dim, CLASSES, config, 0, compute.device)
-                with images.augmented(config, 0) as augmented:
-                    epochs = functools.partial(represented, backbone, augmented)
-                    began_s = clock()
-                    heads.fit(epochs)
-                    if compute.device.type == "cuda":
-                        torch.cuda.synchronize(compute.device)
-                    seconds.append(clock() - began_s)
-            if number:  # the first round warms up
-                ratios.append(seconds[1] / seconds[0])
-                print(f"one rate {seconds[0]:.2f} s, {len(RATES)} rates {seconds[1]:.2f} s: {ratios[-1]:.3f}")
-        print(f"median ratio {statistics.median(ratios):.3f}")
+
+        def epoch_s(config: ProbeConfig) -> float:
+            heads = LinearHeads(backbone.dim, CLASSES, config, 0, compute.device)
+            with images.augmented(config, 0) as augmented:
+                began_s = clock()
+                heads.fit(functools.partial(represented, backbone, augmented))
+                if compute.device.type == "cuda":
+                    torch.cuda.synchronize(compute.device)
+                return clock() - began_s
+
+        turns = {len(each.learning_rates): functools.partial(epoch_s, each) for each in (one_rate, all_rates)}
+        take_turns(turns, 1)  # warms up
+        seconds = take_turns(turns, ROUNDS)
+    found = ratios(seconds[len(RATES)], seconds[1])
+    print(f"ResNet-18, {SIZE_PX} px, {2 * CLASSES:,} images of {CLASSES:,} classes")
+    print(Machine.here(compute.device.type, rounds=ROUNDS))
+    for rates, each in seconds.items():
+        print(f"{rates} rates: {number(median(each))} s ({span(each)})")
+    print(f"ratio {number(median(found))} ({span(found)})")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_
 
 
 def cells(count: int) -> list[Cell]:
-    """Methods, each with five dimensions, ten learning rates and five seeds, until there are enough."""
+    """List methods, each with five dimensions, ten learning rates and five seeds, until there are enough."""
     base = load_sweep("quickstart", ["epochs=100", "optimizer.warmup_epochs=10"]).cells[1]
     built = {method: None for method in map(methods.build, methods.names())}  # presets may be the default
     grid = itertools.product(built, DIMENSIONS, range(CHOICES), range(SEEDS))
@@ -47,7 +47,7 @@ def cells(count: int) -> list[Cell]:
 
 
 def record(cell: Cell, sweep: str, metrics: NamedFile, draw: np.random.Generator) -> Record:
-    """What a run of the cell would leave; the first learning rate is the chosen one, the others are tuned only."""
+    """Make what a run of the cell would leave; the first learning rate is the chosen one, the others are tuned only."""
     final = cell.optimizer.base_lr == 0.1
     skill = 40 + 5 * np.log2(cell.embedding_dim / 512) + 10 * final + draw.normal()
     scores = []
@@ -83,7 +83,7 @@ def record(cell: Cell, sweep: str, metrics: NamedFile, draw: np.random.Generator
 
 
 def history(draw: np.random.Generator) -> list[dict[str, Any]]:
-    """What it would leave of its training."""
+    """Make what it would leave of its training."""
     numbers = ("loss", *MEASURES, "learning_rate", "epoch_s", "images", "step_ms", "data_ms", "forward_ms", "loss_ms")
     return [
         {"epoch": epoch, **dict(zip(numbers, row, strict=True)), "terms": {"alignment": row[0], "uniformity": row[1]}}
@@ -92,7 +92,7 @@ def history(draw: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def make(folder: Path, count: int) -> None:
-    """Writes the run directories of a finished sweep."""
+    """Write the run directories of a finished sweep."""
     draw = np.random.default_rng(0)
     plan = []
     for cell in tqdm(cells(count), desc="made", unit="", disable=not sys.stderr.isatty()):
@@ -109,7 +109,7 @@ def make(folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Prints the seconds of three calls of the command and the size of what they wrote, then those of --check."""
+    """Print the seconds of three calls of the command and the size of what they wrote, then those of --check."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.TemporaryDirectory() as runs:
         make(Path(runs) / "large", count)

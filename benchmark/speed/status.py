@@ -13,7 +13,7 @@ STATES = ("done", "running", "failed", "interrupted", "pending")
 
 
 def make(folder: Path, cells: int) -> None:
-    """Writes run directories as training leaves them, a fifth in each state."""
+    """Write run directories as training leaves them, a fifth in each state."""
     plan = []
     row = {"epoch": 1, "loss": 1.5, "terms": {f"term {i}": 0.123456789 for i in range(12)}}
     record = json.dumps({"status": "done", "scores": []}, indent=1)
@@ -41,7 +41,7 @@ def make(folder: Path, cells: int) -> None:
 
 
 def main() -> None:
-    """Prints the seconds of three calls of the command, and its last line."""
+    """Print the seconds of three calls of the command, and its last line."""
     cells = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.TemporaryDirectory() as runs:
         make(Path(runs) / "large", cells)

@@ -14,15 +14,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tabulate import tabulate
 
-from regbench.benchmark.machine import hardware
+from regbench.benchmark.cost.harness import Machine, median, number, span, take_turns
 
 ROUNDS, EPOCHS = 3, 3
 CORES = len(os.sched_getaffinity(0))
@@ -32,7 +32,7 @@ REGBENCH = (sys.executable, "-m", "regbench")
 
 
 def generate(folder: Path) -> None:
-    """Grey images of ten classes, 28 px: 1,000 are for training."""
+    """Make grey images of ten classes, 28 px: 1,000 are for training."""
     rng = np.random.default_rng(0)
     for label in range(10):
         place = folder / f"{label}"
@@ -43,7 +43,7 @@ def generate(folder: Path) -> None:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that compute for themselves."""
+    """Keep so many processes computing for themselves."""
     counting = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(processes)]
     try:
         yield
@@ -54,7 +54,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def measure(settings: list[str]) -> tuple[float, float]:
-    """Images/s of a run's median epoch, and milliseconds of CPU time for each of its images, start-up included."""
+    """Measure images/s of a run's median epoch, and milliseconds of CPU time for each image, start-up included."""
     with tempfile.TemporaryDirectory() as runs:
         process = subprocess.Popen((*REGBENCH, "train", *settings, f"runtime.runs_dir={runs}"), **SILENT)
         _, status, used = os.wait4(process.pid, 0)
@@ -68,7 +68,7 @@ def measure(settings: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints the medians over the rounds, and the least and the most."""
+    """Print the medians over the rounds, and the least and the most."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -78,21 +78,15 @@ def main() -> None:
         subprocess.run(prepare, check=True, **SILENT)
         settings = ["dataset=imagefolder", data_dir, f"epochs={EPOCHS}", "evaluation.protocols=[knn]"]
         settings += ["runtime.device=cpu", *sys.argv[1:]]
+        turns = {
+            threads: partial(measure, [*settings, f"runtime.threads={count}"]) for threads, count in THREADS.items()
+        }
         for machine, processes in (("quiet", 0), ("busy", CORES)):
-            found: dict[str, list[tuple[float, float]]] = {threads: [] for threads in THREADS}
             with busy(processes):
-                for _ in range(ROUNDS):
-                    for threads, number in THREADS.items():
-                        found[threads].append(measure([*settings, f"runtime.threads={number}"]))
-                        speed = found[threads][-1][0]
-                        print(f"{machine}, {threads}: {speed:.0f} images/s", file=sys.stderr, flush=True)
-            for threads, rounds in found.items():
-                speeds, cpu_ms = zip(*rounds, strict=True)
-                spread = f"{min(speeds):.0f} to {max(speeds):.0f}"
-                rows.append(
-                    [machine, threads, f"{statistics.median(speeds):.0f}", spread, f"{statistics.median(cpu_ms):.1f}"]
-                )
-    print(f"{hardware(torch.device('cpu'))}, torch {torch.__version__}, {ROUNDS} rounds\n")
+                for threads, rounds in take_turns(turns, ROUNDS).items():
+                    speeds, cpu_ms = map(list, zip(*rounds, strict=True))
+                    rows.append((machine, threads, number(median(speeds)), span(speeds), number(median(cpu_ms))))
+    print(f"{Machine.here(rounds=ROUNDS)}\n")
     print(tabulate(rows, headers=["machine", "threads", "images/s", "range", "CPU ms/image"], disable_numparse=True))
 
 
