@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,15 @@ import yaml
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.config import load_run
 from regbench.cli import main
-from regbench.datasets.beton import Beton
+from regbench.datasets.fit import complete, fitting
+from regbench.datasets.manifest import Manifest, SplitEntry
+from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.base import Contents
+from regbench.datasets.sources.imagefolder import ImageFolder
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside: none of it is about the images.
@@ -49,6 +53,14 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture(scope="module")
+def birds_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Of three classes."""
+    birds = draw(tmp_path_factory.mktemp("birds"), 3, 8)
+    dataset = load_run(["dataset=imagefolder"])[0].dataset
+    return prepare(dataset, tmp_path_factory.mktemp("data"), source_dir=birds, progress=False)
+
+
 def call(*arguments: str | Path) -> Result:
     """The command, which succeeds."""
     result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="regbench")
@@ -62,17 +74,6 @@ def refusal(*arguments: str | Path) -> str:
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.splitlines()
     return line
-
-
-def manifest(data_dir: Path, name: str = "imagefolder") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((data_dir / name / "manifest.json").read_text())
-    return content
-
-
-def origins(data_dir: Path, split: str) -> list[str]:
-    """The files that are in a split."""
-    lines = (data_dir / "imagefolder" / f"{split}.origins.txt").read_text().splitlines()
-    return [line.partition(" ")[2] for line in lines]
 
 
 # ------------------------------------------------------------------------------------------------- the two commands
@@ -113,6 +114,14 @@ def test_prepare_then_sweep_of_five_methods(data_dir: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------------- splits
 
 
+def opened(birds: Path) -> Contents:
+    return ImageFolder(held_out=0.1).open(birds, birds)
+
+
+def files(contents: Contents, split: str) -> list[str]:
+    return [origin for _, origin in contents.splits[split].images()]
+
+
 @pytest.mark.parametrize(
     ("folders", "counts", "taken_from"),
     [
@@ -125,65 +134,48 @@ def test_prepare_then_sweep_of_five_methods(data_dir: Path, tmp_path: Path) -> N
     ],
 )
 def test_splits_are_made(
-    folders: dict[str, int], counts: tuple[int, ...], taken_from: tuple[str, ...], data_dir: Path, tmp_path: Path
+    folders: dict[str, int], counts: tuple[int, ...], taken_from: tuple[str, ...], tmp_path: Path
 ) -> None:
     for number, (folder, count) in enumerate(folders.items()):
-        draw(tmp_path / "birds" / folder, count, 8, first=100 * number)
-    printed = call("prepare", "imagefolder", "--source-dir", tmp_path / "birds").output
-    written = manifest(data_dir)
-    assert list(written["splits"]) == ["train", "tuning", "test"]
-    assert tuple(entry["num_samples"] for entry in written["splits"].values()) == counts
-    for split, origin in zip(written["splits"], taken_from, strict=True):
-        assert written["taken_from"][split].startswith(origin)
-        assert f"from {origin}" in printed
-        assert set(Beton(data_dir / "imagefolder" / f"{split}.beton").labels) == {0, 1, 2}
-    files = [file for split in written["splits"] for file in origins(data_dir, split)]
-    assert len(files) == len(set(files)) == 3 * sum(folders.values())
+        draw(tmp_path / folder, count, 8, first=100 * number)
+    contents = opened(tmp_path)
+    assert list(contents.splits) == ["train", "tuning", "test"]
+    for (name, split), count, origin in zip(contents.splits.items(), counts, taken_from, strict=True):
+        assert contents.taken_from[name].startswith(origin)
+        assert split.labels.tolist() == [label for label in range(3) for _ in range(count // 3)]
+    found = [file for split in contents.splits for file in files(contents, split)]
+    assert len(found) == len(set(found)) == 3 * sum(folders.values())
 
 
-def test_the_same_images_are_held_out_wherever_they_lie_and_whatever_comes_to_them(
-    data_dir: Path, tmp_path: Path
-) -> None:
-    birds = draw(tmp_path / "birds", 20, 8)
-    call("prepare", "imagefolder", "--source-dir", birds)
-    before = {split: origins(data_dir, split) for split in ("train", "tuning", "test")}
-    assert before["test"] != sorted(before["train"] + before["test"])[:6]  # neither the first nor the last
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "again", 20, 8), "--force")
-    assert {split: origins(data_dir, split) for split in before} == before
+def test_the_same_images_are_held_out_wherever_they_lie(tmp_path: Path) -> None:
+    first, again = (opened(draw(tmp_path / name, 20, 8)) for name in ("birds", "again"))
+    for split in first.splits:
+        assert files(first, split) == files(again, split)
+    test, train = files(first, "test"), files(first, "train")
+    assert test != sorted(train + test)[:6]  # neither the first nor the last
 
 
-def test_a_class_that_is_too_small_is_refused(data_dir: Path, tmp_path: Path) -> None:
-    line = refusal("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 2, 8))
-    assert "at least 3 images" in line and "heron has 2" in line
-
-
-def test_a_folder_without_classes_is_refused(data_dir: Path, tmp_path: Path) -> None:
-    assert "birds/ is missing" in refusal("prepare", "imagefolder", "--source-dir", tmp_path / "birds")
+def test_folders_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RegbenchError, match="at least 3 images to be divided: heron has 2"):
+        opened(draw(tmp_path / "small", 2, 8))
+    with pytest.raises(RegbenchError, match="birds/ is missing"):
+        opened(tmp_path / "birds")
     (tmp_path / "birds").mkdir()
-    line = refusal("prepare", "imagefolder", "--source-dir", tmp_path / "birds")
-    assert "birds/ has no class folders" in line and "with CLASS/*.jpg, or train/CLASS/*.jpg" in line
+    with pytest.raises(RegbenchError, match=r"birds/ has no class folders.*with CLASS/\*\.jpg, or train/CLASS/\*\.jpg"):
+        opened(tmp_path / "birds")
     draw(tmp_path / "birds" / "val", 3, 8)
-    assert "train/ is missing" in refusal("prepare", "imagefolder", "--source-dir", tmp_path / "birds")
+    with pytest.raises(RegbenchError, match="train/ is missing"):
+        opened(tmp_path / "birds")
+    for folder in ("train", "test"):
+        draw(tmp_path / "birds" / folder, 3, 8)
+    (tmp_path / "birds" / "test" / "ibis").rename(tmp_path / "birds" / "test" / "owl")
+    with pytest.raises(RegbenchError, match=r"test/ lacks 1 classes of train/: ibis; train/ lacks 1 .* test/: owl"):
+        opened(tmp_path / "birds")
 
 
-def test_classes_that_lack_in_a_folder_are_refused(data_dir: Path, tmp_path: Path) -> None:
-    birds = tmp_path / "birds"
-    for folder in ("train", "val", "test"):
-        draw(birds / folder, 3, 8)
-    (birds / "test" / "ibis").rename(birds / "test" / "owl")
-    line = refusal("prepare", "imagefolder", "--source-dir", birds)
-    assert "test/ lacks 1 classes of train/: ibis" in line and "train/ lacks 1 classes of test/: owl" in line
-
-
-def test_numbers_that_are_given_divide(data_dir: Path, tmp_path: Path) -> None:
-    draw(tmp_path / "birds" / "train", 20, 8)
-    draw(tmp_path / "birds" / "val", 3, 8, first=100)
-    numbers = ("dataset.source.train_per_class=9", "dataset.source.tuning_per_class=4")
-    call("prepare", "imagefolder", "--source-dir", tmp_path / "birds", *numbers)
-    assert [entry["num_samples"] for entry in manifest(data_dir)["splits"].values()] == [27, 12, 9]
-    cell, _ = load_run(["dataset=imagefolder", *numbers])
-    assert cell.plain()["dataset"]["source"]["held_out"] is None
-    assert cell.dataset.num_classes == 3
+def test_numbers_that_are_given_divide() -> None:
+    cell, _ = load_run(["dataset=imagefolder", "dataset.source.train_per_class=9", "dataset.source.tuning_per_class=4"])
+    assert cell.dataset.source == ImageFolder(train_per_class=9, tuning_per_class=4)
 
 
 @pytest.mark.parametrize("share", ["0", "0.5", "nan"])
@@ -196,28 +188,26 @@ def test_shares_that_cannot_be_are_refused(share: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_px", "mode", "expected"),
+    ("image_px", "grey", "expected"),
     [
-        (28, "L", ("small_grey", "resnet_tiny", 28, 28, 1)),
-        (28, "RGB", ("small_color", "resnet_tiny", 28, 28, 3)),
-        (28, "P", ("small_color", "resnet_tiny", 28, 28, 3)),
-        (99, "RGB", ("small_color", "resnet_tiny", 99, 99, 3)),
-        (100, "RGB", ("imagenet", "resnet18", 100, 100, 3)),
-        (240, "L", ("imagenet", "resnet18", 224, 240, 1)),
-        (300, "RGB", ("imagenet", "resnet18", 224, 256, 3)),
+        (28, True, ("small_grey", "resnet_tiny", 28, 28, 1)),
+        (28, False, ("small_color", "resnet_tiny", 28, 28, 3)),
+        (99, False, ("small_color", "resnet_tiny", 99, 99, 3)),
+        (100, False, ("imagenet", "resnet18", 100, 100, 3)),
+        (240, True, ("imagenet", "resnet18", 224, 240, 1)),
+        (300, False, ("imagenet", "resnet18", 224, 256, 3)),
     ],
 )
 def test_what_fits_the_images_is_chosen(
-    size_px: int, mode: str, expected: tuple[object, ...], data_dir: Path, tmp_path: Path
+    image_px: int, grey: bool, expected: tuple[object, ...], birds_manifest: Manifest, tmp_path: Path
 ) -> None:
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, size_px, mode), "dataset.name=birds")
-    cell, _ = load_run(["dataset=imagefolder", "dataset.name=birds"])
-    dataset = cell.dataset
-    chosen = (cell.augmentation.name, cell.network.backbone, dataset.image_size, dataset.eval_resize, dataset.channels)
-    assert chosen == expected
-    assert cell.network.stem == ("imagenet" if expected[1] == "resnet18" else "small")
-    assert len(dataset.mean) == len(dataset.std) == dataset.channels
-    assert dataset.num_classes == 3
+    entry: SplitEntry = {**birds_manifest.splits["train"], "image_px": image_px, "grey": grey, "num_samples": 100}
+    replace(birds_manifest, name="birds", splits={"train": entry}).save(tmp_path)
+    chosen = fitting(complete({"name": "birds", "source": "imagefolder"}), 256, tmp_path, given=())
+    names = ("augmentation", "network", "dataset.image_size", "dataset.eval_resize", "dataset.channels")
+    assert tuple(chosen[name] for name in names) == expected
+    assert len(chosen["dataset.mean"]) == len(chosen["dataset.std"]) == expected[-1]
+    assert (chosen["dataset.num_classes"], chosen["batch_size"]) == (3, 64)
 
 
 def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
@@ -229,14 +219,6 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.backbone) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3
-
-
-def test_images_are_read_anew_when_others_come(data_dir: Path, tmp_path: Path) -> None:
-    birds = draw(tmp_path / "birds", 3, 8)
-    call("prepare", "imagefolder", "--source-dir", birds)
-    (birds / "ibis").rename(tmp_path / "ibis")
-    call("prepare", "imagefolder", "--source-dir", birds, "--force")
-    assert load_run(["dataset=imagefolder"])[0].dataset.num_classes == 2
 
 
 def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

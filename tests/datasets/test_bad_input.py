@@ -190,50 +190,6 @@ def test_odd_images_come_the_same_out_of_both_loaders(
 # ---------------------------------------------------------------------------------------------------------- folders
 
 
-def no_folder(root: Path) -> None:
-    shutil.rmtree(root)
-
-
-def a_file_for_a_folder(root: Path) -> None:
-    shutil.rmtree(root / "train")
-    (root / "train").write_text("")
-
-
-def an_empty_class(root: Path) -> None:
-    for path in (root / "train" / "bee").iterdir():
-        path.unlink()
-
-
-def a_missing_class(root: Path) -> None:
-    shutil.rmtree(root / "val" / "bee")
-
-
-def the_same_file_twice(root: Path) -> None:
-    (root / "val" / "ant" / "again.jpg").hardlink_to(root / "train" / "ant" / "ant_001.jpg")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (
-            no_folder,
-            "source cannot be used: train/ is missing; val/ is missing; mend it, or give another folder, with",
-        ),
-        (a_file_for_a_folder, "source cannot be used: train/ is missing"),
-        (an_empty_class, "1 class folders of train/ have no images: bee"),
-        (a_missing_class, "val/ lacks 1 classes of train/: bee"),
-        (the_same_file_twice, "the splits overlap"),
-    ],
-)
-def test_folders_that_cannot_be(spoil: Callable[[Path], None], reason: str, tmp_path: Path, root: Path) -> None:
-    spoil(root)
-    result = regbench_prepare(tmp_path, root)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert reason in line
-    assert not list((tmp_path / "insects").glob("*.beton"))
-
-
 def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", os.fsdecode(b"latin \xe9.jpg"), "a, (b); c.jpg"]
     for part in ("train", "val"):
@@ -372,14 +328,13 @@ def test_a_loader_bears_flipped_bits_or_names_the_image(
     np.testing.assert_array_equal(evaluated(config, insects.parent, backend, choice), before)
 
 
-@pytest.mark.parametrize("content", [JPEG, b"", b"PK\3\4" + bytes(5000)], ids=["jpeg", "empty", "zip"])
-def test_a_wrong_file_is_refused(content: bytes, insects: Path, config: DatasetConfig, choice: Path) -> None:
+def test_a_wrong_file_is_refused(insects: Path, config: DatasetConfig, choice: Path) -> None:
     path = insects / "test.beton"
     size = path.stat().st_size
-    path.write_bytes(content)
-    with pytest.raises(RegbenchError, match=rf"test\.beton is {len(content)} bytes long, not {size}; write it again"):
+    path.write_bytes(JPEG)
+    with pytest.raises(RegbenchError, match=rf"test\.beton is {len(JPEG)} bytes long, not {size}; write it again"):
         evaluated(config, insects.parent, "torchvision", choice)
-    path.write_bytes(content.ljust(size, b"\0"))
+    path.write_bytes(JPEG.ljust(size, b"\0"))
     with pytest.raises(
         RegbenchError, match=r"test\.beton cannot be used: .*; write it again: regbench prepare insects"
     ):
@@ -476,17 +431,16 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(tmp_pa
     assert names == {".lock", "train.beton", "train.origins.txt", "unfinished.json"}
 
 
-@pytest.mark.parametrize(("held", "split"), [("train/", "train"), ("val/", "test")])
-def test_a_killed_writer(held: str, split: str, tmp_path: Path, root: Path, config: DatasetConfig) -> None:
+def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     folder = tmp_path / "insects"
-    with start(tmp_path, root, held) as process:
-        wait_for(lambda: list(folder.glob(f".{split}.beton.*")))
+    with start(tmp_path, root, "val/") as process:
+        wait_for(lambda: list(folder.glob(".test.beton.*")))
         os.kill(process.pid, signal.SIGKILL)
     assert list(folder.glob(".*.beton.*"))
     with pytest.raises(RegbenchError, match="is not prepared"):
         Manifest.load(tmp_path, "insects")
     complete = {path: path.stat().st_mtime_ns for path in folder.glob("*.beton")}
-    assert [path.name for path in complete] == ([] if split == "train" else ["train.beton"])
+    assert [path.name for path in complete] == ["train.beton"]
     prepare(config, tmp_path, source_dir=root, progress=False)
     assert {path: path.stat().st_mtime_ns for path in complete} == complete
     prepare(config, tmp_path / "undisturbed", source_dir=root, progress=False)

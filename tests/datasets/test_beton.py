@@ -90,26 +90,9 @@ def test_a_failure_half_way_leaves_the_old_file(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["train.beton"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line() -> None:
-    with pytest.raises(RegbenchError, match=r"cannot write /proc/none/x\.beton"):
-        write_beton(Path("/proc/none/x.beton"), samples(), 5)
-
-
 def test_every_truncation_is_refused(file: Path) -> None:
     content = file.read_bytes()
-    for length in [
-        0,
-        1,
-        23,
-        24,
-        500,
-        2105,
-        2200,
-        MIN_PAGE_BYTES,
-        len(content) - 25,
-        len(content) - 24,
-        len(content) - 1,
-    ]:
+    for length in (0, 23, 24, 2105, 2200, MIN_PAGE_BYTES, len(content) - 25, len(content) - 24, len(content) - 1):
         file.write_bytes(content[:length])
         with pytest.raises(
             RegbenchError, match=r"train\.beton cannot be used: .*; write it again: regbench prepare set"
@@ -138,20 +121,6 @@ def test_a_wrong_number_anywhere_is_refused(file: Path, offset: int, value: byte
     file.write_bytes(content)
     with pytest.raises(RegbenchError, match=reason):
         Beton(file)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RegbenchError, match=r"cannot read .*none\.beton"):
-        Beton(tmp_path / "none.beton")
-
-
-def test_a_damaged_jpeg_is_refused(file: Path) -> None:
-    beton = Beton(file)
-    content = bytearray(file.read_bytes())
-    content[beton.start[1] : beton.start[1] + 4] = b"none"
-    file.write_bytes(content)
-    with pytest.raises(RegbenchError, match=r"image 1 of .*train\.beton cannot be decoded; write the file again"):
-        Beton(file).image(1)
 
 
 def test_ffcv_reads_our_files(file: Path) -> None:

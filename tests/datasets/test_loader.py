@@ -17,7 +17,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
@@ -26,7 +25,6 @@ from regbench.datasets.config import (
     AugmentationConfig,
     CropConfig,
     DatasetConfig,
-    Interpolation,
     MultiCropConfig,
     ViewConfig,
     obow_crops,
@@ -132,11 +130,10 @@ def test_crops_are_pillows_of_the_drawn_boxes(
 
 
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "area"])
-def test_both_backends_deliver_the_same(
-    interpolation: Interpolation, two_views: Open, fashion_config: Config, folder_config: Config
+def test_both_backends_have_the_same_area_filter(
+    two_views: Open, fashion_config: Config, folder_config: Config
 ) -> None:
-    augmentation = AugmentationConfig(view1=PLAIN, view2=PLAIN, interpolation=interpolation)
+    augmentation = AugmentationConfig(view1=PLAIN, view2=PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
         pairs = [batches(two_views(config, augmentation, backend=backend), 1) for backend in ("ffcv", "torchvision")]
         for ours, theirs in zip(*pairs, strict=True):
@@ -148,23 +145,17 @@ def test_both_backends_deliver_the_same(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pictures_depend_on_seed_epoch_image_and_view_alone(
-    backend: str, two_views: Open, folder_config: Config
-) -> None:
-    def pictures(
-        epoch: int = 0, config: DatasetConfig | None = None, **options: object
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        loader = two_views(config, backend=backend, **options)
-        indices = draws.epoch_order(loader._seed, epoch, loader._indices)
-        items = batches(loader, epoch)
+def test_pictures_depend_on_seed_epoch_image_and_view_alone(backend: str, two_views: Open) -> None:
+    def pictures(epoch: int = 0, seed: int = 3, **options: object) -> dict[int, tuple[Tensor, Tensor]]:
+        indices = draws.epoch_order(seed, epoch, np.arange(24))
+        items = batches(two_views(backend=backend, seed=seed, **options), epoch)
         views = [torch.cat([pair[view] for pair in items]) for view in (0, 1)]
         return {int(i): (a, b) for i, a, b in zip(indices, *views, strict=False)}
 
     reference = pictures(batch_size=24)
     many = 16 if backend == "ffcv" else 2  # more processes than cores are a warning
     again = [pictures(batch_size=5), pictures(batch_size=24, workers=2), pictures(batch_size=12, workers=many)]
-    subset = pictures(batch_size=3, config=folder_config(train_per_class=8))
-    for other in (*again, subset):
+    for other in again:
         assert len(other) >= 20
         for i, views in other.items():
             # PyTorch's matrix product for the blur may sum in another order when a batch has another size.
@@ -175,50 +166,22 @@ def test_pictures_depend_on_seed_epoch_image_and_view_alone(
         assert sum(torch.equal(changed[i][0], reference[i][0]) for i in reference) == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_subset_sees_the_draws_of_the_whole(
-    backend: str, two_views: Open, fashion_config: Config, data_dir: Path
-) -> None:
-    whole = two_views(fashion_config(), CROPS_ONLY, backend=backend, batch_size=100)
-    some = two_views(fashion_config(train_per_class=4), CROPS_ONLY, backend=backend, batch_size=40)
-    labels = Beton(data_dir / "fashion" / "train.beton").labels
-    first = np.sort(np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(10)]))
-    assert some.num_samples == 40
-    order, all_order = draws.epoch_order(3, 0, first), draws.epoch_order(3, 0, np.arange(100))
-    ((got, _),), ((expected, _),) = batches(some), batches(whole)
-    place = {int(i): n for n, i in enumerate(all_order)}
-    assert torch.equal(got, expected[[place[int(i)] for i in order]])
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open, fashion_config: Config) -> None:
+    def views(batch_size: int, **options: int) -> list[Tensor]:
+        loader = two_views(fashion_config(), CROPS_ONLY, backend="torchvision", batch_size=batch_size, **options)
+        return [x1 for x1, _ in batches(loader)]
 
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_ranks_share_the_batch_of_one_process(backend: str, two_views: Open) -> None:
-    alone = batches(two_views(augmentation=CROPS_ONLY, backend=backend, batch_size=6))
-    ranks = [
-        batches(two_views(augmentation=CROPS_ONLY, backend=backend, batch_size=2, rank=rank, world_size=3))
-        for rank in range(3)
-    ]
+    alone = views(2 * world_size)
+    ranks = [views(2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert len(alone) == 100 // (2 * world_size)
     for whole, *parts in zip(alone, *ranks, strict=True):
-        assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
+        assert torch.equal(whole, torch.cat(parts))
+    assert len({x.numpy().tobytes() for batch in alone for x in batch}) == len(alone) * 2 * world_size
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("world_size", [2, 5, 8])
-def test_ranks_lose_and_double_no_image(backend: str, world_size: int, two_views: Open, fashion_config: Config) -> None:
-    def pictures(**options: object) -> list[bytes]:
-        items = batches(two_views(fashion_config(), CROPS_ONLY, backend=backend, **options))
-        return [x.numpy().tobytes() for x1, _ in items for x in x1]
-
-    shares = [pictures(batch_size=2, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert {len(share) for share in shares} == {100 // (2 * world_size) * 2}
-    seen = [picture for share in shares for picture in share]
-    whole = pictures(batch_size=100)
-    assert len(set(whole)) == 100
-    assert sorted(seen) == sorted(whole[: len(seen)])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_epoch_can_begin_in_its_middle(backend: str, two_views: Open) -> None:
-    with two_views(backend=backend) as loader, loader.epoch(1) as whole, loader.epoch(1, first=3) as rest:
+def test_an_epoch_can_begin_in_its_middle(two_views: Open) -> None:
+    with two_views(backend="torchvision") as loader, loader.epoch(1) as whole, loader.epoch(1, first=3) as rest:
         expected = list(whole)[3:]
         for (a, b), (c, d) in zip(rest, expected, strict=True):
             assert torch.equal(a, c)
@@ -304,14 +267,13 @@ def test_global_state_is_left_alone(backend: str, two_views: Open, fashion_confi
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("split", ["train", "tuning", "test"])
-def test_center(backend: str, split: str, data_dir: Path, folder_config: Config, choice: Path) -> None:
+def test_center(backend: str, data_dir: Path, folder_config: Config, choice: Path) -> None:
     config = folder_config()
-    loader = EvalLoader(config, split, data_dir=data_dir, batch_size=5, device=CPU, backend=backend, choice=choice)
+    loader = EvalLoader(config, "test", data_dir=data_dir, batch_size=5, device=CPU, backend=backend, choice=choice)
     assert len(loader) == -(-loader.num_samples // 5)
     items = batches(loader)
     x, y = (torch.cat(parts) for parts in zip(*items, strict=True))
-    beton = Beton(data_dir / "insects" / f"{split}.beton")
+    beton = Beton(data_dir / "insects" / "test.beton")
     assert y.tolist() == beton.labels.tolist()
     assert y.dtype == torch.int64
     for n in range(len(beton)):
@@ -320,22 +282,7 @@ def test_center(backend: str, split: str, data_dir: Path, folder_config: Config,
         assert np.abs(levels(x[n : n + 1], config)[0].permute(1, 2, 0).numpy() - expected).mean() < 0.5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_images_of_the_right_size_are_shown_as_they_are(
-    backend: str, data_dir: Path, fashion_config: Config, choice: Path
-) -> None:
-    config = fashion_config()
-    with EvalLoader(
-        config, "test", data_dir=data_dir, batch_size=1000, device=CPU, backend=backend, choice=choice
-    ) as loader:
-        ((x, y),) = list(loader.epoch())
-    beton = Beton(data_dir / "fashion" / "test.beton")
-    assert y.tolist() == beton.labels.tolist()
-    expected = np.stack([beton.image(n)[:, :, 0] for n in range(30)])
-    np.testing.assert_allclose(levels(x, config)[:, 0], expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"hyperparameters": {"selected_on": "train"}}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"hyperparameters": {"selected_on": "train"}}'])
 def test_the_test_split_stays_closed_without_a_choice_on_record(
     content: str | None, data_dir: Path, folder_config: Config, tmp_path: Path
 ) -> None:
@@ -433,25 +380,6 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
     assert bank.num_samples == 20
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_damaged_image_stops_the_epoch_by_name(
-    backend: str, tmp_path: Path, data_dir: Path, folder_config: Config
-) -> None:
-    shutil.copytree(data_dir / "insects", tmp_path / "insects")
-    path = tmp_path / "insects" / "train.beton"
-    beton = Beton(path)
-    content = bytearray(path.read_bytes())
-    content[beton.start[7] : beton.start[7] + 8] = b"garbage!"
-    path.write_bytes(content)
-    loader = EvalLoader(folder_config(), "train", data_dir=tmp_path, batch_size=4, device=CPU, backend=backend)
-    with pytest.raises(
-        RegbenchError, match=r"image 7 of .*train\.beton cannot be decoded; write the file again"
-    ) as refusal:
-        batches(loader)
-    assert "\n" not in str(refusal.value)
-    assert quiet()
-
-
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
 def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path, folder_config: Config) -> None:
     root = tmp_path / "source"
@@ -514,7 +442,7 @@ def test_refusals(
     refused("hue=0.6 must be a number, at least 0 and at most 0.5", ViewConfig, hue=0.6)
 
 
-@pytest.mark.parametrize("label", [-2, 4, 2**62])
+@pytest.mark.parametrize("label", [-2, 4])
 def test_a_label_of_no_class_is_refused(label: int, tmp_path: Path, data_dir: Path, two_views: Open) -> None:
     shutil.copytree(data_dir / "insects", tmp_path / "insects")
     beton = Beton(tmp_path / "insects" / "train.beton")
@@ -527,15 +455,6 @@ def test_a_label_of_no_class_is_refused(label: int, tmp_path: Path, data_dir: Pa
         two_views(data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_cut_short_is_refused(backend: str, tmp_path: Path, data_dir: Path, two_views: Open) -> None:
-    shutil.copytree(data_dir / "insects", tmp_path / "insects")
-    path = tmp_path / "insects" / "train.beton"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RegbenchError, match=r"train\.beton is .* bytes long, not .*regbench prepare insects --force"):
-        two_views(data_dir=tmp_path, backend=backend)
-
-
 def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config: Config) -> None:
     grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
     inverted = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
@@ -546,15 +465,6 @@ def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config
     x1, x2, plain = (levels(x, config) for x in (x1, x2, plain))
     assert (x1[:, 0] - x1[:, 2]).abs().max() < 1e-3
     torch.testing.assert_close(x2, 255 - plain, atol=1e-3, rtol=0)
-
-
-def test_the_first_crop_is_one_that_torchvision_could_draw() -> None:
-    # Guards the order of (top, left, height, width) against the one of torchvision.
-    box = draws.crop_boxes(
-        draws.keys(0, 0, np.arange(200), draws.CROP), np.full(200, 30), np.full(200, 3000), (0.001, 0.002), (1, 1), 0.0
-    )
-    assert box[:, 0].max() < 30 < box[:, 1].max()
-    assert RandomResizedCrop.get_params(torch.empty(3, 30, 3000), [0.001, 0.002], [1, 1])[0] < 30
 
 
 WITHOUT_FFCV = """
@@ -593,15 +503,12 @@ def test_without_ffcv_the_other_backend_runs(data_dir: Path) -> None:
     assert "regbench[ffcv]" in refusal
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_views_of_one_crop_are_coloured_independently(
-    backend: str, two_views: Open, fashion_config: Config
-) -> None:
+def test_two_views_of_one_crop_are_coloured_independently(two_views: Open, fashion_config: Config) -> None:
     whole = ViewConfig(
         crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0, grayscale_p=0, blur_p=0, solarize_p=0
     )
     config = fashion_config()
-    loader = two_views(config, AugmentationConfig(view1=whole, view2=whole), backend=backend, batch_size=100)
+    loader = two_views(config, AugmentationConfig(view1=whole, view2=whole), backend="torchvision", batch_size=100)
     ((x1, x2),) = batches(loader)
     # Only the brightness differs: two factors in [0.6, 1.4], hardly ever nearly the same.
     dark = levels(x1, config) < 150
@@ -674,7 +581,7 @@ def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: py
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_swav_crops(backend: str, two_views: Open) -> None:
+def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
     multi = swav_crops(counts=(2, 3), sizes=(32, 16))
     (views,) = batches(two_views(augmentation=multi, backend=backend, batch_size=24))
     assert [tuple(view.shape) for view in views] == [(24, 3, 32, 32)] * 2 + [(24, 3, 16, 16)] * 3
@@ -693,12 +600,8 @@ def test_swav_crops(backend: str, two_views: Open) -> None:
     ]
     assert 0.03 < np.min(areas) < np.max(areas) < 0.17
     assert draws.EVALUATION_VIEW not in draws.view_numbers(8)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_obow_crops(backend: str, two_views: Open) -> None:
-    multi = obow_crops(num_crops=1, crop_size=24, num_patches=4, patch_size=20)
-    views = batches(two_views(augmentation=multi, backend=backend, batch_size=24))[0]
+    obow = obow_crops(num_crops=1, crop_size=24, num_patches=4, patch_size=20)
+    views = batches(two_views(augmentation=obow, backend=backend, batch_size=24))[0]
     assert [view.shape[-1] for view in views] == [224, 24, 20, 20, 20, 20]
 
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import pickle
 import re
+import shutil
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,6 @@ from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources import fashion_mnist
 from regbench.datasets.sources.base import SOURCES
-from regbench.datasets.verify import verify
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
@@ -109,12 +111,6 @@ def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -
         assert (beton.modes == JPEG).all()
 
 
-def test_imagefolder_without_counts_takes_all(tmp_path: Path, insects_source: Path, folder_config: Config) -> None:
-    config = folder_config(train_per_class=None, tuning_per_class=None)
-    manifest = prepare(config, tmp_path, source_dir=insects_source, progress=False)
-    assert {name: entry["num_samples"] for name, entry in manifest.splits.items()} == {"train": 42, "test": 9}
-
-
 def test_preparing_again_does_nothing(tmp_path: Path, fashion_source: Path, fashion_config: Config) -> None:
     first = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
     files = sorted((tmp_path / "fashion").iterdir())
@@ -159,12 +155,7 @@ def test_other_settings_are_refused(data_dir: Path, folder_config: Config, fashi
     assert prepare(fashion_config(train_per_class=3), data_dir, progress=False).splits["train"]["num_samples"] == 100
 
 
-def test_not_prepared_says_how(tmp_path: Path) -> None:
-    with pytest.raises(RegbenchError, match=r"data set 'x' is not prepared in .*; run: regbench prepare x"):
-        Manifest.load(tmp_path, "x")
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"name": 1}', '{"splits": '])
+@pytest.mark.parametrize("content", ['{"name": 1}', '{"splits": '])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "manifest.json").write_text(content)
@@ -193,13 +184,9 @@ def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folde
     refused(config, data, root, r"1 class folders of val/ have no images: dog")
     (root / "val" / "dog" / "a.png").write_bytes(b"")
     refused(config, data, root, "train/ lacks 1 classes of val/: dog")
-    (root / "train" / "dog").symlink_to(root / "train" / "cat")
-    refused(
-        folder_config(num_classes=4, train_per_class=3, tuning_per_class=2),
-        data,
-        root,
-        r"1 classes \(dog\) would have no image, as 1 images cannot be read: val/dog/a\.png \(",
-    )
+    shutil.rmtree(root / "val" / "dog")
+    (root / "train" / "cat").rename(root / "train" / "dog")
+    refused(config, data, root, "val/ lacks 1 classes of train/: dog; train/ lacks 1 classes of val/: cat")
 
 
 def test_one_file_in_two_splits_is_refused(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
@@ -287,11 +274,11 @@ def test_progress_in_a_log_is_plain_lines(
 ) -> None:
     from regbench.datasets import progress as module
 
-    monkeypatch.setattr(module, "_FIRST_LINE_S", 0.0)
-    monkeypatch.setattr(module, "_LOG_EVERY_S", 0.0)
+    minutes = itertools.count(step=60.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(minutes)))
     prepare(fashion_config(), tmp_path, source_dir=fashion_source)
     said = capsys.readouterr().err
-    assert re.search(r"^fashion/train: 50 of 100 images, \d+ images/s, 00:00 left$", said, re.MULTILINE)
+    assert re.search(r"^fashion/train: 50 of 100 images, 0 images/s, 50:00 left$", said, re.MULTILINE)
     assert "\r" not in said
 
 
@@ -322,11 +309,6 @@ def test_where_images_came_from(data_dir: Path, insects_source: Path) -> None:
             assert int(crc, 16) == zlib.crc32(content)
     rows = (data_dir / "fashion" / "tuning.origins.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[0-9a-f]{8} fashion_mnist train\[\d+\]", row) for row in rows)
-
-
-def test_verify_finds_nothing_wrong(data_dir: Path) -> None:
-    assert verify("fashion", data_dir, progress=False) == (150, [])
-    assert verify("insects", data_dir, progress=False) == (45, [])
 
 
 @pytest.mark.parametrize(

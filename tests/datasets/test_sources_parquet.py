@@ -249,13 +249,6 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
     refused(config(), data, source, "1 images cannot be read: data/train-00001-of-00002.parquet[0] (")
 
 
-def test_the_command(tmp_path: Path, source: Path) -> None:
-    own = ["dataset.name=shards", "dataset.num_classes=3", f"runtime.data_dir={tmp_path}"]
-    result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *own])
-    assert result.exit_code == 0, result.output
-    assert "train:        18 images in" in result.output
-
-
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     settings = ["dataset.name=insects", f"runtime.data_dir={tmp_path / 'data'}"]
     result = CliRunner().invoke(main, ["prepare", "parquet", "--source-dir", str(source), *settings])
