@@ -1,7 +1,7 @@
 """Conformance: what every regularizer must do, whoever wrote it, in numbers.
 
-`check` runs all of it on one method: the loss against its own derivative, symmetries, precision, streamed forms and
-ranks. The tests run the same over every registered method, so a new method is tested by being registered.
+The loss is held against its own derivative, symmetries, precision, streamed forms and ranks. `regbench check` and the
+tests run all of it over every registered method, so a new method is tested by being registered.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _check(bound: float) -> Callable[[Callable[[Regularizer], Outcome]], Callabl
 
 
 def check_names() -> list[str]:
-    """All checks but the sharded one, which runs several methods at once (`check_sharded`)."""
+    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
     return list(_checks)
 
 
@@ -80,12 +80,6 @@ def run_check(method: Regularizer, check: str) -> Finding | None:
     except Exception as error:  # whatever a method raises is a finding
         outcome = (math.inf, f"{type(error).__name__}: {error}")
     return outcome and Finding(check, bound, *outcome)
-
-
-def check(method: Regularizer) -> list[Finding]:
-    """Run all checks of one method, the sharded one last (it starts four processes)."""
-    findings = [run_check(method, name) for name in _checks]
-    return [finding for finding in findings if finding] + [check_sharded({"": method})[""]]
 
 
 # What methods are given.
@@ -271,7 +265,7 @@ def half_precision(method: Regularizer) -> Outcome:
 
 
 def corner_cases() -> dict[str, tuple[Tensor, Tensor]]:
-    """Embeddings that training can meet and formulas forget, float32."""
+    """Make embeddings that training can meet and formulas forget, float32."""
     z1, z2 = (z.float() for z in _draw(6, 4))
     zero_row = z1.clone()
     zero_row[2] = 0

@@ -32,12 +32,12 @@ PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def normalize(z_NQ: Tensor) -> Tensor:
-    """Rows scaled to unit length, shape (n, q). A zero row stays zero."""
+    """Scale rows to unit length, shape (n, q). A zero row stays zero."""
     return F.normalize(z_NQ, dim=1)
 
 
 def mean_squared_difference(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
-    """Mean over n **and** q of (z1 - z2)², a scalar.
+    """Compute the mean over n **and** q of (z1 - z2)², a scalar.
 
     This is ℓ_a / q with ℓ_a of Eq. (3) of Zheng et al. (ICLR 2023). The weights λ printed in the paper's tables
     multiply this per-coordinate mean, as in the authors' code, not ℓ_a itself.
@@ -46,12 +46,12 @@ def mean_squared_difference(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
 
 
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
-    """Which pairs have i ≠ j, shape (n, n), on the device of `like`."""
+    """Mark the pairs with i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)
 
 
 def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor:
-    """n⁻² Σ_{i≠j} φ(zᵢ·zⱼ), a scalar; z_NQ has shape (n, q).
+    """Compute n⁻² Σ_{i≠j} φ(zᵢ·zⱼ), a scalar; z_NQ has shape (n, q).
 
     The pairs i = j are left out of the sum because they are a constant on the sphere, and because φ may have no
     derivative there; a loss that counts them adds φ(1)/n.
@@ -63,7 +63,7 @@ def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def mask_diagonal(logits_NN: Tensor) -> Tensor:
-    """The matrix with −∞ on its diagonal, shape (n, n): these pairs are no part of a log-sum-exp."""
+    """Put −∞ on the diagonal, shape (n, n), to leave these pairs out of a log-sum-exp."""
     return logits_NN.where(off_diagonal_mask(len(logits_NN), logits_NN), -torch.inf)
 
 
@@ -71,20 +71,20 @@ def mask_diagonal(logits_NN: Tensor) -> Tensor:
 
 
 def inverse_lengths(z_NQ: Tensor) -> Tensor:
-    """1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12)."""
+    """Compute 1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12)."""
     length_N = torch.linalg.vector_norm(z_NQ, dim=1)
     return torch.where(length_N > SHORTEST, length_N.reciprocal(), 0.0)
 
 
 def chunks(z_NQ: Tensor) -> Iterator[slice]:
-    """Slices of rows whose data fill one panel at most (at least one row)."""
+    """Cut slices of rows whose data fill one panel at most (at least one row)."""
     rows = max(1, PANEL_BYTES // (z_NQ.shape[1] * z_NQ.element_size()))
     for start in range(0, len(z_NQ), rows):
         yield slice(start, min(start + rows, len(z_NQ)))
 
 
 def panels(rows: int, columns: int, itemsize: int, *, triangle: bool = False) -> Iterator[slice]:
-    """Slices of rows whose panel of the Gram matrix, with so many columns, is of a good size to work on.
+    """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to work on.
 
     A few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its ragged edge
     small.
@@ -99,19 +99,19 @@ def energy(
     z_NQ: Tensor,
     inverse_N: Tensor,
     phi: PairFunction,
-    gradient_NQ: Tensor | None,
+    gradient_NQ: Tensor,
     shard: Shard,
     *,
     diagonal: bool = False,
 ) -> Tensor:
-    """Σᵢ Σⱼ φ(uᵢ·uⱼ) over this rank's i and all ranks' j, in one pass with its gradient.
+    """Sum Σᵢ Σⱼ φ(uᵢ·uⱼ) over this rank's i and all ranks' j, in one pass with its gradient.
 
     Args:
         z_NQ: This rank's embeddings, shape (n_rank, q).
         inverse_N: The factors that make them u: `inverse_lengths(z)`, or ones.
         phi: φ and φ′ of inner products.
         gradient_NQ: Buffer to which Σⱼ φ′(uᵢ·uⱼ) uⱼ is added, shape (n_rank, q): half of the whole batch's
-            energy's gradient with respect to uᵢ. None if no gradient is wanted.
+            energy's gradient with respect to uᵢ.
         shard: The ranks.
         diagonal: Whether the pairs i = j count.
 
@@ -133,24 +133,22 @@ def energy(
             value_PM.diagonal().zero_()
             slope_PM.diagonal().zero_()
         total += 2 * value_PM.sum() - value_PM[:, :width].sum()
-        if gradient_NQ is not None:
-            gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
-            gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
+        gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
+        gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
     for z_MQ, inverse_M in others:
         for rows in panels(n, len(z_MQ), z_NQ.element_size()):
             gram_PM = ((z_NQ[rows] * inverse_N[rows, None]) @ z_MQ.T).mul_(inverse_M)
             value_PM, slope_PM = phi(gram_PM)
             del gram_PM
             total += value_PM.sum()
-            if gradient_NQ is not None:
-                gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_M), z_MQ)
+            gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_M), z_MQ)
     return total
 
 
 def cross_energy(
     views: Sequence[Tensor], factors: Sequence[Tensor], phi: PairFunction, gradients: Sequence[Tensor], shard: Shard
 ) -> Tensor:
-    """Σᵢ Σ_{j≠i} φ(u1ᵢ·u2ⱼ) over this rank's i and all ranks' j, in one pass with the gradients of the whole sum.
+    """Sum Σᵢ Σ_{j≠i} φ(u1ᵢ·u2ⱼ) over this rank's i and all ranks' j, in one pass with the gradients of the whole sum.
 
     Args:
         views: This rank's embeddings of both views, shape (n_rank, q) each.
@@ -187,12 +185,12 @@ def cross_energy(
 
 
 def square(t: Tensor) -> tuple[Tensor, Tensor]:
-    """φ(t) = t² and φ′ = 2t."""
+    """Compute φ(t) = t² and φ′ = 2t."""
     return t.square(), 2 * t
 
 
 def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor | None = None) -> Tensor:
-    """Σᵢ uᵢ uᵢᵀ over all ranks, shape (q, q), for u = inverse · (z − shift)."""
+    """Sum Σᵢ uᵢ uᵢᵀ over all ranks, shape (q, q), for u = inverse · (z − shift)."""
     moment_QQ = z_NQ.new_zeros(z_NQ.shape[1], z_NQ.shape[1])
     for rows in chunks(z_NQ):
         u_PQ = (z_NQ[rows] if shift_Q is None else z_NQ[rows] - shift_Q) * inverse_N[rows, None]
@@ -201,9 +199,9 @@ def second_moment(z_NQ: Tensor, inverse_N: Tensor, shard: Shard, shift_Q: Tensor
 
 
 def quadratic_energy(
-    z_NQ: Tensor, inverse_N: Tensor, coefficients: tuple[float, float, float], gradient_NQ: Tensor | None, shard: Shard
+    z_NQ: Tensor, inverse_N: Tensor, coefficients: tuple[float, float, float], gradient_NQ: Tensor, shard: Shard
 ) -> Tensor:
-    """`energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and O(q²) scratch.
+    """Compute `energy` of φ(t) = c₀ + c₁ t + c₂ t² through the q × q second moment: 4 n q² FLOP and O(q²) scratch.
 
     The pairs i = j are taken off the value; to the gradient they add a multiple
     of uᵢ, which `to_embedding_gradient` removes.
@@ -220,10 +218,8 @@ def quadratic_energy(
         if quadratic:
             product_PQ = u_PQ @ moment_QQ
             total += quadratic * ((product_PQ * u_PQ).sum(dim=1) - squared_length_P.square()).sum()
-            if gradient_NQ is not None:
-                gradient_NQ[rows].add_(product_PQ, alpha=2 * quadratic)
-        if gradient_NQ is not None:
-            gradient_NQ[rows].add_(sum_Q, alpha=linear)
+            gradient_NQ[rows].add_(product_PQ, alpha=2 * quadratic)
+        gradient_NQ[rows].add_(sum_Q, alpha=linear)
     return total
 
 
@@ -232,10 +228,10 @@ def alignment(
     z2_NQ: Tensor,
     inverse1_N: Tensor | None,
     inverse2_N: Tensor | None,
-    gradients_NQ: tuple[Tensor, Tensor] | None,
+    gradients_NQ: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
-    """Σᵢ ‖u1ᵢ − u2ᵢ‖² over this rank's rows, a float64 scalar.
+    """Sum Σᵢ ‖u1ᵢ − u2ᵢ‖² over this rank's rows, a float64 scalar.
 
     Args:
         z1_NQ: Embeddings of the first views, shape (n_rank, q).
@@ -250,14 +246,13 @@ def alignment(
         difference_PQ = z1_NQ[rows] if inverse1_N is None else z1_NQ[rows] * inverse1_N[rows, None]
         difference_PQ = difference_PQ - (z2_NQ[rows] if inverse2_N is None else z2_NQ[rows] * inverse2_N[rows, None])
         total += torch.linalg.vector_norm(difference_PQ).square()
-        if gradients_NQ is not None:
-            gradients_NQ[0][rows].add_(difference_PQ, alpha=2 * scale)
-            gradients_NQ[1][rows].sub_(difference_PQ, alpha=2 * scale)
+        gradients_NQ[0][rows].add_(difference_PQ, alpha=2 * scale)
+        gradients_NQ[1][rows].sub_(difference_PQ, alpha=2 * scale)
     return total
 
 
 def to_embedding_gradient(gradient_NQ: Tensor, z_NQ: Tensor, inverse_N: Tensor) -> None:
-    """Turns the gradient with respect to u = z/‖z‖ into the one with respect to z, in place."""
+    """Turn the gradient with respect to u = z/‖z‖ into the one with respect to z, in place."""
     for rows in chunks(z_NQ):
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         gradient_PQ = gradient_NQ[rows]
