@@ -42,7 +42,7 @@ class Report:
 def write_report(
     runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = False, cost: Path | None = None
 ) -> Report:
-    """Writes the report of all finished runs under some folders. Safe at any moment of a sweep.
+    """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
 
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
     evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
@@ -76,51 +76,47 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     from pyarrow import csv, parquet
 
     from regbench.reports.find.records import read_records, tidy
-    from regbench.reports.page import figures, page
+    from regbench.reports.page import figures
     from regbench.reports.page.cost_curves import read_cost
+    from regbench.reports.page.drawing import styles
+    from regbench.reports.page.page import render_page
     from regbench.reports.rows.summary import summarize
-    from regbench.reports.tables import tables
+    from regbench.reports.tables.details import significance_frame, tables_of
+    from regbench.reports.tables.leaderboard import leaderboard_frame
     from regbench.reports.tables.paper_tables import paper_tables
+    from regbench.reports.tables.table import to_latex, to_markdown, to_terminal
 
     costs = [] if cost is None else read_cost(cost)
     found = read_records(runs)
     summaries = summarize(found.records, found.missing, found.choices)
-    style = figures.styles(r.label for r in found.records if not r.untrained)
+    style = styles(r.label for r in found.records if not r.untrained)
     data = tidy(found.records)
     contents: dict[str, str | bytes | Callable[[IO[bytes]], Any]] = {
         "tidy.csv": lambda file: csv.write_csv(data, file, csv.WriteOptions(quoting_style="needed")),
         "tidy.parquet": lambda file: parquet.write_table(data, file),
     }
     papers = paper_tables(summaries, whole=whole_paper)
-    named = {}
-    for table, frame in papers:
-        named[table.slug] = table
-        contents[f"{table.slug}.csv"] = frame.to_csv(index=False)
+    named = {table.slug: table for table, _ in papers}
+    contents |= {f"{table.slug}.csv": frame.to_csv(index=False) for table, frame in papers}
+    tables = [tables_of(summary) for summary in summaries]
     texts = []
-    for summary in summaries:
+    for summary, of_task in zip(summaries, tables, strict=True):
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
-        leaderboard = tables.leaderboard(summary)
-        shown = [leaderboard, tables.accuracy_table(summary), tables.time_table(summary)]
-        shown += [
-            tables.memory_table(summary),
-            tables.hyperparameters_table(summary),
-            tables.significance_table(summary),
-        ]
-        shown += [energy] if (energy := tables.energy_table(summary)) is not None else []
-        named |= {f"{table.slug}{suffix}": table for table in shown}
-        contents[f"leaderboard{suffix}.csv"] = tables.leaderboard_frame(summary).to_csv(index=False)
-        contents[f"significance{suffix}.csv"] = tables.significance_frame(summary).to_csv(index=False)
+        named |= {f"{slug}{suffix}": table for slug, table in of_task.items()}
+        contents[f"leaderboard{suffix}.csv"] = leaderboard_frame(summary).to_csv(index=False)
+        contents[f"significance{suffix}.csv"] = significance_frame(summary).to_csv(index=False)
         for stem, against in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
             if (png := figures.scatter_png(summary, style, against)) is not None:
                 contents[f"accuracy_vs_{stem}{suffix}.png"] = png
-        lines = [f"{summary.name}: {len(summary.records)} cells", tables.to_terminal(leaderboard)]
+        leaderboard = of_task["leaderboard"]
+        lines = [f"{summary.name}: {len(summary.records)} cells", to_terminal(leaderboard)]
         notes = ["* stands for bold.", *leaderboard.notes]
         lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]
         texts.append("\n".join(lines))
     for stem, table in named.items():
-        contents[f"{stem}.md"] = tables.to_markdown(table)
-        contents[f"{stem}.tex"] = tables.to_latex(table)
-    contents["index.html"] = page.render_page(summaries, found, style, [table for table, _ in papers], costs)
+        contents[f"{stem}.md"] = to_markdown(table)
+        contents[f"{stem}.tex"] = to_latex(table)
+    contents["index.html"] = render_page(summaries, tables, found, style, [table for table, _ in papers], costs)
 
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -13,10 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from regbench import RegbenchError
-from regbench.reports.page.figures import (
+from regbench.reports.page.drawing import (
     INK,
-    LABELLED,
-    LABELLED_OF_MANY,
     PAPER_INK,
     UNTRAINED,
     Drawing,
@@ -30,8 +27,10 @@ from regbench.reports.page.figures import (
     settings,
     sizes_axis,
     styles,
+    to_png,
     to_svg,
 )
+from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY
 
 FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
 _QUANTITIES = {"median_ms": ("time (ms)", 1.0), "extra_bytes": ("extra memory (MiB)", 2.0**20)}
@@ -89,10 +88,7 @@ def cost_png(text: str) -> bytes | None:
         handles += [Line2D([], [], color=UNTRAINED, ls=FORM_DASHES[form], label=form) for form in forms]
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
         figure.suptitle(f"Value and gradient: {cost_machine(lines)}", fontsize=9, x=0.01, ha="left")
-        figure.set_facecolor("white")
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
-    return buffer.getvalue()
+        return to_png(figure)
 
 
 def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Drawing]:

@@ -1,133 +1,47 @@
-"""Figures of a task as SVG to put inside a page, and the main one as PNG for a README.
+"""The figures of a task: as SVG to put inside a page, and the main ones as PNG for a README.
 
-A method has one colour and one marker in all figures. Up to `LABELLED` points or lines are labelled directly, in a
-column at the right where labels cannot overlap; of more than that only those that matter most, and the page tells the
-others by its legend and by hovering. Axes and text of an SVG take the colour of the page's text, so that they read on a
-light and on a dark page. No pyplot: it would keep global state and start slower.
+Up to `LABELLED` points or lines are labelled directly; of more than that only those that matter most, and the page
+tells the others by its legend and by hovering.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
-from html import escape
-from io import BytesIO, StringIO
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
-from regbench.reports.rows.summary import Row, Stat, Summary, stat
-from regbench.reports.tables.tables import Unit, energy_unit, memory_unit, time_unit
+from regbench.reports.page.drawing import (
+    INK,
+    PAPER_INK,
+    UNTRAINED,
+    Drawing,
+    Label,
+    Marks,
+    Style,
+    draw_line,
+    figure_with_labels,
+    place_labels,
+    plain_ticks,
+    settings,
+    sizes_axis,
+    to_png,
+    to_svg,
+)
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
+from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
-# Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
-# where one of them had too little contrast on white or on a dark page.
-PALETTE = ("#0079c1", "#d55e00", "#009e73", "#c05a97", "#b98300", "#7d6fd0", "#3299d0")
-MARKERS = "osD^vPX"
-DASHES = ("-", "--", "-.", ":")
-UNTRAINED = "#868686"
-
-INK = "#010203"  # stands for the page's text colour in an SVG until it is written
-PAPER_INK = "#24292f"  # text colour of a PNG, on white
-
-ACCURACY = {"linear_top1": "linear probing, top-1 (%)", "knn_top1": "weighted kNN, top-1 (%)"}
-CURVES = {
-    "loss": "training loss, scaled",
-    "alignment": "alignment",
-    "uniformity": "uniformity",
-    "effective_rank": "effective rank",
-    "rankme": "RankMe",
-    "alpha_req": "α-ReQ",
-    "lidar": "LiDAR",
-    "feature_spread": "feature spread",
-}
+# Of the training history, what is drawn.
+CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
 LABELLED = 14  # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY
 LABELLED_OF_MANY = 10
 LABELLED_IN_PNG = 50  # a picture has no tooltips; beyond so many it names the Pareto front only
 DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
-
-_TEXT_PT = 9
-_SMALLEST_TEXT_PX = 11  # of an SVG on the page
-
-_LABEL_GAP_IN = 0.18  # from one label's baseline to the next
-_PLOT_WIDTH_IN = 3.3
-_MARGIN_IN = 0.62  # left of the plot, for the ticks
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a method is drawn: the same in all figures. The page finds what belongs to it by `key`."""
-
-    colour: str
-    marker: str
-    dash: str
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """An inline SVG with what a reader who cannot see it is told.
-
-    Attributes:
-        crowded: Whether there is more in it than could be labelled.
-    """
-
-    title: str
-    description: str
-    svg: str
-    crowded: bool = False
-
-
-@dataclass
-class Marks:
-    """What of a figure belongs together: matplotlib's `gid`s, which become classes and tooltips in the SVG."""
-
-    _entries: list[tuple[Style, tuple[int, ...], str]] = field(default_factory=list)
-
-    def add(self, style: Style, rows: Iterable[int], tooltip: str) -> str:
-        """A gid for the artists that show some rows of the leaderboard in the style of their method."""
-        self._entries.append((style, tuple(rows), tooltip))
-        return f"mark.{len(self._entries) - 1}"
-
-    def group(self, gid: str) -> str:
-        """The opening tag of an SVG's group with this gid."""
-        number, _, part = gid.removeprefix("mark.").partition(".")
-        style, rows, tooltip = self._entries[int(number)]
-        of_rows = f' data-r="{" ".join(map(str, rows))}"' if rows else ""
-        kind = f"mark {part}".strip()
-        return f'<g class="{kind}" data-m="{style.key}"{of_rows}><title>{escape(tooltip)}</title>'
-
-
-@dataclass
-class Label:
-    """A label at the right margin that belongs to the point (x, y) of the plot."""
-
-    text: str
-    x: float
-    y: float
-    style: Style
-    gid: str | None = None
-
-
-def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
-    """One style for each label of trained methods, in the order of the alphabet; keys are the prefix and a number."""
-    out = {}
-    for i, label in enumerate(sorted(set(labels))):
-        turn = i // len(PALETTE)
-        marker, dash = MARKERS[(i + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
-        out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"{prefix}{i}")
-    return out
 
 
 @dataclass(frozen=True)
@@ -164,7 +78,7 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
     """Accuracy against each of some quantities, for those scores and quantities that were measured."""
     drawings = []
     for against in axes_of:
-        for score, title in ACCURACY.items():
+        for score in reversed(summary.leading):
             points = _points(summary, score, against)
             if not points:
                 continue
@@ -173,8 +87,9 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
                 named = _named(points, LABELLED, against)
                 figure, (axes,) = figure_with_labels(1, [p.row.name for p in points if p.place in named])
                 _scatter(axes, summary, points, score, against, style, named, marks)
-                text = f"{title} of each method against {against.name}; the numbers are in the tables."
-                name = f"{_capital(title.split(',')[0])} against {against.name}"
+                shown = summary.scores[score]
+                text = f"{shown.head} of each method against {against.name}; the numbers are in the tables."
+                name = f"{_capital(shown.title)} against {against.name}"
                 drawings.append(Drawing(name, text, to_svg(figure, marks), len(points) > LABELLED))
     return drawings
 
@@ -182,11 +97,11 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
 def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Accuracy and time of a step against the embedding dimension, for methods that ran with several."""
     drawings = []
-    titles = {**ACCURACY, "step_ms": "time of a step (ms)"}
-    for key, title in titles.items():
+    titles = {name: (summary.scores[name].title, summary.scores[name].head) for name in reversed(summary.leading)}
+    for key, (title, head) in (titles | {"step_ms": ("time of a step", "time of a step (ms)")}).items():
         groups: dict[tuple[str, ...], dict[int, tuple[int, Row, Stat]]] = {}
         for i, row in enumerate(summary.rows):
-            value = row.score(key) if key in ACCURACY else row.cost(key)
+            value = row.score(key) if key in titles else row.cost(key)
             q = row.first.cell["embedding_dim"]
             if value is not None and q is not None and not row.untrained:
                 others = (v for k, v in row.settings.items() if k != "q")
@@ -208,16 +123,16 @@ def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Dra
                     gap = math.nan
                     xs = [x for q in qs for x in (q, q, gap)]
                     ys = [y for m, d in zip(means, spreads, strict=True) for y in (m - d, m + d, gap)]
-                    _line(axes, xs, ys, color=s.colour, lw=1.1, gid=gid)
-                _line(axes, qs, means, color=s.colour, marker=s.marker, ls=s.dash, ms=5, lw=1.5, gid=gid)
+                    draw_line(axes, xs, ys, color=s.colour, lw=1.1, gid=gid)
+                draw_line(axes, qs, means, color=s.colour, marker=s.marker, ls=s.dash, ms=5, lw=1.5, gid=gid)
                 if place < _shown(len(lines)):
                     labels.append(Label(names[name], float(qs[-1]), means[-1], s, gid))
             sizes_axis(axes, {q for points in lines.values() for q in points})
             axes.set_xlabel("embedding dimension q")
-            axes.set_ylabel(title)
+            axes.set_ylabel(head)
             place_labels(axes, labels, marker=True)
-            heading = f"{_capital(title.split(',')[0].split(' (')[0])} against the embedding dimension"
-            text = f"{title} of each method against the embedding dimension."
+            heading = f"{_capital(title)} against the embedding dimension"
+            text = f"{head} of each method against the embedding dimension."
             drawings.append(Drawing(heading, text, to_svg(figure, marks), len(lines) > LABELLED))
     return drawings
 
@@ -225,7 +140,8 @@ def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Dra
 def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """A figure for each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
     drawings = []
-    for key, title in CURVES.items():
+    for key in CURVES:
+        title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
         rows = enumerate(summary.rows[:DRAWN_CURVES])
         curves = [(i, row, curve) for i, row in rows if (curve := _curve(row, key))]
         if not curves:
@@ -240,7 +156,7 @@ def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing
                 gid = marks.add(s, [i], f"{row.name}: {_text(last)} in epoch {epochs[-1]}, n = {last.n}")
                 line = {"lw": 0.9, "alpha": 0.5} if quiet else {"lw": 1.6}
                 marker = s.marker if few else None
-                _line(axes, epochs, list(mean), color=s.colour, ls=s.dash, marker=marker, ms=3.5, gid=gid, **line)
+                draw_line(axes, epochs, list(mean), color=s.colour, ls=s.dash, marker=marker, ms=3.5, gid=gid, **line)
                 if np.any(spread > 0) and not quiet:
                     band = axes.fill_between(epochs, mean - spread, mean + spread, color=s.colour, alpha=0.15, lw=0)
                     band.set_gid(f"{gid}.band")
@@ -296,7 +212,7 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
     """Accuracy against a quantity on white, one panel a score; None if no row has both."""
-    panels = {score: points for score in ACCURACY if (points := _points(summary, score, against))}
+    panels = {score: points for score in reversed(summary.leading) if (points := _points(summary, score, against))}
     if not panels:
         return None
     with settings(PAPER_INK):
@@ -305,81 +221,7 @@ def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) 
         figure, axes = figure_with_labels(len(panels), names, max(map(len, named.values())))
         for ax, (score, points) in zip(axes, panels.items(), strict=True):
             _scatter(ax, summary, points, score, against, style, named[score], Marks())
-        figure.set_facecolor("white")
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def settings(ink: str) -> AbstractContextManager[None]:
-    """Matplotlib's settings for a figure whose axes and text are of the colour `ink`."""
-    return matplotlib.rc_context(
-        {
-            "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
-            "font.size": _TEXT_PT,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "regbench",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.linewidth": 0.7,
-            "xtick.major.width": 0.7,
-            "ytick.major.width": 0.7,
-            "axes.formatter.useoffset": False,
-            **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink),
-        }
-    )
-
-
-def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = None) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, each with a column for labels at the right, high enough for all of them.
-
-    Args:
-        panels: How many.
-        names: The labels' texts; the longest decides the column's width.
-        labels: How many labels a panel has, where it is not the number of names.
-    """
-    label_width_in = 0.35 + 0.078 * max(20, *map(len, names))
-    width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
-    height_in = max(3.1, _LABEL_GAP_IN * ((len(names) if labels is None else labels) + 1) + 0.7)
-    figure = Figure(figsize=(panels * width_in, height_in))
-    figure.patch.set_alpha(0)
-    axes = []
-    for i in range(panels):
-        left = (i * width_in + _MARGIN_IN) / (panels * width_in)
-        box = (left, 0.5 / height_in, _PLOT_WIDTH_IN / (panels * width_in), 1 - 0.65 / height_in)
-        ax = figure.add_axes(box)
-        ax.patch.set_alpha(0)
-        grid(ax)
-        axes.append(ax)
-    return figure, axes
-
-
-def grid(axes: Axes) -> None:
-    """A quiet grid behind what is drawn."""
-    axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
-    axes.set_axisbelow(True)
-
-
-def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
-    """A logarithmic x-axis with a tick at each of the sizes that were measured, or at some if they are many."""
-    ticks = sorted(sizes)
-    axes.set_xscale("log")
-    axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
-    """What `Axes.plot` does, in a tenth of its time."""
-    axes.add_line(Line2D(xs, ys, **style))
+        return to_png(figure)
 
 
 @dataclass(frozen=True)
@@ -442,9 +284,9 @@ def _scatter(
         if dx or dy:  # horizontal bar, gap, vertical bar
             gap = math.nan
             bars = [x - dx, x + dx, gap, x, x], [y, y, gap, y - dy, y + dy]
-            _line(axes, *bars, color=s.colour, lw=1.1, gid=gid)
+            draw_line(axes, *bars, color=s.colour, lw=1.1, gid=gid)
         fill = "none" if row.diverged else s.colour
-        _line(axes, [x], [y], color=s.colour, marker=s.marker, ms=6.5, mfc=fill, ls="", gid=gid)
+        draw_line(axes, [x], [y], color=s.colour, marker=s.marker, ms=6.5, mfc=fill, ls="", gid=gid)
         if p.place in named:
             labels.append(Label(row.name, x, y, s, gid))
     base = next((b for row in summary.rows if row.untrained and (b := row.score(score))), None)
@@ -458,7 +300,7 @@ def _scatter(
     if len(set(xs)) == 1:
         axes.set_xlim(0.8 * xs[0], 1.2 * xs[0])
     axes.set_xlabel(f"{against.name} ({unit.name})" if unit.name else against.name)
-    axes.set_ylabel(ACCURACY[score])
+    axes.set_ylabel(summary.scores[score].head)
     axes.margins(0.08)
     axes.autoscale_view()
     if against.is_cost:
@@ -468,54 +310,6 @@ def _scatter(
         axes.step(*zip(*steps, strict=True), where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
     place_labels(axes, labels, marker=True)
-
-
-def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
-    """Writes the labels in a column right of the plot, ordered by y, and ties each to its point."""
-    axes.autoscale_view()
-    low, high = axes.get_ylim()
-    height_in = axes.bbox.height / axes.figure.dpi
-    scale = axes.transScale.transform  # logarithmic axes
-    bottom, top = (float(scale((1.0, y))[1]) for y in (low, high))
-    labels.sort(key=lambda label: label.y)
-    heights = [(float(scale((1.0, label.y))[1]) - bottom) / (top - bottom) for label in labels]
-    positions = spread_out([y * height_in for y in heights], _LABEL_GAP_IN, height_in)
-    # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
-    for label, point_y, position in zip(labels, heights, positions, strict=True):
-        style = label.style
-        draw = partial(_line, axes, transform=axes.transAxes, clip_on=False, color=style.colour, gid=label.gid)
-        y = position / height_in
-        if not math.isnan(label.x):
-            start = axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y)))[0]
-            draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
-        draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
-        if marker:
-            draw([1.055], [y], marker=style.marker, ms=5, ls="")
-        else:
-            draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
-        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid, parse_math=False)
-    axes.set_ylim(low, high)
-
-
-def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Positions near those `wanted` (ascending), at least `gap` apart, inside [0, height] if they fit.
-
-    Neighbours that are too close become one block, centred on the mean of what its members want.
-    """
-    blocks: list[list[float]] = []  # [first position, number of labels]
-
-    def shifted(start: float, count: float) -> float:
-        return max(0.0, min(start, height - gap * (count - 1)))
-
-    for want in wanted:
-        blocks.append([shifted(want, 1), 1])
-        while len(blocks) > 1 and blocks[-2][0] + gap * blocks[-2][1] > blocks[-1][0]:
-            start, count = blocks.pop()
-            before, many = blocks[-1]
-            centre = (many * (before + gap * (many - 1) / 2) + count * (start + gap * (count - 1) / 2)) / (many + count)
-            total = many + count
-            blocks[-1] = [shifted(centre - gap * (total - 1) / 2, total), total]
-    return [start + gap * i for start, count in blocks for i in range(int(count))]
 
 
 def _curve(row: Row, key: str) -> tuple[list[int], np.ndarray, np.ndarray, Stat] | None:
@@ -549,7 +343,7 @@ def _shown(count: int) -> int:
 
 
 def _others(row: Row) -> list[str]:
-    return [f"{k}={v}" for k, v in row.settings.items() if k != "q" and v != "–"]
+    return [f"{k}={v}" for k, v in row.settings.items() if k != "q" and v != DASH]
 
 
 def _text(s: Stat, decimals: int | None = None, divisor: float = 1) -> str:
@@ -568,36 +362,4 @@ def _subscript(number: int) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]  # str.capitalize would make kNN knn
-
-
-def to_svg(figure: Figure, marks: Marks) -> str:
-    """The figure as an <svg> element without outside references, in the text colour of the page around it."""
-    buffer = StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = _in_tags(_quiet_tag, text[text.index("<svg") :])
-    # Where there is less room, as on a phone, the page scrolls rather than make the text smaller than can be read.
-    width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
-    text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
-    text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
-    text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody
-    return re.sub(r"\n\s*", "\n", text)
-
-
-def unique_ids(svg: str, prefix: str) -> str:
-    """Puts a prefix before every id of an SVG and every use of it: several SVGs share one page."""
-    return _in_tags(lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag), svg)
-
-
-def _in_tags(change: Callable[[str], str], svg: str) -> str:
-    """The SVG with its tags changed, and the texts between them, which are other people's, as they were."""
-    return re.sub(r"<[^>]*>", lambda found: change(found[0]), svg)
-
-
-def _quiet_tag(tag: str) -> str:
-    """A tag in the page's colour, without namespaces; a hundredth of a point is enough, and half the size."""
-    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag.replace(INK, "currentColor").replace("xlink:href", "href"))
-    return re.sub(r"(\.\d\d)\d+", r"\1", tag)
+    return text[0].upper() + text[1:] if text.split()[0].islower() else text  # kNN stays kNN

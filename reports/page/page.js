@@ -1,6 +1,6 @@
-"use strict";
 const DASH = "–";
-const { count, cells, scores: SCORE_NAMES } = JSON.parse(document.getElementById("data").textContent);
+const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
+const { cells, scores: SCORE_NAMES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 /** An element; properties whose names have a dash become attributes. Text stays text. */
@@ -12,20 +12,8 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
-// --- cells: see `_columns` in page.py for how they are written ---
-
-function get(node, i) {
-  if (node === undefined) return undefined;
-  if ("c" in node) return node.c;
-  if ("v" in node) return node.v[node.i ? node.i[i] : i];
-  if ("l" in node) return node.l.map((item) => get(item, i)).filter((item) => item !== undefined);
-  const entries = Object.entries(node.d).map(([key, column]) => [key, get(column, i)]).filter(([, v]) => v !== undefined);
-  return entries.length ? Object.fromEntries(entries) : undefined;
-}
-const field = (i, ...path) => get(path.reduce((node, key) => node?.d?.[key], cells), i);
-const all = Array.from({ length: count }, (_, i) => i);
-const identifiers = new Map(all.map((i) => [field(i, "id"), i]));
-const scoreOf = (i, name) => (field(i, "scores") ?? []).find((s) => s.name === name && s.split === "test")?.value;
+const identifiers = new Map(cells.map((cell) => [cell.id, cell]));
+const scoreOf = (cell, name) => cell.scores.find((s) => s.name === name && s.split === "test")?.value;
 
 // --- numbers and text ---
 
@@ -168,18 +156,18 @@ const tables = new Map();
 class Cells {
   constructor(figure) {
     this.section = figure.closest("section");
-    this.cells = all.filter((i) => field(i, "section") === Number(figure.dataset.section));
-    const measured = Object.keys(SCORE_NAMES).filter((name) => this.cells.some((i) => scoreOf(i, name) !== undefined)).slice(0, 4);
-    const varies = ([, key]) => new Set(this.cells.map((i) => field(i, "config", key) ?? null)).size > 1;
+    this.cells = cells.filter((cell) => cell.section === Number(figure.dataset.section));
+    const measured = Object.keys(SCORE_NAMES).filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4);
+    const varies = ([, key]) => new Set(this.cells.map((cell) => cell.config[key])).size > 1;
     this.columns = [
-      { name: "method", value: (i) => field(i, "label") },
-      { name: "cell", value: (i) => field(i, "id") },
-      ...Object.entries(SETTINGS).filter(varies).map(([name, key]) => ({ name, numeric: true, whole: true, value: (i) => field(i, "config", key) })),
-      { name: "seed", numeric: true, value: (i) => field(i, "seed") },
-      { name: "status", value: (i) => field(i, "status") + (field(i, "on_test") ? ", selected on the test set" : "") },
-      ...measured.map((name) => ({ name: SCORE_NAMES[name], numeric: true, digits: 2, value: (i) => scoreOf(i, name) })),
-      { name: "training (s)", numeric: true, digits: 1, value: (i) => field(i, "cost", "train_s") },
-      { name: "git", value: (i) => field(i, "environment", "git") },
+      { name: "method", value: (cell) => cell.label },
+      { name: "cell", value: (cell) => cell.id },
+      ...Object.entries(SETTINGS).filter(varies).map(([name, key]) => ({ name, numeric: true, whole: true, value: (cell) => cell.config[key] })),
+      { name: "seed", numeric: true, value: (cell) => cell.seed },
+      { name: "status", value: (cell) => cell.status + (cell.on_test ? ", selected on the test set" : "") },
+      ...measured.map((name) => ({ name: SCORE_NAMES[name], numeric: true, digits: 2, value: (cell) => scoreOf(cell, name) })),
+      { name: "training (s)", numeric: true, digits: 1, value: (cell) => cell.cost.train_s },
+      { name: "git", value: (cell) => cell.environment.git },
     ];
     this.box = h("input", { type: "search", placeholder: "Filter cells", "aria-label": "Filter the cells" });
     this.count = h("output");
@@ -207,32 +195,32 @@ class Cells {
   refresh() {
     const matches = matcher(this.box.value);
     const wanted = Object.entries(selected(this.section));
-    const fits = (i) => wanted.every(([name, value]) => {
-      const own = name === "method" ? field(i, "label") : field(i, "config", SETTINGS[name]);
-      return own === undefined || String(own) === value;
+    const fits = (cell) => wanted.every(([name, value]) => {
+      const own = name === "method" ? cell.label : cell.config[SETTINGS[name]];
+      return own == null || String(own) === value;
     });
-    this.found = this.cells.filter((i) =>
-      (this.place === undefined || field(i, "row") === this.place) && fits(i)
-      && (!this.box.value || matches(this.columns.map((column) => column.value(i)).join(" "))));
+    this.found = this.cells.filter((cell) =>
+      (this.place === undefined || cell.row === this.place) && fits(cell)
+      && (!this.box.value || matches(this.columns.map((column) => column.value(cell)).join(" "))));
     if (this.order) {
-      const keys = new Map(this.found.map((i) => [i, this.order.value(i)]));
+      const keys = new Map(this.found.map((cell) => [cell, this.order.value(cell)]));
       this.found.sort((a, b) => compare(keys.get(a), keys.get(b), this.order.sign));
     }
     this.body.replaceChildren();
     this.append();
     this.onlyRow.hidden = this.place === undefined;
     if (this.place !== undefined)
-      this.onlyRow.textContent = `✕ only those of ${this.found.length ? field(this.found[0], "label") : "one row"}`;
+      this.onlyRow.textContent = `✕ only those of ${this.found[0]?.label ?? "one row"}`;
   }
 
   append() {
     const from = this.body.rows.length;
-    for (const i of this.found.slice(from, from + PAGE)) {
-      const [method, id, ...others] = this.columns;
-      const link = h("a", { href: `#cell-${id.value(i)}` }, id.value(i));
-      this.body.append(h("tr", { class: "link", "data-m": field(i, "key") },
-        h("th", { scope: "row" }, method.value(i)), h("td", { class: "t id" }, link),
-        others.map((column) => h("td", { class: column.numeric ? "n" : "t" }, column.whole ? String(column.value(i) ?? DASH) : format(column.value(i), column.digits)))));
+    for (const cell of this.found.slice(from, from + PAGE)) {
+      const [method, , ...others] = this.columns;
+      const link = h("a", { href: `#cell-${cell.id}` }, cell.id);
+      this.body.append(h("tr", { class: "link", "data-m": cell.key },
+        h("th", { scope: "row" }, method.value(cell)), h("td", { class: "t id" }, link),
+        others.map((column) => h("td", { class: column.numeric ? "n" : "t" }, column.whole ? String(column.value(cell) ?? DASH) : format(column.value(cell), column.digits)))));
     }
     const shown = this.body.rows.length;
     this.moreButton.hidden = shown >= this.found.length;
@@ -306,10 +294,9 @@ function choices(choice) {
   });
 }
 
-function open(i) {
-  const cell = get(cells, i);
-  const others = all.filter((j) => field(j, "section") === cell.section && field(j, "group") === cell.group).sort((a, b) => field(a, "seed") - field(b, "seed"));
-  const seeds = h("span", {}, others.flatMap((j, k) => [k ? ", " : "", j === i ? h("b", {}, String(cell.seed)) : h("a", { href: `#cell-${field(j, "id")}` }, String(field(j, "seed")))]));
+function open(cell) {
+  const others = cells.filter((other) => other.section === cell.section && other.group === cell.group).sort((a, b) => a.seed - b.seed);
+  const seeds = h("span", {}, others.flatMap((other, k) => [k ? ", " : "", other === cell ? h("b", {}, String(cell.seed)) : h("a", { href: `#cell-${other.id}` }, String(other.seed))]));
   const close = h("button", { type: "button", "aria-label": "Close", autofocus: true }, "✕");
   close.addEventListener("click", () => dialog.close());
   const about = document.getElementById(`method-${cell.key}`) ? h("a", { href: `#method-${cell.key}` }, "about the method") : null;

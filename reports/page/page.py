@@ -1,12 +1,14 @@
 """The report as one self-contained HTML page.
 
 Tables and figures are in the HTML, so they read without JavaScript. What each cell was made from (its settings, scores,
-environment, attempts) is in one block of JSON, column by column with repeated values once, and becomes a table and
-dialogs when the page asks: ten thousand cells as elements would take a browser minutes.
+environment, attempts) is in one block of compressed JSON, and becomes a table and dialogs when the page asks: ten
+thousand cells as elements would take a browser minutes.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,22 +20,18 @@ from jinja2 import Environment, StrictUndefined
 from regbench.benchmark.rundir.record import Record, plain
 from regbench.reports.find.records import Records
 from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
+from regbench.reports.page.drawing import Drawing, Style, styles, unique_ids
 from regbench.reports.page.figures import (
     COSTS,
     DRAWN_CURVES,
     EFFECTIVE_RANK,
-    Drawing,
-    Style,
     curve_drawings,
     dimension_drawings,
     scatter_drawings,
     spectrum_drawings,
-    styles,
-    unique_ids,
 )
-from regbench.reports.rows.summary import SETTING_NAMES, Configuration, Row, Summary
-from regbench.reports.tables import tables
-from regbench.reports.tables.tables import Cell, Table
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
+from regbench.reports.tables.table import Entry, Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
 _MARKER_PATHS = {
@@ -56,7 +54,7 @@ _FOOTNOTES = " †‡*"  # that may follow a label
 class _PageRow:
     """A table's row: the style's key of its method, and its place in the leaderboard, where it has them."""
 
-    cells: list[Cell]
+    cells: list[Entry]
     key: str
     place: int | None
 
@@ -90,6 +88,7 @@ class _LegendEntry:
 
 def render_page(
     summaries: Sequence[Summary],
+    tables: Sequence[Mapping[str, Table]],
     found: Records,
     style: Mapping[str, Style],
     paper: Sequence[Table] = (),
@@ -99,6 +98,7 @@ def render_page(
 
     Args:
         summaries: One for each task, in the order of the page.
+        tables: Those of each task, as `tables_of` makes them.
         found: What was read; what is left out of it is named, and how many runs are not finished.
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
@@ -107,8 +107,8 @@ def render_page(
     Returns:
         HTML that needs no other file and no network.
     """
-    sections = [_section(s, f"s{i}", style) for i, s in enumerate(summaries, 1)]
-    cells = _cells(summaries, style)
+    sections = [_section(s, made, f"s{i}", style) for i, (s, made) in enumerate(zip(summaries, tables, strict=True), 1)]
+    scores = {name: score.head for summary in summaries for name, score in summary.scores.items()}
     # Autoescape: labels, commands and settings are other people's text.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_text("page.html"))
@@ -127,7 +127,7 @@ def render_page(
         remedy=found.remedy,
         unfinished=found.unfinished,
         protocols=_protocols(found.records),
-        data=_json({"count": len(cells), "cells": _columns(cells), "scores": _score_names(found.records)}),
+        data=_packed({"cells": _cells(summaries, style), "scores": scores}),
     )
 
 
@@ -166,7 +166,9 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[str, object]:
+def _section(
+    summary: Summary, tables: Mapping[str, Table], prefix: str, style: Mapping[str, Style]
+) -> dict[str, object]:
     keys = {row.label: "untrained" if row.untrained else style[row.label].key for row in summary.rows}
     places = {(row.label, *row.settings.values()): i for i, row in enumerate(summary.rows)}
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
@@ -177,9 +179,7 @@ def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[
     def drawn(drawings: list[Drawing], kind: str) -> list[Drawing]:
         return [replace(d, svg=unique_ids(d.svg, f"{prefix}-{kind}{i}")) for i, d in enumerate(drawings)]
 
-    parts = [tables.accuracy_table(summary), tables.time_table(summary), tables.memory_table(summary)]
-    if (energy := tables.energy_table(summary)) is not None:
-        parts.append(energy)
+    parts = [tables[slug] for slug in ("accuracy", "time", "memory", "energy", "significance") if slug in tables]
     cells = [r.settings for r in summary.records if not r.untrained]
     shared = [(k, v) for k, v in (cells[0] if cells else {}).items() if all(c.get(k) == v for c in cells)]
     labels = sorted({row.label for row in summary.rows if not row.untrained})
@@ -190,16 +190,16 @@ def _section(summary: Summary, prefix: str, style: Mapping[str, Style]) -> dict[
         "facts": facts(summary),
         "legend": [_LegendEntry(style[label], label) for label in labels],
         "filters": {name: values for name, values in filters.items() if len(values) > 1},
-        "leaderboard": placed(tables.leaderboard(summary)),
+        "leaderboard": placed(tables["leaderboard"]),
         "on_test": summary.on_test,
         "scatter": drawn(scatter_drawings(summary, style, COSTS), "scatter"),
         "rank": drawn(scatter_drawings(summary, style, [EFFECTIVE_RANK]), "rank"),
         "dimension": drawn(dimension_drawings(summary, style), "dimension"),
-        "parts": [placed(table) for table in (*parts, tables.significance_table(summary))],
+        "parts": [placed(table) for table in parts],
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
         "curves": drawn(curve_drawings(summary, style), "curve"),
         "spectra": drawn(spectrum_drawings(summary, style), "spectrum"),
-        "hyperparameters": placed(tables.hyperparameters_table(summary)),
+        "hyperparameters": placed(tables["hyperparameters"]),
         "shared": shared,
     }
 
@@ -216,16 +216,9 @@ def _placed(
     return _PageTable(f"{prefix}-{table.slug}".strip("-"), table, rows)
 
 
-def _score_names(records: Iterable[Record]) -> dict[str, str]:
-    """How the scores that were measured are called, those of the leaderboard first."""
-    measured = {s.name for r in records for s in r.scores}
-    names = [*tables.SCORE_NAMES, *sorted(measured - set(tables.SCORE_NAMES))]
-    return {name: tables.score_name(name) for name in names if name in measured}
-
-
 def _options(values: Iterable[str]) -> list[str]:
     """The different values of a setting, numbers in their order; without those where it does not apply."""
-    known = set(values) - {"", tables.DASH}
+    known = set(values) - {"", DASH}
     return sorted(known, key=lambda v: (not v.isdigit(), int(v) if v.isdigit() else 0, v))
 
 
@@ -269,8 +262,7 @@ def _methods(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[d
 
 def _hyperparameters(row: Row) -> str:
     """The method's own numbers."""
-    names = ("method.name", "method.label")
-    own = {k: v for k, v in row.first.settings.items() if k.startswith("method.") and k not in names}
+    own = {k: v for k, v in row.first.settings.items() if k.startswith("method.") and k != "method.name"}
     return ", ".join(f"{k.removeprefix('method.')} = {v}" for k, v in own.items())
 
 
@@ -320,58 +312,10 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
     return out
 
 
-_ABSENT = object()
-_REPEATS = 4  # objects that repeat this often on average are kept whole
-_LOOKED_AT = 500  # if so many show already that they do not, the others need no look
-
-
-def _columns(values: Sequence[Any]) -> dict[str, Any]:
-    """Values by column: {"d": {key: column}} for dictionaries, {"l": [column, ...]} for lists of them.
-
-    A leaf, of plain values or of objects that repeat, is {"c": value} where all have the same, {"v": values} where all
-    differ, else {"v": distinct values, "i": index of each, −1 for none}.
-    """
-    there = [v for v in values if v is not _ABSENT]
-    if not any(isinstance(v, dict | list) for v in there):
-        # 1, 1.0 and True are equal and not the same.
-        return _leaf(values, [(v.__class__, v) for v in values])
-    first = values[:_LOOKED_AT]
-    differ = len({_ABSENT if v is _ABSENT else _dumps(v) for v in first}) > len(first) / _REPEATS
-    texts = [] if differ else [_ABSENT if v is _ABSENT else _dumps(v) for v in values]
-    if differ or len(set(texts)) > len(values) / _REPEATS:
-        if all(isinstance(v, dict) for v in there) and any(there):
-            keys = dict.fromkeys(key for v in there for key in v)
-            empty: dict[str, Any] = {}
-            whole = [empty if v is _ABSENT else v for v in values]
-            return {"d": {key: _columns([v.get(key, _ABSENT) for v in whole]) for key in keys}}
-        if any(there) and all(isinstance(v, list) and all(isinstance(item, dict) for item in v) for v in there):
-            lists: list[list[Any]] = [[] if v is _ABSENT else v for v in values]
-            length = max(map(len, lists))
-            return {"l": [_columns([v[i] if i < len(v) else _ABSENT for v in lists]) for i in range(length)]}
-    return _leaf(values, texts or [_ABSENT if v is _ABSENT else _dumps(v) for v in values])
-
-
-def _leaf(values: Sequence[Any], keys: Sequence[Any]) -> dict[str, Any]:
-    """A column that is not split further; values with the same key are the same."""
-    first = dict(zip(reversed(keys), reversed(values), strict=True))
-    distinct = [first[key] for key in dict.fromkeys(keys) if first[key] is not _ABSENT]
-    whole = not any(v is _ABSENT for v in values)
-    if whole and len(distinct) == 1:
-        return {"c": distinct[0]}
-    if whole and len(distinct) == len(values):
-        return {"v": distinct}
-    index = {key: i for i, key in enumerate(key for key in dict.fromkeys(keys) if first[key] is not _ABSENT)}
-    return {"v": distinct, "i": [index.get(key, -1) for key in keys]}
-
-
-def _dumps(data: object) -> bytes:
-    """JSON; numbers that are not finite become null, and what JSON has not its text."""
-    return orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
-
-
-def _json(data: object) -> str:
-    """JSON that can stand in a <script>: no text in it ends the element."""
-    return _dumps(data).decode().replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def _packed(data: object) -> str:
+    """JSON, gzipped and in base64: the browser unpacks it. Numbers that are not finite become null."""
+    content = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
+    return base64.b64encode(gzip.compress(content, 3, mtime=0)).decode()
 
 
 def _text(name: str) -> str:
@@ -395,13 +339,12 @@ def _data_set(record: Record) -> str:
 
 def _protocols(records: Sequence[Record]) -> list[str]:
     """Each score's protocols; at most three, because a chosen learning rate may stand in the text."""
-    by_name: dict[str, dict[str, None]] = {}
+    by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
-            by_name.setdefault(tables.SCORE_NAMES.get(s.name, s.name), {})[s.protocol] = None
+            by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
-    for name, protocols in by_name.items():
-        first = list(protocols)[:3]
+    for title, protocols in by_title.items():
         more = f"; and {len(protocols) - 3} more" if len(protocols) > 3 else ""
-        out.append(f"{name}: {'; '.join(first)}{more}")
+        out.append(f"{title}: {'; '.join(list(protocols)[:3])}{more}")
     return out

@@ -8,6 +8,7 @@ correction (1979) keeps the chance of one false difference at 5 % for all of the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,31 +34,30 @@ class Comparison:
 
 
 def compare(one: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> list[Comparison]:
-    """One row against each of some others; rows are given as seed -> score."""
-    from scipy.special import stdtr
+    """Compare one row with each of some others; rows are given as seed -> score."""
+    from scipy.stats import ttest_1samp
 
-    seeds = list(one)
-    values = np.array([[other.get(seed, np.nan) for seed in seeds] for other in others]).reshape(
-        len(others), len(seeds)
-    )
-    differences = np.array([one[seed] for seed in seeds]) - values
+    if not others or not one:
+        return [Comparison(0, math.nan, math.nan) for _ in others]
+    # Scores are stated to a hundredth at most: what is below a billionth is rounding.
+    differences = np.round([[value - other.get(seed, np.nan) for seed, value in one.items()] for other in others], 9)
     pairs = np.sum(~np.isnan(differences), axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.nansum(differences, axis=1) / pairs
-        spread = np.sqrt(np.nansum((differences - mean[:, None]) ** 2, axis=1) / (pairs - 1))
-        # Values are stated to a hundredth at most: what is below is rounding, and a spread of it is none.
-        t = np.where(np.abs(mean) < 1e-9, 0.0, np.abs(mean) / np.where(spread < 1e-9, 0.0, spread) * np.sqrt(pairs))
-        p = np.where(pairs >= MIN_PAIRS, 2 * stdtr(np.maximum(pairs - 1, 1), -t), np.nan)
+    with warnings.catch_warnings():  # of too few pairs, and of differences without any spread
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean = np.nanmean(differences, axis=1)
+        p = ttest_1samp(differences, 0.0, axis=1, nan_policy="omit").pvalue
+    p = np.where(np.nanmax(np.abs(differences), axis=1, initial=0.0) == 0, 1.0, p)  # the same on every seed
+    p = np.where(pairs >= MIN_PAIRS, p, np.nan)
     return [Comparison(int(n), float(d), float(q)) for n, d, q in zip(pairs, mean, p, strict=True)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for being several, by Holm's step-down procedure; NaN stays and does not count."""
+    """Correct p-values for being several, by Holm's step-down procedure; NaN stays and does not count."""
     values = np.array(p, float)
     tested = np.flatnonzero(~np.isnan(values))
     order = tested[np.argsort(values[tested], kind="stable")]
     factors = len(order) - np.arange(len(order))
-    values[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1.0) if len(order) else values[order]
+    values[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1.0)
     return [float(v) for v in values]
 
 
@@ -87,7 +87,7 @@ class Best:
         return tuple(i for i, p in self.p.items() if math.isnan(p))
 
     def reason(self, i: int) -> str:
-        """Why a row is among them, or is not; empty where it has no score."""
+        """Say why a row is among them, or is not; empty where it has no score."""
         if i == self.top:
             return "the best mean of this column"
         if i not in self.p:
@@ -101,19 +101,20 @@ class Best:
         return f"the same as the best, as printed; {tested}" if same else tested
 
 
-def best(scores: Sequence[Mapping[int, float]], decimals: int = 2) -> Best:
-    """Which rows to mark as best; each is given as seed -> score, an empty one takes no part.
+def best(scores: Sequence[Mapping[int, float]], decimals: int = 2, *, higher_is_better: bool = True) -> Best:
+    """Find which rows to mark as best; each is given as seed -> score, an empty one takes no part.
 
     Args:
         scores: Seed -> score of each row.
         decimals: Means that are equal when printed so are equally good.
+        higher_is_better: Whether the highest mean is the best, or the lowest.
     """
-    means = [float(np.mean(list(row.values()))) if row else -np.inf for row in scores]
     if not any(scores):
         return Best()
-    top = int(np.argmax(means))
-    equal = {i for i, mean in enumerate(means) if round(mean, decimals) == round(means[top], decimals)}
-    others = [i for i, row in enumerate(scores) if row and i != top]
-    p = holm([c.p for c in compare(scores[top], [scores[i] for i in others])])
-    alike = {i for i, value in zip(others, p, strict=True) if value > LEVEL}
-    return Best(frozenset(equal | alike | {top}), top, dict(zip(others, p, strict=True)))
+    means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
+    top = (max if higher_is_better else min)(means, key=lambda i: means[i])
+    equal = {i for i, mean in means.items() if round(mean, decimals) == round(means[top], decimals)}
+    others = [i for i in means if i != top]
+    p = dict(zip(others, holm([c.p for c in compare(scores[top], [scores[i] for i in others])]), strict=True))
+    alike = {i for i, value in p.items() if value > LEVEL}
+    return Best(frozenset(equal | alike | {top}), top, p)

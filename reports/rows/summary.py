@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.record import Record, TuningChoice
+from regbench.benchmark.rundir.record import Record, Score, TuningChoice
 from regbench.reports.find.runs import Missing
 from regbench.reports.rows.significance import LEVEL, Best, best
 
-SELECTION_TITLES = {"knn_top1": "kNN top-1", "selection_top1": "mean of kNN and linear top-1"}
-"""The scores that hyperparameters may be chosen by, and what they are."""
+# The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
+LEADING = ("knn_top1", "linear_top1")
 
 # How a setting that varies is called in a table's head, where its own name is not it.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
@@ -32,6 +32,9 @@ DASH = "–"
 
 # Tuned for each method, or without effect on the result: these do not make another setting.
 _TUNED = ("method.", "optimizer.", "seed", "external.")
+
+# Of the network, what no evaluation sees.
+_PROJECTOR = ("network.hidden_dim", "network.projector.")
 
 # Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
 _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
@@ -139,7 +142,7 @@ class MissingRow:
     seeds: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Summary:
     """One task.
 
@@ -167,25 +170,46 @@ class Summary:
     failures: list[Missing] = field(default_factory=list)
     choices: dict[Path, TuningChoice] = field(default_factory=dict)
 
+    @functools.cached_property
+    def scores(self) -> dict[str, Score]:
+        """One score of each name, for what they share, in the order of the records; what has no best comes last."""
+        found = {score.name: score for record in self.records for score in reversed(record.scores)}
+        named = dict.fromkeys(score.name for record in self.records for score in record.scores)
+        return {name: found[name] for name in sorted(named, key=lambda name: found[name].higher_is_better is None)}
+
+    @functools.cached_property
+    def leading(self) -> tuple[str, ...]:
+        """The scores of the leaderboard: those of `LEADING` that a row has, or else the first that has a best."""
+        measured = [name for name, score in self.scores.items() if score.higher_is_better is not None]
+        measured = [name for name in measured if any(row.score(name) for row in self.rows)]
+        return tuple(name for name in LEADING if name in measured) or tuple(measured[:1])
+
+    @property
+    def headline(self) -> str | None:
+        """The score that orders the rows; None where there is none."""
+        return self.leading[-1] if self.leading else None
+
     @property
     def selection_split(self) -> str:
         """The split that chose among configurations."""
         return "test" if self.on_test else "tuning"
 
-    @property
+    @functools.cached_property
     def selection(self) -> str:
-        """The score that chose among configurations, of `SELECTION_TITLES`."""
+        """The score that chose among configurations."""
         chose = any(record.score("selection_top1", self.selection_split) is not None for record in self.records)
         return "selection_top1" if chose else "knn_top1"
 
     @property
-    def headline(self) -> str:
-        """The score that orders the rows: linear probing, or weighted kNN where nothing was probed."""
-        return "linear_top1" if any(r.score("linear_top1") for r in self.rows) else "knn_top1"
+    def selection_title(self) -> str:
+        """What tables call that score."""
+        return self.scores[self.selection].title if self.selection in self.scores else "a score"
 
+    @functools.cache  # noqa: B019  # a summary lives as long as its report
     def best(self, name: str) -> Best:
-        """Which rows have the best mean of a test score, or one that cannot be told from it."""
-        return best([row.by_seed(name) for row in self.rows])
+        """Find the rows with the best mean of a test score, or one that cannot be told from it; none without a best."""
+        higher = self.scores[name].higher_is_better
+        return Best() if higher is None else best([row.by_seed(name) for row in self.rows], higher_is_better=higher)
 
     def budget(self, row: Row) -> int | None:
         """How many configurations the hyperparameters of a row were chosen from; None if they were given."""
@@ -268,7 +292,7 @@ _Settings = tuple[tuple[str, str], ...]
 def _task(record: Record, settings: _Settings) -> object:
     """The settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")
-    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and k != "network.hidden_dim")
+    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_PROJECTOR))
 
 
 def _settings(record: Record) -> _Settings:
@@ -307,11 +331,13 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
         places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in shown}
         records = tuple(r for r in chosen.records if r.status != "tuned")
         summary.rows.append(Row(records, places, len(configurations)))
-    headline = summary.headline
+    headline = summary.scores[summary.headline] if summary.headline else None
 
     def order(row: Row) -> tuple[bool, float]:
-        score = row.score(headline)
-        return (row.untrained, -score.mean if score else float("inf"))
+        found = row.score(headline.name) if headline else None
+        if headline is None or found is None:
+            return row.untrained, math.inf
+        return row.untrained, -found.mean if headline.higher_is_better else found.mean
 
     summary.rows.sort(key=order)
     return unchosen, waiting
@@ -394,7 +420,7 @@ def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[st
             "split that the table reports, so its numbers are optimistic. Compare them with each other only."
         )
     notes += _budget_notes(summary)
-    chosen_by = f"{SELECTION_TITLES[summary.selection]} on the {summary.selection_split} split"
+    chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
     if any(row.tried > 1 for row in summary.rows):
         notes.append(
             "Where several hyperparameters were tried, the row is the one with the highest "
@@ -442,7 +468,7 @@ def _budget_notes(summary: Summary) -> list[str]:
         return []
     if set(budgets) == {None}:
         return ["Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."]
-    split = f"by {SELECTION_TITLES[summary.selection]} on the {summary.selection_split} split"
+    split = f"by {summary.selection_title} on the {summary.selection_split} split"
     if len(budgets) == 1:
         (count,) = budgets
         return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
@@ -477,9 +503,10 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
 def _crossing(summary: Summary, name: str, one: Best) -> str:
     """Why a mean is bold though a higher one is not; empty where there is no such one."""
     means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
-    low = min(one.rows, key=lambda i: means[i], default=None)
-    high = max(means.keys() - one.rows, key=lambda i: means[i], default=None)
-    if low is None or high is None or means[high] <= means[low]:
+    sign = 1 if summary.scores[name].higher_is_better else -1
+    low = min(one.rows, key=lambda i: sign * means[i], default=None)
+    high = max(means.keys() - one.rows, key=lambda i: sign * means[i], default=None)
+    if low is None or high is None or sign * means[high] <= sign * means[low]:
         return ""
     below, above = (f"{summary.rows[i].name} ({means[i]:.2f})" for i in (low, high))
     why = (
@@ -487,7 +514,7 @@ def _crossing(summary: Summary, name: str, one: Best) -> str:
         if high in one.untested
         else "differs from it by much the same on every seed, which the test can tell"
     )
-    score = name.replace("_top", " top-").replace("knn", "kNN").replace("_", " ")
+    score = summary.scores[name].title
     return (
         f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
         f"so much over them that it cannot be told from the best; the second {why}."

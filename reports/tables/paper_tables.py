@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from regbench.reports.rows.summary import Row, Stat, Summary
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
-from regbench.reports.tables.tables import DASH, SCORE_NAMES, Cell, Column, Table, signed, spread
+from regbench.reports.tables.table import Column, Entry, Table, difference, spread
 
 TITLES = {
     2: "linear probing on IN20 % by embedding dimension",
@@ -35,7 +35,16 @@ TITLES = {
 }
 
 METRIC_NAMES = {
-    **SCORE_NAMES,
+    "linear_top1": "linear top-1 (%)",
+    "linear_top5": "linear top-5 (%)",
+    "places205_top1": "Places205 top-1 (%)",
+    "places205_top5": "Places205 top-5 (%)",
+    "voc07_map": "VOC07 mAP, 11-point (%)",
+    "voc07_map_full": "VOC07 mAP (%)",
+    "labels1_top1": "1 % labels top-1 (%)",
+    "labels1_top5": "1 % labels top-5 (%)",
+    "labels10_top1": "10 % labels top-1 (%)",
+    "labels10_top5": "10 % labels top-5 (%)",
     "temperature": "temperature τ",
     "alignment_weight": "alignment weight λ",
     "variance_weight": "variance weight μ",
@@ -150,7 +159,7 @@ def _value(row: Row, metric: str) -> Stat | None:
     if metric == "peak_memory":
         s = row.cost("peak_memory_bytes")
         return s and Stat(s.mean / 1e9, None if s.spread is None else s.spread / 1e9, s.n)
-    if metric in SCORE_NAMES:
+    if metric not in _SETTINGS and not metric.startswith("kernel_weight_"):
         return row.score(metric)
     values = {_setting(row, i, metric) for i in range(len(row.records))}
     value = values.pop()
@@ -190,7 +199,7 @@ def _table(summaries: Sequence[Summary], number: int, frame: pd.DataFrame) -> Ta
     heads = list(dict.fromkeys(column for row in cells.values() for column in row))
     if number in (2, 13):  # SFRIK stands at the right, by its order
         heads.sort(key=lambda head: head if head.startswith("SFRIK") else "")
-    body = [[Cell(name), *(Cell(row.get(head, DASH)) for head in heads)] for name, row in cells.items()]
+    body = [[Entry(name), *(Entry(row.get(head, DASH)) for head in heads)] for name, row in cells.items()]
     title = f"Table {number} of the paper, with ours: {TITLES[number]}"
     columns = [Column("", numeric=False), *map(Column, heads)]
     return Table(f"paper_table{number}", title, columns, body, _notes(summaries, number, frame))
@@ -210,19 +219,15 @@ def _position(number: int, entry: dict[Any, Any]) -> tuple[str, str]:
 
 
 def _text(entry: dict[Any, Any]) -> str:
-    ours, std, reference, difference = (float(str(entry[k])) for k in ("ours", "ours_std", "paper", "difference"))
+    ours, std, reference, apart = (float(str(entry[k])) for k in ("ours", "ours_std", "paper", "difference"))
     if entry["unit"] not in ("%", "GB") and entry["metric"] != "peak_memory_ratio":
         if math.isnan(ours):
             return f"{DASH} / {reference:g} / {DASH}"
-        return (
-            f"{ours:g} / {reference:g} / {difference:+g}".replace("-", "−")
-            if difference
-            else f"{ours:g} / {reference:g} / 0"
-        )
+        return f"{ours:g} / {reference:g} / {apart:+g}".replace("-", "−") if apart else f"{ours:g} / {reference:g} / 0"
     if math.isnan(ours):
         return f"{DASH} / {reference:.1f} / {DASH}"
     mean = spread(Stat(ours, None if math.isnan(std) else std, 1), 2)
-    return f"{mean} / {reference:.1f} / {signed(difference)}"
+    return f"{mean} / {reference:.1f} / {difference(apart)}"
 
 
 def _notes(summaries: Sequence[Summary], number: int, frame: pd.DataFrame) -> list[str]:

@@ -1,0 +1,266 @@
+"""Drawing: a figure with its labels in matplotlib, and the SVG that a page can hold.
+
+A method has one colour and one marker in all figures. Labels stand in a column at the right, where they cannot
+overlap. Axes and text of an SVG take the colour of the page's text, so that they read on a light and on a dark page.
+No pyplot: it would keep global state and start slower.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
+from io import BytesIO, StringIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+# Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
+# where one of them had too little contrast on white or on a dark page.
+PALETTE = ("#0079c1", "#d55e00", "#009e73", "#c05a97", "#b98300", "#7d6fd0", "#3299d0")
+MARKERS = "osD^vPX"
+DASHES = ("-", "--", "-.", ":")
+UNTRAINED = "#868686"
+
+INK = "#010203"  # stands for the page's text colour in an SVG until it is written
+PAPER_INK = "#24292f"  # text colour of a PNG, on white
+
+_TEXT_PT = 9
+_SMALLEST_TEXT_PX = 11  # of an SVG on the page
+
+_LABEL_GAP_IN = 0.18  # from one label's baseline to the next
+_PLOT_WIDTH_IN = 3.3
+_MARGIN_IN = 0.62  # left of the plot, for the ticks
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn: the same in all figures. The page finds what belongs to it by `key`."""
+
+    colour: str
+    marker: str
+    dash: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An inline SVG with what a reader who cannot see it is told.
+
+    Attributes:
+        crowded: Whether there is more in it than could be labelled.
+    """
+
+    title: str
+    description: str
+    svg: str
+    crowded: bool = False
+
+
+@dataclass
+class Marks:
+    """What of a figure belongs together: matplotlib's `gid`s, which become classes and tooltips in the SVG."""
+
+    _entries: list[tuple[Style, tuple[int, ...], str]] = field(default_factory=list)
+
+    def add(self, style: Style, rows: Iterable[int], tooltip: str) -> str:
+        """A gid for the artists that show some rows of the leaderboard in the style of their method."""
+        self._entries.append((style, tuple(rows), tooltip))
+        return f"mark.{len(self._entries) - 1}"
+
+    def group(self, gid: str) -> str:
+        """The opening tag of an SVG's group with this gid."""
+        number, _, part = gid.removeprefix("mark.").partition(".")
+        style, rows, tooltip = self._entries[int(number)]
+        of_rows = f' data-r="{" ".join(map(str, rows))}"' if rows else ""
+        kind = f"mark {part}".strip()
+        return f'<g class="{kind}" data-m="{style.key}"{of_rows}><title>{escape(tooltip)}</title>'
+
+
+@dataclass
+class Label:
+    """A label at the right margin that belongs to the point (x, y) of the plot."""
+
+    text: str
+    x: float
+    y: float
+    style: Style
+    gid: str | None = None
+
+
+def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
+    """One style for each label of trained methods, in the order of the alphabet; keys are the prefix and a number."""
+    out = {}
+    for i, label in enumerate(sorted(set(labels))):
+        turn = i // len(PALETTE)
+        marker, dash = MARKERS[(i + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
+        out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"{prefix}{i}")
+    return out
+
+
+def settings(ink: str) -> AbstractContextManager[None]:
+    """Matplotlib's settings for a figure whose axes and text are of the colour `ink`."""
+    return matplotlib.rc_context(
+        {
+            "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+            "font.size": _TEXT_PT,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "regbench",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.linewidth": 0.7,
+            "xtick.major.width": 0.7,
+            "ytick.major.width": 0.7,
+            "axes.formatter.useoffset": False,
+            **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink),
+        }
+    )
+
+
+def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = None) -> tuple[Figure, list[Axes]]:
+    """Panels side by side, each with a column for labels at the right, high enough for all of them.
+
+    Args:
+        panels: How many.
+        names: The labels' texts; the longest decides the column's width.
+        labels: How many labels a panel has, where it is not the number of names.
+    """
+    label_width_in = 0.35 + 0.078 * max(20, *map(len, names))
+    width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
+    height_in = max(3.1, _LABEL_GAP_IN * ((len(names) if labels is None else labels) + 1) + 0.7)
+    figure = Figure(figsize=(panels * width_in, height_in))
+    figure.patch.set_alpha(0)
+    axes = []
+    for i in range(panels):
+        left = (i * width_in + _MARGIN_IN) / (panels * width_in)
+        box = (left, 0.5 / height_in, _PLOT_WIDTH_IN / (panels * width_in), 1 - 0.65 / height_in)
+        ax = figure.add_axes(box)
+        ax.patch.set_alpha(0)
+        grid(ax)
+        axes.append(ax)
+    return figure, axes
+
+
+def grid(axes: Axes) -> None:
+    """A quiet grid behind what is drawn."""
+    axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
+    axes.set_axisbelow(True)
+
+
+def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
+    """A logarithmic x-axis with a tick at each of the sizes that were measured, or at some if they are many."""
+    ticks = sorted(sizes)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
+    """What `Axes.plot` does, in a tenth of its time."""
+    axes.add_line(Line2D(xs, ys, **style))
+
+
+def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
+    """Writes the labels in a column right of the plot, ordered by y, and ties each to its point."""
+    axes.autoscale_view()
+    low, high = axes.get_ylim()
+    height_in = axes.bbox.height / axes.figure.dpi
+    scale = axes.transScale.transform  # logarithmic axes
+    bottom, top = (float(scale((1.0, y))[1]) for y in (low, high))
+    labels.sort(key=lambda label: label.y)
+    heights = [(float(scale((1.0, label.y))[1]) - bottom) / (top - bottom) for label in labels]
+    positions = spread_out([y * height_in for y in heights], _LABEL_GAP_IN, height_in)
+    # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
+    for label, point_y, position in zip(labels, heights, positions, strict=True):
+        style = label.style
+        draw = partial(draw_line, axes, transform=axes.transAxes, clip_on=False, color=style.colour, gid=label.gid)
+        y = position / height_in
+        if not math.isnan(label.x):
+            start = axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y)))[0]
+            draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
+        draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
+        if marker:
+            draw([1.055], [y], marker=style.marker, ms=5, ls="")
+        else:
+            draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
+        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid, parse_math=False)
+    axes.set_ylim(low, high)
+
+
+def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
+    """Positions near those `wanted` (ascending), at least `gap` apart, inside [0, height] if they fit.
+
+    Neighbours that are too close become one block, centred on the mean of what its members want.
+    """
+    blocks: list[list[float]] = []  # [first position, number of labels]
+
+    def shifted(start: float, count: float) -> float:
+        return max(0.0, min(start, height - gap * (count - 1)))
+
+    for want in wanted:
+        blocks.append([shifted(want, 1), 1])
+        while len(blocks) > 1 and blocks[-2][0] + gap * blocks[-2][1] > blocks[-1][0]:
+            start, count = blocks.pop()
+            before, many = blocks[-1]
+            centre = (many * (before + gap * (many - 1) / 2) + count * (start + gap * (count - 1) / 2)) / (many + count)
+            total = many + count
+            blocks[-1] = [shifted(centre - gap * (total - 1) / 2, total), total]
+    return [start + gap * i for start, count in blocks for i in range(int(count))]
+
+
+def to_png(figure: Figure) -> bytes:
+    """Make a picture of the figure, on white."""
+    figure.set_facecolor("white")
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure, marks: Marks) -> str:
+    """The figure as an <svg> element without outside references, in the text colour of the page around it."""
+    buffer = StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = _in_tags(_quiet_tag, text[text.index("<svg") :])
+    # Where there is less room, as on a phone, the page scrolls rather than make the text smaller than can be read.
+    width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
+    text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
+    text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
+    text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody
+    return re.sub(r"\n\s*", "\n", text)
+
+
+def unique_ids(svg: str, prefix: str) -> str:
+    """Puts a prefix before every id of an SVG and every use of it: several SVGs share one page."""
+    return _in_tags(lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag), svg)
+
+
+def _in_tags(change: Callable[[str], str], svg: str) -> str:
+    """The SVG with its tags changed, and the texts between them, which are other people's, as they were."""
+    return re.sub(r"<[^>]*>", lambda found: change(found[0]), svg)
+
+
+def _quiet_tag(tag: str) -> str:
+    """A tag in the page's colour, without namespaces; a hundredth of a point is enough, and half the size."""
+    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag.replace(INK, "currentColor").replace("xlink:href", "href"))
+    return re.sub(r"(\.\d\d)\d+", r"\1", tag)

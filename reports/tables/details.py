@@ -1,0 +1,205 @@
+"""The tables beside the leaderboard: every score, significance, time, memory, energy, hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from regbench.reports.rows.significance import MIN_PAIRS, compare, holm
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, best_notes, is_setting
+from regbench.reports.tables.leaderboard import accuracies, leaderboard
+from regbench.reports.tables.table import Column, Entry, Filled, Table, spread, table_of_rows
+from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit
+
+# A table of p-values has a column for each row; more of them are in the CSV file only.
+SIGNIFICANCE_ROWS = 40
+
+
+def accuracy_table(summary: Summary) -> Table:
+    """Set every score of the test split, and those of the tuning split that selection saw."""
+    measured = {(s.name, s.split) for row in summary.rows for r in row.records for s in r.scores}
+    tested, tuned = ([name for name in summary.scores if (name, split) in measured] for split in ("test", "tuning"))
+    columns = accuracies(summary, tested, ", test")
+    columns += [(Column(f"{summary.scores[name].head}, tuning"), partial(_tuned, name)) for name in tuned]
+    ranked = [name for name in tested if summary.scores[name].higher_is_better is not None]
+    notes = ["The tuning split chooses; it is no result.", *best_notes(summary, ranked)]
+    if len(ranked) < len(tested) or any(summary.scores[name].higher_is_better is None for name in tuned):
+        notes.append("Measures without labels have no best.")
+    return table_of_rows(summary, "accuracy", "Accuracy", columns, notes, whole=True)
+
+
+def _tuned(name: str, row: Row) -> str:
+    return spread(row.score(name, "tuning"), 2)
+
+
+def significance_frame(summary: Summary) -> pd.DataFrame:
+    """Compare every pair of trained rows by a paired t-test over the seeds that they share.
+
+    Returns:
+        Columns score, one, other, pairs, difference (mean of one minus other), p, p_holm (corrected for all pairs of
+        that score); p is missing with fewer than three pairs.
+    """
+    out = []
+    rows = [row for row in summary.rows if not row.untrained]
+    for name in reversed(summary.leading):
+        values = [row.by_seed(name) for row in rows]
+        pairs: list[dict[str, Any]] = []
+        for i, row in enumerate(rows[:-1]):
+            if not values[i]:
+                continue
+            for other, c in zip(rows[i + 1 :], compare(values[i], values[i + 1 :]), strict=True):
+                pairs.append({"score": name, "one": row.name, "other": other.name, **vars(c)})
+        out += [pair | {"p_holm": p} for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True)]
+    return pd.DataFrame(out, columns=["score", "one", "other", "pairs", "difference", "p", "p_holm"])
+
+
+def significance_table(summary: Summary) -> Table:
+    """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
+    headline = summary.headline
+    scored = [row for row in summary.rows if headline and not row.untrained and row.score(headline)]
+    values = {row.name: row.by_seed(headline or "") for row in scored}
+    # Most rows of a tuning have the one seed that they were tuned with.
+    rows = [row for row in scored if len(values[row.name]) >= MIN_PAIRS]
+    shown = rows[:SIGNIFICANCE_ROWS]
+    body = []
+    for i, row in enumerate(shown):
+        compared = compare(values[row.name], [values[other.name] for other in shown])
+        texts = [DASH if i == j or c.pairs < MIN_PAIRS else _p(c.p) for j, c in enumerate(compared)]
+        body.append([Entry(f"{i + 1}. {row.name}"), *map(Entry, texts)])
+    notes = [
+        "p: the chance of a mean difference at least this large if the two rows were equally good. Paired t-test over "
+        "the seeds that both have, two-sided, each pair for itself; the CSV file also has the corrected values.",
+        f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
+    ]
+    if len(scored) > len(rows):
+        notes.append(f"Left out: {len(scored) - len(rows)} rows with fewer than {MIN_PAIRS} seeds.")
+    if len(rows) > len(shown):
+        notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
+    title = "Significance of differences" + (f", {summary.scores[headline].head}" if headline else "")
+    columns = [Column("", numeric=False), *(Column(str(i + 1)) for i in range(len(shown)))]
+    return Table("significance", title, columns, body, notes)
+
+
+def _p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _cost(cost: str, head: str, decimals: int, divisor: float = 1) -> Filled:
+    """A column with the mean and the spread of a cost."""
+    return Column(head), lambda row: spread(row.cost(cost), decimals, divisor)
+
+
+def _in(unit: Unit, cost: str, head: str) -> Filled:
+    return _cost(cost, f"{head} ({unit.name})", unit.decimals, unit.divisor)
+
+
+def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
+    """How a row fills a column with the ratio of two mean costs."""
+
+    def fill(row: Row) -> str:
+        a, b = row.cost(above), row.cost(below)
+        return f"{factor * a.mean / b.mean:,.{decimals}f}" if a and b and b.mean > 0 else DASH
+
+    return fill
+
+
+def time_table(summary: Summary) -> Table:
+    """Set where the time goes."""
+    columns = [
+        _in(time_unit(largest(summary.rows, "train_s")), "train_s", "training"),
+        _in(time_unit(largest(summary.rows, "evaluate_s")), "evaluate_s", "evaluation"),
+        _cost("img_per_s", "images/s", 0),
+        _cost("step_ms", "step (ms)", 1),
+        _cost("loss_ms", "loss (ms/step)", 2),
+        (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
+    ]
+    note = "Times of a step are medians; loss is forward and backward of the regularizer alone."
+    return table_of_rows(summary, "time", "Time", columns, [note])
+
+
+def memory_table(summary: Summary) -> Table:
+    """Set the peak memory of training."""
+
+    def kinds(row: Row) -> str:
+        found = {r.cost.peak_memory_kind for r in row.records if r.cost.peak_memory_kind}
+        return ", ".join(sorted(found)) or DASH
+
+    unit = memory_unit(largest(summary.rows, "peak_memory_bytes"))
+    columns = [_in(unit, "peak_memory_bytes", "peak memory"), (Column("measured as", numeric=False), kinds)]
+    return table_of_rows(summary, "memory", "Memory", columns, [])
+
+
+def energy_table(summary: Summary) -> Table | None:
+    """Set the energy of training; None where nothing was measured."""
+    columns: list[Filled] = []
+    for kind, unit in energy_units(summary.rows).items():
+        cost = f"energy_{kind}_joules"
+        columns += [
+            _in(unit, cost, f"{kind.upper()} energy"),
+            (Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)),
+        ]
+    note = "Of training alone; power is over the training time."
+    return table_of_rows(summary, "energy", "Energy", columns, [note]) if columns else None
+
+
+def hyperparameters_table(summary: Summary) -> Table:
+    """Set every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
+    trained = [c for c in summary.configurations if not c.untrained]
+    cells = [c.first.settings for c in trained]
+    keys = list({k: None for cell in cells for k in cell if k.startswith(("method.", "optimizer.", "evaluation."))})
+    keys = [k for k in keys if not is_setting(k) and k not in ("method.name", "evaluation.protocols")]
+    keys.sort(key=lambda k: not k.startswith("method."))
+    varying = [k for k in keys if k.startswith("method.") or len({cell.get(k) for cell in cells}) > 1]
+    rows = {row.records[0].cell_id for row in summary.rows}
+    chosen = [any(r.cell_id in rows for r in c.records) for c in trained]
+    several = any(row.tried > 1 for row in summary.rows) or not all(chosen)
+    selected = f"{summary.selection_title} (%), {summary.selection_split}"
+    columns = [Column("method", numeric=False), *map(Column, SETTING_NAMES.values())]
+    columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
+    columns += [Column("chosen on", numeric=False), Column("tried")]
+    columns += [Column("in the leaderboard", numeric=False)] * several
+    lines: list[tuple[tuple[object, ...], list[Entry]]] = []
+
+    def add(label: str, places: list[str], own: Mapping[str, Any], value: float | None, *texts: object) -> None:
+        shown = ", ".join(f"{k.removeprefix('method.')}={v}" for k, v in own.items())
+        texts = (label, *places, shown, *texts)[: len(columns)]
+        order = (label.removesuffix(" †"), *map(len, places), *places, texts[-1] == "no" and several, -(value or 0.0))
+        lines.append((order, [Entry(str(text or DASH)) for text in texts]))
+
+    for c, cell, is_row in zip(trained, cells, chosen, strict=True):
+        how: dict[str, Any] = next((h for r in c.records if (h := r.choice.get("hyperparameters"))), {})
+        places = [DASH if cell.get(k, "null") == "null" else cell[k] for k in SETTING_NAMES]
+        value = c.score(summary.selection, summary.selection_split)
+        more = (spread(value, 2), len(c.records), how.get("selected_on"), how.get("budget"), "yes" if is_row else "no")
+        own = {k: cell[k] for k in varying if k in cell}
+        add(c.label + " †" * bool(c.diverged), places, own, value.mean if value else None, *more)
+    here = {r.cell_id for r in summary.records}
+    for choice in summary.choices.values():
+        for entry in choice.choices:  # with those that were ranked and whose records are not in the report
+            places = [str(entry.setting.get(k, DASH)) for k in SETTING_NAMES]
+            for ranked in entry.ranking:
+                if ranked.cell_id not in here:
+                    text = DASH if ranked.value is None else f"{ranked.value:.2f}"
+                    label = entry.label + " †" * (ranked.status == "diverged")
+                    add(label, places, ranked.hyperparameters, ranked.value, text, len(choice.seeds), "", "", "no")
+    lines.sort(key=lambda line: line[0])
+    notes = [
+        "In the order of the selection score within each method and setting; what stands in the leaderboard is first."
+    ]
+    notes += [
+        f"{path}: {choice.budget} configurations for each method, chosen by {choice.score} on the "
+        f"{choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}."
+        for path, choice in summary.choices.items()
+    ]
+    return Table("hyperparameters", "Hyperparameters", columns, [line for _, line in lines], notes)
+
+
+def tables_of(summary: Summary) -> dict[str, Table]:
+    """Set all tables of a task, by their slugs."""
+    made = [leaderboard(summary), accuracy_table(summary), time_table(summary), memory_table(summary)]
+    made += [significance_table(summary), hyperparameters_table(summary)]
+    made += [energy] if (energy := energy_table(summary)) else []
+    return {table.slug: table for table in made}

@@ -1,0 +1,138 @@
+"""The leaderboard, as it is shown and as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary, best_notes
+from regbench.reports.tables import paper
+from regbench.reports.tables.table import Column, Entry, Filled, Table, difference, mean, spread, table_of_rows
+from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
+
+# Of the embeddings at the end of training: how many decimals are shown.
+DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
+
+_COSTS = ["train_s", "img_per_s", "step_ms", "loss_ms", "peak_memory_bytes", "energy_gpu_joules", "energy_cpu_joules"]
+
+
+def leaderboard(summary: Summary) -> Table:
+    """Set the leaderboard: accuracy on the test split, gain on the untrained network, and cost.
+
+    What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
+    one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
+    """
+    rows = summary.rows
+    seconds, memory = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
+    energies = energy_units(rows)
+    measured = {name: n for name, n in DECIMALS_AT_END.items() if any(row.at_end(name) for row in rows)}
+    columns: list[Filled] = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
+    if (headline := summary.headline) and any(row.untrained for row in rows):
+        title = f"{summary.scores[headline].title.removesuffix(' top-1')} − untrained"
+        columns.append((Column(title, spare=4), lambda row: difference(summary.gain(row, headline))))
+    for i, (name, decimals) in enumerate(measured.items(), 1):
+        columns.append((Column(name.replace("_", " "), spare=1 + i), partial(_at_end, name, decimals)))
+    columns += [
+        _mean("train_s", f"train time ({seconds.name})", seconds.decimals, seconds.divisor),
+        _mean("img_per_s", "images/s", 0, spare=7),
+        _mean("loss_ms", "loss (ms/step)", 2),
+        _mean("peak_memory_bytes", f"peak memory ({memory.name})", memory.decimals, memory.divisor),
+    ]
+    for kind, unit in energies.items():
+        head = f"{kind.upper()} energy ({unit.name})"
+        columns.append(_mean(f"energy_{kind}_joules", head, unit.decimals, unit.divisor, spare=6))
+    beside = any(_reference(row, summary) is not None for row in rows)
+    if beside:
+        columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
+    notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
+    notes += best_notes(summary, summary.leading)
+    if measured:
+        notes.append(
+            "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − v‖² of the unit "
+            "embeddings of an image's two views: 0 the same, 2 orthogonal) are of the embeddings of the last training "
+            "batch."
+        )
+    if "gpu" in energies:
+        notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
+    if "cpu" in energies:
+        notes.append("CPU energy is that of the whole machine's processors, other work on it included.")
+    if beside:
+        notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
+    title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
+    return table_of_rows(summary, "leaderboard", title, columns, notes + summary.notes, whole=True)
+
+
+def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
+    """Make a column for each of some test scores; bold is where no row is known to be better."""
+    places = {id(row): i for i, row in enumerate(summary.rows)}
+
+    def fill(name: str, row: Row) -> Entry:
+        s, best, i = row.score(name), summary.best(name), places[id(row)]
+        few = f" (n={s.n})" if s is not None and s.n < len(row.records) else ""
+        return Entry(spread(s, 2) + few, i in best.rows, best.reason(i))
+
+    return [(Column(summary.scores[name].head + suffix), partial(fill, name)) for name in names]
+
+
+def _mean(cost: str, head: str, decimals: int, divisor: float = 1, spare: int = 0) -> Filled:
+    return Column(head, spare=spare), lambda row: mean(row.cost(cost), decimals, divisor)
+
+
+def _at_end(name: str, decimals: int, row: Row) -> str:
+    return spread(row.at_end(name), decimals)
+
+
+def _seeds(row: Row) -> str:
+    return f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))
+
+
+def _one_decimal(value: float | None) -> str:
+    return DASH if value is None else f"{value:.1f}"
+
+
+def _reference(row: Row, summary: Summary) -> float | None:
+    """The paper's linear probing of the same experiment, in percent."""
+    first = row.first
+    where = {key: first.cell[key] for key in ("embedding_dim", "batch_size", "epochs")}
+    return paper.linear_top1(row.label, first.cell["dataset"]["name"], first.backbone, on_test=summary.on_test, **where)
+
+
+def leaderboard_frame(summary: Summary) -> pd.DataFrame:
+    """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
+
+    `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
+    planned seeds that are not finished.
+    """
+    out = []
+    for i, row in enumerate(summary.rows):
+        entry = _settings(summary, row.label, row.settings) | {
+            "chosen_on_test": summary.on_test,
+            "n": len(row.records),
+            "n_missing": row.missing,
+            "n_diverged": row.diverged,
+            "configurations_tried": row.tried,
+            "tuning_budget": summary.budget(row),
+        }
+        for name in summary.leading:
+            s, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
+            entry |= _mean_and_spread(f"{name}{unit}", s)
+            entry |= {f"{name}_n": s and s.n, f"{name}_best": i in summary.best(name).rows}
+            entry[f"{name}_minus_untrained"] = summary.gain(row, name)
+        entry |= {name: (s := row.cost(name)) and s.mean for name in _COSTS}
+        for name in DECIMALS_AT_END:
+            entry |= _mean_and_spread(name, row.at_end(name))
+        entry["paper_linear_top1_percent"] = _reference(row, summary)
+        out.append(entry)
+    for absent in summary.missing:
+        out.append({**_settings(summary, absent.label, absent.settings), "n": 0, "n_missing": absent.seeds})
+    return pd.DataFrame(out)
+
+
+def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[str, object]:
+    return {"sweep": summary.name, "label": label, **{k: None if v == DASH else v for k, v in settings.items()}}
+
+
+def _mean_and_spread(name: str, s: Stat | None) -> dict[str, object]:
+    return {name: s and s.mean, f"{name}_std": s and s.spread}

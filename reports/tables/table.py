@@ -1,0 +1,178 @@
+"""A table as it is shown, and its text for Markdown, LaTeX and a terminal; the page's template makes HTML of it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tabulate import tabulate
+
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's head; `spare` > 0 lets a narrow terminal leave it out, the highest first."""
+
+    name: str
+    numeric: bool = True
+    spare: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The text in one place of a table; bold marks the best of its column, `why` says why it is bold or is not."""
+
+    text: str
+    bold: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it is shown.
+
+    Attributes:
+        slug: Stem of its file names.
+        title: What it shows, one line.
+    """
+
+    slug: str
+    title: str
+    columns: list[Column]
+    rows: list[list[Entry]]
+    notes: list[str] = field(default_factory=list)
+
+
+Filled = tuple[Column, Callable[[Row], Entry | str]]
+"""A column of a table of rows, and how a row fills it."""
+
+
+def table_of_rows(
+    summary: Summary, slug: str, title: str, columns: Sequence[Filled], notes: Sequence[str], *, whole: bool = False
+) -> Table:
+    """Set a table with a line for each row of a task; its first columns are the method and the settings that vary.
+
+    Args:
+        summary: The task.
+        slug: Stem of its file names.
+        title: What it shows.
+        columns: Those after the settings.
+        notes: Below the table.
+        whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
+    """
+    rows = [row for row in summary.rows if whole or not row.untrained]
+    settings = next(iter([*(row.settings for row in summary.rows), *(row.settings for row in summary.missing)]), {})
+    heads = [Column("method", numeric=False), *map(Column, settings), *(column for column, _ in columns)]
+    body = []
+    for row in rows:
+        texts = [row.label + " †" * bool(row.diverged), *row.settings.values(), *(fill(row) for _, fill in columns)]
+        body.append([text if isinstance(text, Entry) else Entry(text) for text in texts])
+    for absent in summary.missing if whole else ():
+        known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
+        body.append([Entry(known.get(column.name, DASH)) for column in heads])
+    return Table(slug, title, heads, body, list(notes))
+
+
+def mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
+    """A mean, or a dash."""
+    return DASH if s is None else f"{s.mean / divisor:,.{decimals}f}"
+
+
+def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
+    """Mean ± sample standard deviation."""
+    text = mean(s, decimals, divisor)
+    return text if s is None or s.spread is None else f"{text} ± {s.spread / divisor:,.{decimals}f}"
+
+
+def difference(value: float | None) -> str:
+    """A difference with its sign."""
+    return DASH if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def to_markdown(table: Table) -> str:
+    """Make GitHub Markdown with the title as a heading and the notes below."""
+    rows = [[f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row] for row in table.rows]
+    heads = [_markdown(column.name) for column in table.columns]
+    body = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table))
+    return (
+        "\n\n".join([f"### {_markdown(table.title)}", body, *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
+    )
+
+
+def to_latex(table: Table) -> str:
+    """Make a `tabular` with booktabs rules (needs the booktabs package); the notes are comments above it."""
+    columns = "".join("r" if column.numeric else "l" for column in table.columns)
+    head = " & ".join(_latex(column.name) for column in table.columns)
+    rows = [
+        " & ".join(f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row) for row in table.rows
+    ]
+    lines = [
+        *(f"% {_one_line(line)}" for line in [table.title, *table.notes]),
+        f"\\begin{{tabular}}{{{columns}}}",
+    ]
+    lines += ["\\toprule", f"{head} \\\\", "\\midrule", *(f"{row} \\\\" for row in rows), "\\bottomrule"]
+    return "\n".join([*lines, "\\end{tabular}"]) + "\n"
+
+
+def to_terminal(table: Table, width: int = 120) -> str:
+    """Make text that fits a terminal: heads wrap, spare columns are left out if they must, * marks the best."""
+    keep = list(range(len(table.columns)))
+    while True:
+        heads = [_wrap(table.columns[i].name) for i in keep]
+        rows = [[_one_line(row[i].text) + "*" * row[i].bold for i in keep] for row in table.rows]
+        align = [_alignment(table)[i] for i in keep]
+        text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=align)
+        spare = max(keep, key=lambda i: table.columns[i].spare)
+        if max(map(len, text.splitlines())) <= width or table.columns[spare].spare == 0:
+            return text
+        keep.remove(spare)
+
+
+def _alignment(table: Table) -> list[str]:
+    return ["right" if column.numeric else "left" for column in table.columns]
+
+
+def _one_line(text: str) -> str:
+    """Text of others without line breaks and control characters."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
+# What Markdown takes for its own: an underscore within a word, or a bracket that no link follows, is left as it is.
+_MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|^#")
+
+
+def _markdown(text: str) -> str:
+    """Markdown that shows the text as it is."""
+    text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
+
+
+_LATEX = {
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"[": "{[}", "*": "{*}", "`": r"\textasciigrave{}"},  # the first two would be an argument of the rule above
+    **{"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "–": "--", "×": r"$\times$", "⁺": "$^+$", "…": r"\dots{}"},
+    **{"α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+}
+
+
+def _latex(text: str) -> str:
+    """ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
+    out = []
+    for c in _one_line(text):
+        plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
+        out.append(_LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain))
+    return "".join(out)
+
+
+def _wrap(head: str) -> str:
+    """Breaks a column's head into lines of about 9 characters at its spaces."""
+    lines = [""]
+    for word in head.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > 9:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)

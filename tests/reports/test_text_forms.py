@@ -1,0 +1,117 @@
+"""Tables as Markdown, LaTeX and a terminal's text; text of others stays text in all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from regbench.reports.tables.details import hyperparameters_table, memory_table
+from regbench.reports.tables.leaderboard import leaderboard
+from regbench.reports.tables.table import Column, Entry, Table, to_latex, to_markdown, to_terminal
+from tests.reports.reading import Make, task
+
+
+def test_latex_is_balanced_booktabs(runs: Path, record: Make) -> None:
+    record("50 % & $x_1$ #{~^\\}", 0, knn=70.0)
+    record("AUH", 0, knn=60.0, status="diverged")
+    text = to_latex(leaderboard(task(runs)))
+    rules = [text.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")]
+    assert rules == sorted(rules)
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    body = re.sub(r"(?m)^%.*$", "", text)
+    assert r"50 \% \& \$x\_1\$ \#\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}" in body
+    assert r"\textbf{70.00}" in body
+    plain = re.sub(r"\\[{}$&%#_]", "", body)
+    assert plain.count("{") == plain.count("}")
+    assert plain.count("$") % 2 == 0
+    columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", plain)
+    assert columns is not None
+    lines = [line for line in plain.splitlines() if line.endswith(r"\\")]
+    assert len(lines) == 3
+    assert {line.count("&") + 1 for line in lines} == {len(columns[1])}
+    assert body.isascii()
+
+
+def test_markdown(runs: Path, record: Make) -> None:
+    record("a|b", knn=70.0)
+    table = leaderboard(task(runs))
+    lines = to_markdown(table).splitlines()
+    assert lines[0] == "### Leaderboard"
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 3
+    assert "a\\|b" in rows[2]
+    assert "**70.00**" in rows[2]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(table.columns) + 1}
+
+
+FOREIGN = {
+    "<script>alert(1)</script>": "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "a|b\nc": "a\\|b c",
+    "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ [u\\](v) \\~\\~w\\~\\~ \\$m\\$",
+    "back\\|slash &lt; snake_case": "back\\\\\\|slash &amp;lt; snake_case",
+    "\x1b[31mred\x00": "[31mred",
+}
+
+
+@pytest.mark.parametrize(("foreign", "shown"), FOREIGN.items())
+def test_markdown_shows_the_text_of_others_as_text(runs: Path, record: Make, foreign: str, shown: str) -> None:
+    record(foreign, knn=70.0, cell={"method": {"name": foreign, "detail": foreign}}, cost={"peak_memory_kind": foreign})
+    record("AUH", status="diverged", environment={"git": foreign})
+    record("VICReg", 1, status="diverged", knn=None)
+    plan = [{"id": "f" * 12, "label": "DCL", "seed": 0}]
+    (runs / "quickstart" / "sweep.json").write_text(json.dumps({"cells": plan}))
+    attempt = runs / "quickstart" / ("f" * 12) / "attempts" / "0001.json"
+    attempt.parent.mkdir(parents=True)
+    attempt.write_text(json.dumps({"ended": "failed", "error": foreign}))
+    (attempt.parents[1] / "config.yaml").touch()
+    one = task(runs)
+    made = [leaderboard(one), memory_table(one), hyperparameters_table(one)]
+    for table in made:
+        text = to_markdown(table)
+        assert f"| {shown}" in text or f"| **{shown}" in text
+        assert text.replace(shown, "").count(foreign) == 0
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + len(table.rows)
+        assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {len(table.columns) + 1}
+    notes = [line for line in to_markdown(made[0]).splitlines() if line.startswith("- ")]
+    assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
+    assert any(f"more than one state of the code: {shown}" in note or f", {shown}." in note for note in notes)
+    title = to_markdown(Table("x", foreign, [], [], []))
+    assert title.startswith(f"### {shown}\n")
+
+
+def test_a_note_is_no_heading() -> None:
+    text = to_markdown(Table("x", "# title", [Column("a")], [], ["# note", "no # 1"]))
+    assert [line for line in text.splitlines() if "#" in line] == ["### \\# title", "- \\# note", "- no # 1"]
+
+
+def test_latex_takes_no_text_for_an_argument() -> None:
+    """After a row's end or a rule, LaTeX takes [ and * for its own, wherever the next line begins."""
+    columns = [Column("[2pt]", numeric=False)]
+    text = to_latex(Table("x", "a\nb", columns, [[Entry("[x]")], [Entry("*y `z`\x1b")]], ["n\nm"]))
+    assert text.splitlines() == [
+        "% a b",
+        "% n m",
+        "\\begin{tabular}{l}",
+        "\\toprule",
+        "{[}2pt] \\\\",
+        "\\midrule",
+        "{[}x] \\\\",
+        "{*}y \\textasciigrave{}z\\textasciigrave{} \\\\",
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+
+
+def test_terminal_text_fits(runs: Path, record: Make) -> None:
+    for label in ("SFRIK (L=3)", "generalized distance", "a method with quite a long name"):
+        for seed in (0, 1):
+            record(label, seed, knn=70.0 + seed)
+    record("a\x1b[31mb\nc\td")
+    text = to_terminal(leaderboard(task(runs)))
+    assert max(map(len, text.splitlines())) <= 120
+    for word in ("70.50 ± 0.71*", "30.0", "800", "generalized distance", "| a[31mb c d "):
+        assert word in text
