@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Required, Self, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -111,12 +111,31 @@ def _views(crops: Sequence[CropConfig]) -> list[View]:
     return views
 
 
+class Reading(TypedDict, total=False):
+    """How a loader reads: options that all loaders have.
+
+    Attributes:
+        seed: Decides all draws, together with the epoch.
+        device: Where the views are augmented and delivered.
+        backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
+        workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
+        dtype: What the views are rounded to at the end.
+    """
+
+    seed: int
+    device: Required[torch.device]
+    backend: str
+    workers: int
+    dtype: torch.dtype
+
+
 class EpochLoader:
     """Hands out epochs over an open split; the base of the loaders that training and evaluation use.
 
     Attributes:
         backend: "ffcv" or "torchvision", whichever runs.
         batch_size: Images a batch.
+        device: Where the views are delivered.
     """
 
     def __init__(
@@ -126,10 +145,10 @@ class EpochLoader:
         augmentation: MultiCropConfig,
         *,
         batch_size: int,
-        seed: int,
+        seed: int = 0,
         device: torch.device,
-        backend: str,
-        workers: int,
+        backend: str = "auto",
+        workers: int = 1,
         dtype: torch.dtype = torch.float32,
         views: Sequence[View] | None = None,
     ) -> None:
@@ -140,11 +159,11 @@ class EpochLoader:
             beton: The file of the split.
             augmentation: The views of each image.
             batch_size: Images a batch.
-            seed: Decides all draws, together with the epoch.
-            device: Where the views are delivered.
-            backend: One of `BACKENDS`; "auto" is FFCV if it is installed.
-            workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
-            dtype: What the views are rounded to at the end.
+            seed: See `Reading`, as for what follows.
+            device: See `Reading`.
+            backend: See `Reading`.
+            workers: See `Reading`.
+            dtype: See `Reading`.
             views: The same views, where their draws are not those of pretraining.
 
         Raises:
@@ -158,6 +177,7 @@ class EpochLoader:
             backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self.backend = backend
         self.batch_size = batch_size
+        self.device = device
         self._beton = beton
         self._views = views or _views(augmentation.crops)
         self._seed = seed

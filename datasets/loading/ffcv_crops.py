@@ -93,7 +93,7 @@ def _not_compiled() -> Iterator[None]:
 
 
 _BATCHES_AHEAD = 2
-# These, the two that are at work, and the one that was handed over.
+# Buffers: for the batches ahead, for the two that are at work, and for the one that was handed over.
 _SLOTS = _BATCHES_AHEAD + 3
 
 # `kernels` names FFCV's JPEG decoder, which this makes known.
@@ -116,8 +116,8 @@ class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
         self._finishes = normalize is not None
         scale, shift = normalize.constants() if normalize else (np.empty(0, np.float32),) * 2
         taps = np.array([blur_taps(size) for size in shape.sizes])
-        self._before = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
-        self._after = (taps, scale, shift)
+        self._cutting = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
+        self._finishing = (taps, scale, shift)
         self._workers = workers
         self._pool = pool
 
@@ -143,16 +143,16 @@ class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
             out = (crops.reshape(-1), np.empty(count * numbers, np.float32))
 
             def part(first: int, end: int) -> None:
-                rows = batch_indices[first:end], first, count
                 where = storage_state[0], beton.start, beton.size, image_shape
-                decode(*rows, *where, boxes, *self._before, chains, *self._after, status, *out)
+                rows = batch_indices[first:end]
+                decode(rows, first, count, where, boxes, self._cutting, chains, self._finishing, status, out)
 
             def mend() -> Array:
                 for n in np.flatnonzero(status[:, 0]).tolist():
                     # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files
                     # have; what Pillow cannot read is refused.
                     image = beton.image(int(batch_indices[n]))
-                    show(image, n, count, boxes[n], *self._before, chains[n], *self._after, *out)
+                    show(image, n, count, boxes[n], self._cutting, chains[n], self._finishing, out)
                 return out[1 if self._finishes else 0]
 
             # Numba's own threads serve one parallel loop at a time, and two loaders may run at once. Some parts more

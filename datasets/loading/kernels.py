@@ -405,33 +405,27 @@ def show(
     number: int,
     count: int,
     boxes: Array,
-    kind: int,
-    sizes: Array,
-    channels: int,
+    shape: tuple[int, Array, int],
     chains: Array,
-    taps: Array,
-    scale: Array,
-    shift: Array,
-    crops: Array,
-    finished: Array,
+    finishing: tuple[Array, Array, Array],
+    out: tuple[Array, Array],
 ) -> None:
     """Make all views of one image.
 
     Args:
         image: (H, W, 3) uint8.
-        number: its place in the batch.
-        count: images in the batch.
+        number: Its place in the batch.
+        count: Images in the batch.
         boxes: (views, 9), see `crops.BOX`.
-        kind: of the filter, from `FILTERS`.
-        sizes: (views,) of the crops, px.
-        channels: 1 (the first) or 3.
+        shape: The filter, from `FILTERS`; (views,) the sizes of the crops, px; the channels, 1 (the first) or 3.
         chains: (views, 11), see `photometric.chains`.
-        taps: (views,) lengths of the blur's kernel.
-        scale: see `finish`.
-        shift: see `finish`.
-        crops: where all views of all images lie, see `crops.CropShape.split`, uint8, written if `finished` is empty.
-        finished: the same in float32, augmented and normalised, written if it is not empty.
+        finishing: (views,) lengths of the blur's kernel; scale and shift, see `finish`.
+        out: Where all views of all images lie, see `crops.CropShape.split`: as uint8, and as float32, augmented and
+            normalised. The first is written if the second is empty.
     """
+    kind, sizes, channels = shape
+    taps, scale, shift = finishing
+    crops, finished = out
     before = 0
     for view in range(len(sizes)):
         size = sizes[view]
@@ -443,8 +437,8 @@ def show(
         else:
             crop = np.empty((size, size, channels), np.uint8)
             cut(image, boxes[view], kind, crop)
-            out = finished[start : start + length].reshape(size, size, channels)
-            finish(crop, chains[view], taps[view], scale, shift, out)
+            views = finished[start : start + length].reshape(size, size, channels)
+            finish(crop, chains[view], taps[view], scale, shift, views)
 
 
 @_compiled
@@ -452,60 +446,32 @@ def decode(
     rows: Array,
     first: int,
     count: int,
-    file: Array,
-    start: Array,
-    size: Array,
-    shape: Array,
+    where: tuple[Array, Array, Array, Array],
     boxes: Array,
-    kind: int,
-    sizes: Array,
-    channels: int,
+    shape: tuple[int, Array, int],
     chains: Array,
-    taps: Array,
-    scale: Array,
-    shift: Array,
+    finishing: tuple[Array, Array, Array],
     status: Array,
-    crops: Array,
-    finished: Array,
+    out: tuple[Array, Array],
 ) -> None:
-    """Decode the images `rows`, a part of a batch, and make their views.
+    """Decode some images of a batch, and make their views.
 
     Args:
-        rows: (N,) indices into `start`, `size` and `shape`.
-        first: the place of the first of them in the batch.
-        count: images in the batch.
-        file: the whole `.beton` file.
-        start: where each image's bytes begin.
-        size: how many they are.
-        shape: (images, 3) mode, height and width.
-        boxes: (count, views, 9); this and the following as for `show`.
-        kind: of the filter.
-        sizes: of the views.
-        channels: 1 or 3.
+        rows: (N,) their indices in the file.
+        first: The place of the first of them in the batch.
+        count: Images in the batch.
+        where: The whole `.beton` file; where each image's bytes begin; how many they are; (images, 3) mode, height and
+            width.
+        boxes: (count, views, 9).
+        shape: As for `show`.
         chains: (count, views, 11).
-        taps: lengths of the blur's kernel.
-        scale: see `finish`.
-        shift: see `finish`.
+        finishing: As for `show`.
         status: (count, 1), written: 0 if the image was decoded.
-        crops: see `show`.
-        finished: see `show`.
+        out: As for `show`.
     """
+    file, start, size, image_shape = where
     for number in range(first, first + len(rows)):
         i = rows[number - first]
-        status[number, 0], image = _decode(file[start[i] : start[i] + size[i]], shape[i])
+        status[number, 0], image = _decode(file[start[i] : start[i] + size[i]], image_shape[i])
         if status[number, 0] == 0:
-            show(
-                image,
-                number,
-                count,
-                boxes[number],
-                kind,
-                sizes,
-                channels,
-                chains[number],
-                taps,
-                scale,
-                shift,
-                crops,
-                finished,
-            )
+            show(image, number, count, boxes[number], shape, chains[number], finishing, out)

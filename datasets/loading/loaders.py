@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from regbench.datasets.config import (
 )
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.loading.epochs import Epoch, EpochLoader, View
+from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
 
 TRANSFORMS = ("center", "crop_flip")
@@ -44,14 +44,10 @@ class PretrainingLoader(EpochLoader):
         *,
         data_dir: Path,
         batch_size: int,
-        seed: int,
-        device: torch.device,
-        backend: str = "auto",
-        workers: int = 1,
         rank: int = 0,
         world_size: int = 1,
         parts: int = 1,
-        dtype: torch.dtype = torch.float32,
+        **reading: Unpack[Reading],
     ) -> None:
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
 
@@ -60,17 +56,13 @@ class PretrainingLoader(EpochLoader):
             augmentation: Of the views.
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch, in this process.
-            seed: Decides order and augmentation, together with the epoch.
-            device: Where the views are augmented and delivered.
-            backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
-            workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
             rank: This process among `world_size`. Process r gets images r B to (r + 1) B - 1 of each global batch of
                 `world_size` x B images (of each part of it), which is the batch that one process with that batch size
                 would get.
             world_size: Number of processes.
             parts: Into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
                 of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
-            dtype: What the views are rounded to at the end.
+            **reading: Further options.
 
         Raises:
             RegbenchError: If the data set is not prepared or not usable, or the batch is larger than it.
@@ -85,17 +77,7 @@ class PretrainingLoader(EpochLoader):
             )
         if isinstance(augmentation, AugmentationConfig):
             augmentation = augmentation.crops(dataset.image_size)
-        super().__init__(
-            dataset,
-            beton,
-            augmentation,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-            backend=backend,
-            workers=workers,
-            dtype=dtype,
-        )
+        super().__init__(dataset, beton, augmentation, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
 
     def __len__(self) -> int:
@@ -127,11 +109,8 @@ class ViewLoader(EpochLoader):
         images: int,
         data_dir: Path,
         batch_size: int,
-        seed: int,
-        device: torch.device,
-        backend: str = "auto",
-        workers: int = 1,
         choice: Path | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
         """Open a split for measures over views.
 
@@ -142,11 +121,8 @@ class ViewLoader(EpochLoader):
             images: How many, at even distances over the file, which may be sorted by class; at most all.
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch.
-            seed: Decides the augmentation, together with the epoch.
-            device: Where the views are augmented and delivered.
-            backend: As for `PretrainingLoader`.
-            workers: As for `PretrainingLoader`.
             choice: For "test", as for `EvalLoader`.
+            **reading: Further options.
 
         Raises:
             RegbenchError: If the data set is not prepared or not usable, or the test split is to be opened without a
@@ -155,16 +131,8 @@ class ViewLoader(EpochLoader):
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)
         self.num_samples = len(self._indices)
-        super().__init__(
-            dataset,
-            beton,
-            augmentation.crops(dataset.image_size),
-            batch_size=min(batch_size, self.num_samples),
-            seed=seed,
-            device=device,
-            backend=backend,
-            workers=workers,
-        )
+        views = augmentation.crops(dataset.image_size)
+        super().__init__(dataset, beton, views, batch_size=min(batch_size, self.num_samples), **reading)
 
     def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
         """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last batch may be short."""
@@ -185,14 +153,11 @@ class EvalLoader(EpochLoader):
         *,
         data_dir: Path,
         batch_size: int,
-        device: torch.device,
         transform: Literal["center", "crop_flip"] = "center",
-        seed: int = 0,
-        backend: str = "auto",
-        workers: int = 1,
         interpolation: Interpolation = "bicubic",
         crop_scale: tuple[float, float] = (0.08, 1.0),
         choice: Path | None = None,
+        **reading: Unpack[Reading],
     ) -> None:
         """Open a split for evaluation.
 
@@ -201,15 +166,12 @@ class EvalLoader(EpochLoader):
             split: "train", "tuning" or "test".
             data_dir: The folder of all prepared data sets.
             batch_size: Images a batch; more than there are means all of them.
-            device: Where the images are delivered.
             transform: "center": the shorter side resized to `eval_resize` px, the central `image_size` px kept, in the
                 file's order; "crop_flip": random resized crop and flip, in an order drawn from (seed, epoch).
-            seed: For "crop_flip".
-            backend: As for `PretrainingLoader`.
-            workers: As for `PretrainingLoader`.
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: Range of the crop's area, for "crop_flip".
             choice: For "test": the record of what was chosen, and on which split, before this one is opened.
+            **reading: Further options.
 
         Raises:
             RegbenchError: If the data set is not prepared or not usable, an argument is unknown, or the test split is
@@ -224,18 +186,10 @@ class EvalLoader(EpochLoader):
         crop = CropConfig(view=replace(UNCHANGED, crop_scale=crop_scale), size=dataset.image_size)
         if not self._random:
             crop = replace(crop, view=replace(UNCHANGED, flip_p=0.0), cut="center", resize=dataset.eval_resize)
-        super().__init__(
-            dataset,
-            beton,
-            MultiCropConfig(crops=(crop,), interpolation=interpolation),
-            views=[View(crop, 0, draws.EVALUATION_VIEW)],
-            batch_size=min(batch_size, self.num_samples),
-            seed=seed,
-            device=device,
-            backend=backend,
-            workers=workers,
-        )
-        self._device = device
+        augmentation = MultiCropConfig(crops=(crop,), interpolation=interpolation)
+        views = [View(crop, 0, draws.EVALUATION_VIEW)]
+        batch_size = min(batch_size, self.num_samples)
+        super().__init__(dataset, beton, augmentation, batch_size=batch_size, views=views, **reading)
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""
@@ -246,6 +200,6 @@ class EvalLoader(EpochLoader):
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
 
         def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-            return views[0], self._labels[torch.from_numpy(indices)].to(self._device)
+            return views[0], self._labels[torch.from_numpy(indices)].to(self.device)
 
         return self._epoch(order, e, give)
