@@ -44,16 +44,14 @@ def test_methods_are_listed() -> None:
     assert "Bardes, Ponce, LeCun, ICLR 2022" in result.output
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_a_method_is_shown_with_its_hyperparameters(name: str) -> None:
-    result = call("methods", name)
-    assert result.exit_code == 0
-    data = methods.build(name).metadata
-    for part in (data.formula, data.reference, data.url):
-        assert part in result.output
-    for key, value in methods.defaults(name).items():
-        shown = list(value) if isinstance(value, tuple) else value
-        assert f"method.{key}={shown}" in result.output
+def test_methods_are_shown_with_their_hyperparameters() -> None:
+    output = call("methods", *methods.names()).output
+    for name in methods.names():
+        data = methods.build(name).metadata
+        for part in (data.formula, data.reference, data.url):
+            assert part in output
+        for key, value in methods.defaults(name).items():
+            assert f"method.{key}={list(value) if isinstance(value, tuple) else value}" in output
 
 
 def test_what_a_method_shows_can_be_given_back() -> None:
@@ -70,16 +68,15 @@ def test_sweeps_are_listed() -> None:
         assert description in result.output
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
-def test_help_names_every_argument(name: str) -> None:
-    result = call(name, "--help")
-    assert result.exit_code == 0
-    command = main.commands[name]
-    words = " ".join(result.output.split())
-    assert (command.help or "").splitlines()[0] in words
-    for parameter in command.params:
-        shown = parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.name or "").upper()
-        assert shown in words
+def test_help_names_every_argument() -> None:
+    for name, command in main.commands.items():
+        words = " ".join(call(name, "--help").output.split())
+        assert (command.help or "").splitlines()[0] in words
+        for parameter in command.params:
+            shown = parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.name or "").upper()
+            assert shown in words
+        if {"overrides", "runs_dir"} & {parameter.name for parameter in command.params} - {"dataset", "data"}:
+            assert "--runs-dir" in words or name in ("prepare", "loader-bench")
 
 
 def test_help_shows_examples() -> None:
@@ -109,44 +106,28 @@ def test_help_is_quick() -> None:
         (["train", "method=vicregg"], ["unknown method 'vicregg'", "vicreg"]),
         (["train", "metod=vicreg"], ["unknown setting 'metod'", "method"]),
         (["train", "optimizer.base_lr=fast"], ["optimizer.base_lr", "fast"]),
-        (["train", "method.weights=[1,-1]"], ["weights must be >= 0"]),
-        (["train", "optimizer.warmup_epochs=9", "epochs=3"], ["optimizer.warmup_epochs=9", "epochs=3"]),
         (["train", "seed=1,2"], ["2 cells", "regbench sweep"]),
         (["train", "dataset=in20"], ["in20", "--source-dir"]),
-        (["train", "dataset=imagenet"], ["unknown dataset 'imagenet'"]),
         (["prepare", "imagefolder"], ["imagefolder", "--source-dir"]),
-        (["prepare", "imagefolder", "--source-dir", "/nowhere"], ["/nowhere"]),
         (["prepare", "mnist"], ["unknown dataset 'mnist'", "fashion_mnist"]),
         (["methods", "vicregg"], ["unknown method 'vicregg'; did you mean vicreg"]),
         (["sweep", "quikstart"], ["no sweep named 'quikstart'", "quickstart"]),
-        (["sweep", "quickstart", "sed=1"], ["unknown setting 'sed'", "seed"]),
+        (["sweep", "own_images", "sed=1"], ["unknown setting 'sed'", "seed"]),
         (["status"], ["no sweep", "regbench sweep quickstart"]),
         (["status", "quickstart"], ["no sweep 'quickstart'", "none"]),
         (["report", "quickstart"], ["quickstart"]),
         (["evaluate", "."], ["config.yaml is missing"]),
-        (["cost", "vicregg"], ["unknown method 'vicregg'; did you mean vicreg"]),
-        (["cost", "--forms", "gramm"], ["unknown form 'gramm'", "covariance"]),
         (["cost", "--n", "256,many"], ["--n must be whole numbers separated by commas", "256,many"]),
         (["cost", "--ranks", "1,,2"], ["--ranks must be"]),
-        (["cost", "--repeats", "-1"], ["repeats=-1 must be a whole number, at least 0"]),
         (["cost", "--memory-limit", "0"], ["--memory-limit", "0 is not a number above 0"]),
-        (["cost", "--memory-limit", "nan"], ["--memory-limit", "nan is not a number above 0"]),
-        (["cost", "--memory-limit", "inf"], ["--memory-limit", "inf is not a number above 0"]),
-        (["cost", "--n", "1e3"], ["--n must be whole numbers separated by commas", "1e3"]),
         (["cost", "--out", __file__], ["--out", "is a file"]),
         (["cost", "--out", "/proc/nowhere"], ["cannot make the folder /proc/nowhere", "--out"]),
         (["plan", "method=vicreg", "--fits", "nan"], ["--fits", "nan is not a number above 0"]),
-        (["plan", "method=vicreg", "--fits", "0"], ["--fits", "0 is not a number above 0"]),
         (["methods", "vicreg", "--out", "x.png"], ["--out", "--spectrum"]),
         (["methods", "sfrik", "--spectrum", "--out", "x.foo"], ["x.foo", ".png or .svg"]),
-        (["methods", "sfrik", "--spectrum", "--orders", "many"], ["--orders", "many"]),
         (["train", "--config", "nowhere.yaml"], ["--config", "nowhere.yaml"]),
         (["train", "--config", __file__], ["test_cli.py is not YAML"]),
-        (["train", "--name", ""], ["--name", "a folder's name"]),
         (["train", "--name", "../x"], ["--name", "a folder's name"]),
-        (["train", "runtime.device=tpu"], ["runtime.device=tpu must be auto, cpu or cuda"]),
-        (["train", "runtime.loader=foo"], ["runtime.loader=foo must be auto, ffcv or torchvision"]),
-        (["train", "runtime.loss_form=gramm"], ["runtime.loss_form=gramm must be auto, gram, covariance or textbook"]),
         (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
         (["evaluate", "--backbone", "x.pth", "--name", "a/b"], ["--name", "a folder's name"]),
         (["evaluate", ".", "--only", "knn,"], ["--only", "knn, probe, "]),
@@ -155,18 +136,14 @@ def test_help_is_quick() -> None:
         (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
         (["report", ""], ["NAMES", "a folder's name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
-        (["report", "--runs-dir", __file__], ["--runs-dir", "is a file"]),
         (["report", "--out", __file__], ["--out", "is a file"]),
         (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
-        (["loader-bench", "--workers", "0"], ["--workers is 0"]),
         (["loader-bench", "--seconds", "nan"], ["--seconds nan"]),
-        (["loader-bench", "--rounds", "0"], ["--rounds is 0"]),
         (["loader-bench", "--out", "/proc/nowhere/x.csv"], ["cannot make the folder /proc/nowhere", "--out"]),
         (["evaluate", "runs/a/b", "--backbone", "x.pth"], ["runs/a/b: give a run directory or --backbone, not both"]),
         (["plan", "seed=0", "--fits"], ["'--fits' requires an argument. See: regbench plan --help"]),
         (["train", "--runs-dir", ""], ["--runs-dir must name a folder"]),
         (["train", "runtime.runs_dir="], ["runtime.runs_dir must name a folder"]),
-        (["train", "runtime.workers=9999"], ["runtime.workers=9999 must be at least 1 and at most 1024"]),
         (["nosuch"], ["No such command 'nosuch'", "regbench --help"]),
     ],
     ids=" ".join,
@@ -249,25 +226,19 @@ def test_more_neighbours_than_images_are_refused_before_training(tiny: list[str]
     assert not list((tmp_path / "runs").rglob("metrics.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["train", "sweep", "tune", "plan", "evaluate", "status", "retry", "cancel", "logs"])
-def test_every_command_names_the_folder_of_runs_alike(name: str) -> None:
-    assert "--runs-dir" in call(name, "--help").output
-
-
 def test_the_folder_of_runs_is_the_option_the_setting_or_the_environments(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [override for override in tiny if not override.startswith("runtime.runs_dir=")]
+    own += ["epochs=0", "evaluation.protocols=[knn]"]
     asked = tmp_path / "with 'quotes', (and) spaces"
-    cell = load_run([*own, *SHORT])[0]
+    cell = load_run(own)[0]
     for given, folder in (
-        (["--runs-dir", str(asked)], asked),
         (["--runs-dir", str(asked), f"runtime.runs_dir={tmp_path / 'other'}"], asked),
-        ([f"runtime.runs_dir={tmp_path / 'setting'}"], tmp_path / "setting"),
         ([], tmp_path / "environment"),
     ):
         monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "environment"))
-        result = call("train", *own, *SHORT, *given)
+        result = call("train", *own, *given)
         assert result.exit_code == 0, result.output
         assert (folder / "manual" / cell.id / "record.json").exists()
     assert not (tmp_path / "other").exists()
@@ -364,14 +335,13 @@ def test_prepare_tells_where_the_files_are(tiny: list[str], tiny_source: Path, t
 
 def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = ["--n", "8,16", "--q", "4", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
-    result = call("cost", "vicreg", "simclr", *sizes, "--device", "cpu")
+    sizes = ["--n", "8,16", "--q", "4", "--forms", "auto,textbook", "--repeats", "1"]
+    result = call("cost", "vicreg", *sizes, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    for method in ("vicreg", "simclr"):
-        assert sum(line.startswith(f"{method} ") for line in result.stdout.splitlines()) == 4
+    assert sum(line.startswith("vicreg ") for line in result.stdout.splitlines()) == 4
     folder = tmp_path / "runs" / "cost"
     assert {path.name for path in folder.iterdir()} == {"cost.csv", "cost.md", "cost.png"}
-    assert len((folder / "cost.csv").read_text().splitlines()) == 9
+    assert len((folder / "cost.csv").read_text().splitlines()) == 5
     assert "runs/cost/cost.csv" in result.stdout
 
 
@@ -385,18 +355,19 @@ def test_cost_sizes_in_the_help_are_the_defaults() -> None:
 
 def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("description: x\ncommon: []\ncells:\n  - method=sfrik,vicreg seed=0,1\n")
+    own.write_text("description: x\ncommon: []\ncells:\n  - method=sfrik seed=0,1\n")
+    tiny = [*tiny, "epochs=0"]
     result = call("sweep", str(own), *tiny, "--plan")
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert len(lines) == 8
-    assert lines[-1].startswith("4 cells, 0 done, 4 to run")
-    assert all("to run" in line for line in lines[2:6])
+    assert len(lines) == 6
+    assert lines[-1].startswith("2 cells, 0 done, 2 to run")
+    assert all("to run" in line for line in lines[2:4])
     assert lines[2].startswith(load_run([*tiny, "method=sfrik", "seed=0"])[0].id)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signal.Signals) -> None:
     """Ctrl-C reaches every process of the terminal's foreground group, SIGTERM the one that it is sent to."""
     overrides = [*tiny, "method=vicreg", "epochs=4000"]  # more than it can do before it hears
@@ -428,18 +399,18 @@ def test_an_interrupted_train_says_so(tiny: list[str], program: str, sent: signa
 
 
 def test_plan_says_what_a_run_needs(tiny: list[str]) -> None:
-    result = call("plan", "method=vicreg", *tiny, "seed=0,1", "cluster.gpus=2", "--fits", "0.02", "--savings")
+    result = call("plan", "method=vicreg", *tiny, "seed=0,1", "cluster.gpus=2", "--fits", "0.006", "--savings")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     cells = [load_run([*tiny, "method=vicreg", f"seed={seed}"])[0].id for seed in (0, 1)]
     assert [line.split()[0] for line in lines[2:4]] == cells
     assert "2 cells, 0 done, 2 to run; GPU hours unknown" in result.stdout
-    assert re.search(r"largest power of two for n in 90 % of 0.02 GiB: \d+", result.stdout)
+    assert re.search(r"largest power of two for n in 90 % of 0.006 GiB: \d+", result.stdout)
     assert "momentum shared by the ranks" in result.stdout
 
 
 def test_plan_marks_what_does_not_fit(tiny: list[str]) -> None:
-    options = ["cluster.gpu_memory_gib=0.03", "embedding_dim=16,2048"]
+    options = ["cluster.gpu_memory_gib=0.03", "embedding_dim=16,1024"]
     result = call("plan", "method=vicreg", *tiny, *options)
     rows = [line for line in result.stdout.splitlines() if "VICReg" in line]
     assert ["DOES NOT FIT" in row for row in rows] == [False, True]

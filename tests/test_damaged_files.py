@@ -18,11 +18,12 @@ from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.settings.config import Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
+from regbench.benchmark.settings.config import STAGES, Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify
 from regbench.slurm import tune
+from regbench.slurm.manage import submit_sweep
 from tests.conftest import TINY
 from tests.damage import damaged, damaged_lines, no_file
 from tests.slurm.standin import Standin
@@ -93,10 +94,11 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{slurm.folder}{os.pathsep}{os.environ['PATH']}")
         own, tuned = (load_sweep(str(folder / f"{name}.yaml")) for name in rows)
-        assert call("sweep", folder / "own.yaml").exit_code == 0
-        for cell, stages in zip(own.cells, (("pretrain", "tune", "final"),) * 2 + (("pretrain",),), strict=False):
+        submit_sweep(own, STAGES)
+        for cell, stages in zip(own.cells, (STAGES, STAGES, ("pretrain",)), strict=False):
             run_cell(cell, own.runtime, "own", stages)
-        assert call("tune", folder / "tuned.yaml").exit_code == 0
+        tune.begin(tuned.cells, folder / "runs" / "tuned", tiny_data_dir, unequal=False)
+        submit_sweep(tuned, ("pretrain", "tune"))
         for cell in tuned.cells:
             run_cell(cell, tuned.runtime, "tuned", ("pretrain", "tune"))
         tune.choose(folder / "runs" / "tuned")
@@ -131,7 +133,7 @@ RUN_FILES = (
 )
 
 
-@rounds(40)
+@rounds(12)
 def test_status_shows_the_cells_that_are_not_damaged(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
         rng = random.Random(f"status {seed}")
@@ -149,7 +151,7 @@ def test_status_shows_the_cells_that_are_not_damaged(sweeps: Sweeps, tmp_path: P
         shutil.rmtree(tmp_path / str(seed))
 
 
-@rounds(25)
+@rounds(10)
 def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
         rng = random.Random(f"plan {seed}")
@@ -160,12 +162,12 @@ def test_a_damaged_plan_or_note_is_named(sweeps: Sweeps, tmp_path: Path, seeds: 
             result = call(*command, "--runs-dir", runs)
             refused_or_done(result)
             if result.exit_code:
-                assert how == "a link that leads nowhere" or "sweep.json" in result.output, (seed, how, result.output)
+                assert how.startswith("a link") or "sweep.json" in result.output, (seed, how, result.output)
                 assert path.name == "sweep.json"
         shutil.rmtree(tmp_path / str(seed))
 
 
-@rounds(4)
+@rounds(2)
 @pytest.mark.parametrize("command", ["cancel", "retry", "report --check", "logs"])
 def test_other_commands_on_a_damaged_sweep(sweeps: Sweeps, tmp_path: Path, command: str, seeds: range) -> None:
     name, *options = command.split()
@@ -179,7 +181,7 @@ def test_other_commands_on_a_damaged_sweep(sweeps: Sweeps, tmp_path: Path, comma
         shutil.rmtree(tmp_path / str(seed))
 
 
-@rounds(2)
+@rounds(1)
 def test_a_report_of_damaged_files_has_the_others(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
         rng = random.Random(f"report {seed}")
@@ -195,7 +197,7 @@ def test_a_report_of_damaged_files_has_the_others(sweeps: Sweeps, tmp_path: Path
         shutil.rmtree(tmp_path / str(seed))
 
 
-@rounds(2)
+@rounds(1)
 @pytest.mark.parametrize("options", [(), ("--trials", "2")], ids=["grid", "search"])
 def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range) -> None:
     for seed in seeds:
@@ -213,7 +215,7 @@ def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ..
         shutil.rmtree(tmp_path / str(seed))
 
 
-@rounds(40)
+@rounds(12)
 def test_damaged_answers_of_squeue(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
@@ -240,7 +242,7 @@ def refused_or_read(read: Callable[[], object], named: str) -> None:
         assert "\n" not in str(error)
 
 
-@rounds(60)
+@rounds(20)
 def test_damaged_manifests(tiny_data_dir: Path, tmp_path: Path, seeds: range) -> None:
     dataset = load_run(TINY)[0].dataset
     shutil.copytree(tiny_data_dir / "tiny", tmp_path / "tiny", copy_function=os.link)
@@ -257,7 +259,7 @@ def test_damaged_manifests(tiny_data_dir: Path, tmp_path: Path, seeds: range) ->
         path.hardlink_to(tiny_data_dir / "tiny" / "manifest.json")
 
 
-@rounds(100)
+@rounds(30)
 def test_damaged_configurations_of_runs(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     content = (sweeps.folder / "runs" / "own" / sweeps.own.cells[0].id / "config.yaml").read_bytes()
     path = tmp_path / "config.yaml"
@@ -266,7 +268,7 @@ def test_damaged_configurations_of_runs(sweeps: Sweeps, tmp_path: Path, seeds: r
         refused_or_read(lambda: load_cell(path), "config.yaml")
 
 
-@rounds(20)
+@rounds(8)
 def test_damaged_sweep_files(sweeps: Sweeps, tmp_path: Path, seeds: range) -> None:
     content = (sweeps.folder / "own.yaml").read_bytes()
     path = tmp_path / "own.yaml"
@@ -275,7 +277,7 @@ def test_damaged_sweep_files(sweeps: Sweeps, tmp_path: Path, seeds: range) -> No
         refused_or_read(lambda: read_rows(str(path), ()), "own.yaml")
 
 
-@rounds(12)
+@rounds(6)
 def test_damaged_profiles_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "regbench" / "cluster" / "mine.yaml"

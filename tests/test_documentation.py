@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from PIL import Image
 
+from regbench import methods
+from regbench.benchmark.conformance import check_names, run_check
 from regbench.benchmark.settings.config import load_sweep
 from regbench.cli import main
 from regbench.slurm.search import propose
@@ -37,60 +42,63 @@ def contributed(start: str) -> str:
     return example
 
 
-def test_readme_snippet_runs() -> None:
-    (snippet,) = blocks("README.md", "python")
-    code = snippet + "\nassert loss.ndim == 0\ntorch.testing.assert_close(loss, sum(sfrik(z1, z2).terms.values()))\n"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_snippets_run() -> None:
+    (readme,), (page, _) = blocks("README.md", "python"), blocks("docs/python.md", "python")
+    for snippet in (readme, page):
+        names: dict[str, Any] = {}
+        exec(snippet, names)
+        assert names["loss"].ndim == 0
+        torch.testing.assert_close(names["loss"], sum(names["sfrik"](names["z1"], names["z2"]).terms.values()))
 
 
-def test_python_snippet_runs() -> None:
-    snippet, _ = blocks("docs/python.md", "python")
-    code = snippet + "\nassert loss.ndim == 0\ntorch.testing.assert_close(loss, sum(terms.values()))\n"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_distributed_example_gives_one_processs_losses_and_weights(tmp_path: Path) -> None:
+def test_the_distributed_example_gives_one_processs_losses_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On two processes too; nothing of it warns."""
     _, example = blocks("docs/python.md", "python")
     end = "dist.destroy_process_group()\n"
     assert example.endswith(end)
     save = f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"
     code = f"import sys\n{example.removesuffix(end)}{save}"
-    losses = {}
-    for size in (1, 2):
-        first, *others = launch(size, code, str(tmp_path))
-        for process in (first, *others):
-            assert process.returncode == 0, process.stderr
-            assert "Warning" not in process.stderr
-        losses[size] = [float(line.split()[-1]) for line in first.stdout.splitlines()]
-    assert len(losses[1]) == 5
-    assert losses[1][-1] < losses[1][0]
-    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
-    alone, *shared = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1"))
-    for weights in shared:
-        for name, weight in weights.items():
-            torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-6)
+    first, other = launch(2, code, str(tmp_path))
+    for process in (first, other):
+        assert process.returncode == 0, process.stderr
+        assert "Warning" not in process.stderr
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path)])
+    exec(code, {"__name__": "example"})
+    losses = first.stdout, capsys.readouterr().out
+    shared, alone = ([float(line.split()[-1]) for line in text.splitlines()] for text in losses)
+    assert len(alone) == 5
+    assert alone[-1] < alone[0]
+    assert shared == pytest.approx(alone, rel=1e-5)
+    weights, *others = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1"))
+    for other in others:
+        torch.testing.assert_close(other, weights, rtol=1e-4, atol=1e-6)
 
 
-def test_contributing_example_is_a_method(tmp_path: Path) -> None:
+def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = contributed("The inverse multiquadric kernel")
     (tmp_path / "imq.py").write_text(example)
-    check = """
-import imq, torch
-from regbench import methods
-assert "imq" in methods.names()
-method = methods.build("imq", alignment_weight=0.0, offset=0.5)
-z = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
-u = torch.nn.functional.normalize(z, dim=2)
-expected = 0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
-torch.testing.assert_close(method.loss(*z), expected, rtol=1e-12, atol=0)
-assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
-from regbench.benchmark.conformance import check_names, run_check
-for name in check_names():
-    finding = run_check(method, name)
-    assert finding is None or finding.ok, finding
-"""
-    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imq")
+    try:
+        method = methods.build("imq", alignment_weight=0.0, offset=0.5)
+        z = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+        u = torch.nn.functional.normalize(z, dim=2)
+        expected = 0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
+        torch.testing.assert_close(method.loss(z[0], z[1]), expected, rtol=1e-12, atol=0)
+        assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
+        for name in check_names():
+            finding = run_check(method, name)
+            assert finding is None or finding.ok, finding
+    finally:
+        methods.METHODS.unregister("imq")
+        del sys.modules["imq"]
 
 
 PREPARE_CSV = """

@@ -108,7 +108,7 @@ def test_prepare_then_sweep_of_five_methods(data_dir: Path, tmp_path: Path) -> N
     call("sweep", "own_images", "--report", *QUICK)
     paths = (tmp_path / "runs" / "own_images").glob("*/record.json")
     labels = {record.label for path in paths if (record := read_record(path.parent))}
-    assert labels == {"untrained", "SFRIK (L=2)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
+    assert labels == {"SFRIK (L=2)", "SFRIK (L=3)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
 
 
 # ---------------------------------------------------------------------------------------------------------- splits
