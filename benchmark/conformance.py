@@ -23,7 +23,8 @@ from torch import Tensor
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.processes import Place, Processes, WorkFailed, one_line
-from regbench.benchmark.settings.config import Cell, load_run
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
 
@@ -325,7 +326,7 @@ def configuration(method: Regularizer) -> Outcome:
     name = methods.registry_name(method)
     overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
     cell, _ = load_run([f"method={name}", *overrides])
-    again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
+    again = Cell.stored(json.loads(json.dumps(cell.plain())))
     lost = [
         f"{key}={value!r} came back as {getattr(back.method, key)!r}"
         for back in (cell, again)

@@ -35,9 +35,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from regbench import RegbenchError
-from regbench.benchmark.settings.config import Cell
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.training.optimizer import LARS
 from regbench.benchmark.training.step import PARTS, Step
 from regbench.methods import Engine
 
@@ -102,15 +101,7 @@ def predict(
         for layer in network.modules():
             if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_hook(accounts.synchronize_statistics)
-        config = cell.optimizer
-        optimizer = LARS(
-            parameters,
-            lr=config.base_lr,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
-            trust_coefficient=config.trust_coefficient,
-            group=group if shard_optimizer else None,
-        )
+        optimizer = cell.optimizer.build(parameters, group if shard_optimizer else None)
         step = Step(
             network=network,
             optimizer=optimizer,

@@ -11,13 +11,16 @@ from typing import Any
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.weights import Published, load_backbone
-from regbench.benchmark.evaluate import Evaluator, selection_splits
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate.base import Task
+from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
-from regbench.benchmark.run import attempt_at, distinct_scores, images_record, past_attempts, resolve, score
+from regbench.benchmark.run import attempt_at, distinct_scores, images_record, past_attempts, score
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Cost, Record, read_record
-from regbench.benchmark.settings.config import Cell, load_run
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.manifest import Manifest
 from regbench.files import cell_id
 
@@ -57,10 +60,10 @@ def evaluate_backbone(
     cell, runtime = load_run([*overrides, *chosen])
     compute = resolve(runtime)
     manifest = Manifest.load(compute.data_dir, cell.dataset)
-    selection_splits(cell.evaluation, cell.dataset, compute.data_dir)
-    published = load_backbone(source, cell.network, cell.dataset.channels, cell.dataset.image_size)
+    selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, compute.data_dir))
+    published = load_backbone(source, cell.network.backbone, cell.dataset.channels, cell.dataset.image_size)
     dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)
-    cell = replace(cell, dataset=dataset, network=replace(cell.network, backbone=published.architecture))
+    cell = replace(cell, dataset=dataset)
     shown = _shown(source)
     plain = _plain(cell, shown, published)
     identity = cell_id(plain)
@@ -79,10 +82,8 @@ def evaluate_backbone(
         nothing = dict.fromkeys(("score", "budget", "record", "sha256"))
         choices.note("hyperparameters", {"selected_on": selected_on, **nothing})
         published.backbone.module.to(compute.device)
-        evaluator = Evaluator(
-            cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed
-        )
-        done = score(attempt, evaluator, label, cell.evaluation.protocols, published.sha256)
+        subject = Subject(cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
+        done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)
         attempt.update(outcome="done")
         attempt.beat()
         record = Record(
@@ -118,6 +119,7 @@ def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
     return {
         **cell.plain(),
         **nothing,
+        "network": {"backbone": {"name": published.architecture}},
         "method": {"name": METHOD},
         "external": {"source": source, "sha256": published.sha256},
     }

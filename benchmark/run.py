@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shlex
 import statistics
 import tempfile
@@ -15,11 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from regbench import RegbenchError, methods
-from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
+from regbench.benchmark.compute import Compute, resolve
+from regbench.benchmark.evaluate.base import Task
+from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
+from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, remove_tensors
 from regbench.benchmark.rundir.choice import Choices
@@ -42,9 +42,11 @@ from regbench.benchmark.rundir.record import (
     read_record,
     read_tuned,
 )
-from regbench.benchmark.settings.config import STAGES, Cell, Runtime, load_config
-from regbench.benchmark.training.distributed import World, connect, environment_ranks
-from regbench.benchmark.training.loop import Compute, Diverged, Progress, Trained, train, write_metrics
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES, Runtime
+from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.training.distributed import World, connect
+from regbench.benchmark.training.loop import Diverged, Progress, Trained, train, write_metrics
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed, write_new
@@ -53,53 +55,6 @@ from regbench.methods.spectrum import kernel_spectrum
 SPECTRUM_ORDER = 6
 
 log = logging.getLogger("regbench")
-
-
-def resolve(runtime: Runtime) -> Compute:
-    """The runtime on this machine; sets torch's threads and, for one of several processes, its GPU.
-
-    Raises:
-        RegbenchError: If the device is not there.
-    """
-    device = runtime.device
-    _, _, local_rank, local_size = environment_ranks()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise RegbenchError("runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu")
-        # A job step may show each of its processes one GPU only.
-        index = local_rank if torch.cuda.device_count() > 1 else 0
-        if index >= torch.cuda.device_count():
-            raise RegbenchError(
-                f"{local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start fewer"
-            )
-        torch.cuda.set_device(index)
-        device = f"cuda:{index}"
-    torch.set_num_threads(runtime.threads or default_threads(device, local_size))
-    return Compute(
-        device=torch.device(device),
-        data_dir=Path(runtime.data_dir),
-        loader=runtime.loader,
-        workers=runtime.workers,
-        loss_form=runtime.loss_form,
-        shard_optimizer=runtime.shard_optimizer,
-        compile=runtime.compile,
-        checkpoint_s=60 * runtime.checkpoint_minutes,
-        checkpoint_epochs=runtime.checkpoint_epochs,
-    )
-
-
-def default_threads(device: str, processes: int) -> int:
-    """Threads that compute for one of so many processes on this machine: what `runtime.threads=0` means.
-
-    On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an operation wait for each other
-    without giving up their core (oneDNN's barriers in the backward pass of a convolution, the pool of OpenMP between
-    operations), so that any other work on the machine makes several slower than one, as
-    benchmark/speed/thread_contention.py measures.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
 
 
 def run_cell(
@@ -189,12 +144,13 @@ class _Run:
     def begin(self, attempt: Attempt) -> None:
         """Writes what the run is made of; refuses it where it cannot end well, before the training."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
-        selection_splits(self.cell.evaluation, self.cell.dataset, self.compute.data_dir)
+        config = self.cell.evaluation
+        selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
         self.surroundings = {
             **environment(self.compute.device),
-            "loss_form": self.compute.loss_form,
-            "compile": self.compute.compile,
-            "shard_optimizer": self.compute.shard_optimizer,
+            "loss_form": self.runtime.loss_form,
+            "compile": self.runtime.compile,
+            "shard_optimizer": self.runtime.shard_optimizer,
         }
         write_config(self.directory, self.cell.plain())
         attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
@@ -229,10 +185,10 @@ class _Run:
         """
         choices = Choices(attempt)
         choices.note("hyperparameters", chosen_hyperparameters(self.directory, self.cell, final="final" in stages))
-        evaluator = _evaluator(self.cell, trained.network, self.compute, choices)
+        subject = _subject(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
-        done = score(attempt, evaluator, self.cell.label, protocols, weights)
+        done = score(attempt, subject, self.cell.label, protocols, weights)
         scores = distinct_scores(done, ("selection", *protocols))
         status: Literal["done", "tuned"] = "done" if "final" in stages else "tuned"
         headlines = [score for score in scores if score.name in ("knn_top1", "linear_top1")]
@@ -278,13 +234,13 @@ class _Run:
 
 
 def score(
-    attempt: Attempt, evaluator: Evaluator, label: str, protocols: Sequence[str], weights: str | None
+    attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
     """What hyperparameters are selected by, then the protocols; what `scores.json` holds is not repeated.
 
     Args:
         attempt: At the run.
-        evaluator: Of the network.
+        subject: The network, frozen.
         label: For the log.
         protocols: To evaluate.
         weights: What tells the network's weights from others; scores of others are not taken up.
@@ -304,11 +260,11 @@ def score(
             continue
         attempt.update(detail=name)
         began_s = time.perf_counter()
-        found = evaluator.select() if name == "selection" else evaluator.run(name)
+        found = subject.select() if name == "selection" else subject.run(name)
         done[name] = {
             "scores": [asdict(entry) for entry in found],
             "seconds": time.perf_counter() - began_s,
-            "loader": evaluator.backend,
+            "loader": subject.backend,
         }
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
@@ -352,9 +308,9 @@ def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[
     return entry | ({"selected_on": "test"} if cell.evaluation.select_on == "test" else {})
 
 
-def _evaluator(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Evaluator:
-    backbone = Backbone(network.backbone, network.representation_dim)
-    return Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, compute, choices, cell.seed)
+def _subject(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
+    encoder = Encoder(network.backbone, network.representation_dim)
+    return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
 
 
 def images_record(manifest: Manifest) -> Images:
@@ -448,12 +404,12 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
         assert attempt is not None
         choices = Choices(attempt)
         choices.note("hyperparameters", hyperparameters)
-        evaluator = _evaluator(cell, network.to(compute.device), compute, choices)
+        subject = _subject(cell, network.to(compute.device), compute, choices)
         if not only or "knn" in only:
-            scores += evaluator.select()
+            scores += subject.select()
         for protocol in cell.evaluation.protocols:
             before, began_s = choices.entries, time.perf_counter()
-            found = evaluator.run(protocol)
+            found = subject.run(protocol)
             scores += found
             if protocol not in new or record is None or record.status != "done" or protocol in there:
                 log.info("%s: shown only, nothing is written", protocol)
@@ -465,7 +421,7 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
                 scores=tuple(found),
                 seconds=time.perf_counter() - began_s,
                 choice={"hyperparameters": hyperparameters, **noted},
-                environment={**environment(compute.device), "loader": evaluator.backend},
+                environment={**environment(compute.device), "loader": subject.backend},
                 finished=now(),
                 command=shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),
             )

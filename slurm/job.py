@@ -17,7 +17,8 @@ from submitit.core.utils import DelayedSubmission
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
-from regbench.benchmark.settings.config import Cell, Runtime
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.files import write_new
 from regbench.slurm.queue import ask, reason
 
@@ -38,7 +39,7 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
     _log_to_file()
     interruption = Interruption()
     with interruption.listening(signal.SIGTERM):
-        run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
+        run_cell(Cell.stored(cell), runtime, sweep, stages, interruption)
 
 
 class SlurmJob:
@@ -70,8 +71,8 @@ class SlurmJob:
                 _log_to_file()
                 _export_ranks(rank)
                 if rank == 0:
-                    _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.from_dict(cell).id)
-                run_cell(Cell.from_dict(cell), runtime, sweep, stages, interruption)
+                    _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.stored(cell).id)
+                run_cell(Cell.stored(cell), runtime, sweep, stages, interruption)
                 return
             except Interrupted as error:
                 interrupted = error

@@ -17,10 +17,12 @@ import torch
 from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
-from regbench.benchmark.run import default_threads
+from regbench.benchmark.compute import default_threads
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt
-from regbench.benchmark.settings.config import STAGES, Cell, Runtime, Sweep
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES, Runtime
+from regbench.benchmark.settings.sweep import Sweep
 from regbench.slurm.job import run_local_job
 from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
 
@@ -111,7 +113,7 @@ def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu:
     # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return executor.submit(run_local_job, cell.to_dict(), runtime, name, stages)  # type: ignore[return-value]
+        return executor.submit(run_local_job, cell.plain(), runtime, name, stages)  # type: ignore[return-value]
     finally:
         signal.signal(signal.SIGINT, handler)
 

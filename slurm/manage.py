@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import superfluous_files
+from regbench.settings import from_plain
 from regbench.slurm.queue import adopt, cancel, jobs_of, release, require_slurm, submissions, was_submitted
 from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
-    from regbench.benchmark.settings.config import Sweep
+    from regbench.benchmark.settings.sweep import Sweep
 
 log = logging.getLogger("regbench")
 
@@ -124,15 +125,9 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    from regbench.benchmark.settings.config import (
-        STAGES,
-        Cell,
-        Cluster,
-        Runtime,
-        load_cell,
-        plain_cluster,
-        plain_runtime,
-    )
+    from regbench.benchmark.settings.cell import Cell
+    from regbench.benchmark.settings.runtime import STAGES, Cluster, Runtime
+    from regbench.benchmark.settings.stored import load_cell
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
     if not was_submitted(folder):
@@ -144,7 +139,8 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
         for entry in submissions(folder):
             try:
-                settings = plain_cluster(entry["cluster"]), plain_runtime(entry["runtime"])
+                cluster = from_plain(Cluster, entry["cluster"], "cluster.")
+                settings = cluster, from_plain(Runtime, entry["runtime"], "runtime.")
             except RegbenchError as error:
                 raise RegbenchError(f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}") from error
             for cell in entry["cells"].values():

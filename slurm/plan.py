@@ -14,7 +14,9 @@ from tqdm import tqdm
 from regbench import RegbenchError, methods
 from regbench.benchmark.plan import Needs, largest, predict
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import Cell, Cluster, Runtime, Sweep
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Cluster, Runtime
+from regbench.benchmark.settings.sweep import Sweep
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.sources.base import DividedFiles
 
@@ -208,7 +210,7 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             "epochs": cell.epochs,
             "seed": cell.seed,
             "data": cell.dataset.name,
-            "network": cell.network.backbone,
+            "network": cell.network.architecture,
             "GPUs": entry.gpus,
             "GB/GPU": f"{needs.peak_bytes / 1e9:.2f}" if needs else "–",
             "parameters (M)": f"{needs.parameters / 1e6:.1f}" if needs else "–",

@@ -21,7 +21,8 @@ from hydra.core.override_parser.types import IntervalSweep
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_tuned
-from regbench.benchmark.settings.config import Sweep, SweepFile, load_rows, read_rows, row_values
+from regbench.benchmark.settings.compose import row_values
+from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.files import read_signed, signed, write_text
 from regbench.slurm.tune import selection_score
 

@@ -19,7 +19,8 @@ from regbench.benchmark.rundir.record import read_record
 from regbench.files import Name, read_json, write_text
 
 if TYPE_CHECKING:
-    from regbench.benchmark.settings.config import Cell, Sweep
+    from regbench.benchmark.settings.cell import Cell
+    from regbench.benchmark.settings.sweep import Sweep
 
 FINISHED = ("done", "diverged", "tuned")
 _LEASE_S = 60.0
@@ -143,7 +144,7 @@ def plan_of(cell: Cell) -> CellPlan:
         "embedding_dim": cell.embedding_dim,
         "batch_size": cell.batch_size,
         "dataset": cell.dataset.name,
-        "backbone": cell.network.backbone,
+        "backbone": cell.network.architecture,
     }
 
 

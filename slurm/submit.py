@@ -19,7 +19,8 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import write_config
-from regbench.benchmark.settings.config import STAGES, Cell, Cluster, Runtime
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES, Cluster, Runtime
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import ask, reason, settle
@@ -119,7 +120,7 @@ def _submit_array(
         try:
             jobs = executor.map_array(
                 SlurmJob(),
-                [cell.to_dict() for cell in cells],
+                [cell.plain() for cell in cells],
                 *([value] * len(cells) for value in (runtime, folder.name, names)),
             )
         except (FailedJobError, FailedSubmissionError) as error:

@@ -22,7 +22,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate import selection_splits
+from regbench.benchmark.evaluate.base import Task, selection_name
+from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.rundir.record import (
     ChosenConfiguration,
     RankedConfiguration,
@@ -32,7 +33,9 @@ from regbench.benchmark.rundir.record import (
     read_record,
     read_tuned,
 )
-from regbench.benchmark.settings.config import Cell, Sweep, load_cell
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.stored import load_cell
+from regbench.benchmark.settings.sweep import Sweep
 from regbench.files import Name, read_json, write_new, write_text
 from regbench.slurm.status import alone
 
@@ -106,7 +109,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         RegbenchError: If budgets differ, there is no split to choose on, or the folder holds another sweep.
     """
     for cell in {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}.values():
-        if not selection_splits(cell.evaluation, cell.dataset, data_dir):
+        if not selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)):
             raise RegbenchError(
                 f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
                 "scores are optimistic, chooses on the test split: evaluation.select_on=test"
@@ -161,7 +164,7 @@ def choose(folder: Path) -> TuningChoice:
             raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
         made = TuningChoice(
             selected_on=cells[0].evaluation.select_on,
-            score=_selection_name(cells[0].evaluation.select_by),
+            score=selection_name(cells[0].evaluation.select_by),
             budget=max(len(entry.ranking) for entry in choices),
             seeds=tuple(sorted({cell.seed for cell in cells})),
             choices=tuple(choices),
@@ -274,7 +277,7 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> Chose
         method=cell.plain()["method"]["name"],
         setting={
             "dataset": cell.dataset.name,
-            "backbone": cell.network.backbone,
+            "backbone": cell.network.architecture,
             "embedding_dim": cell.embedding_dim,
             "batch_size": cell.batch_size,
             "epochs": cell.epochs,
@@ -296,9 +299,4 @@ def _record(folder: Path, cell: Cell) -> Record:
 def selection_score(record: Record) -> float | None:
     """What hyperparameters are chosen by, in per cent; None if the run diverged."""
     evaluation = record.cell["evaluation"]
-    return record.score(_selection_name(evaluation["select_by"]), evaluation["select_on"])
-
-
-def _selection_name(protocols: Sequence[str]) -> str:
-    """The score that hyperparameters are chosen by."""
-    return "selection_top1" if len(protocols) > 1 else "knn_top1"
+    return record.score(selection_name(evaluation["select_by"]), evaluation["select_on"])

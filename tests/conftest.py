@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from regbench.benchmark.rundir.lease import Attempt, claim
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.prepare import prepare
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

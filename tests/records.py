@@ -19,7 +19,7 @@ from regbench.files import cell_id
 
 CELL = {
     "dataset": {"name": "made_up"},
-    "network": {"backbone": "resnet_tiny"},
+    "network": {"backbone": {"name": "resnet_tiny"}},
     **{"embedding_dim": 16, "batch_size": 32, "epochs": 2},
 }
 

@@ -17,7 +17,7 @@ from regbench import RegbenchError, __version__, methods
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import load_run, sweep_names
+from regbench.benchmark.settings.sweep import load_run, sweep_names
 from regbench.cli import main
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -130,7 +130,7 @@ def test_help_is_quick() -> None:
         (["train", "--name", "../x"], ["--name", "a folder's name"]),
         (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
         (["evaluate", "--backbone", "x.pth", "--name", "a/b"], ["--name", "a folder's name"]),
-        (["evaluate", ".", "--only", "knn,"], ["--only", "knn, probe, "]),
+        (["evaluate", ".", "--only", "knn,"], ["--only", "knn, labels1, "]),
         (["tune"], ["Missing argument 'NAME'", "regbench tune --help"]),
         (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),
         (["tune", "quickstart_tuning", "--leading", "0"], ["--leading", "0 is not in the range"]),
@@ -143,7 +143,7 @@ def test_help_is_quick() -> None:
         (["evaluate", "runs/a/b", "--backbone", "x.pth"], ["runs/a/b: give a run directory or --backbone, not both"]),
         (["plan", "seed=0", "--fits"], ["'--fits' requires an argument. See: regbench plan --help"]),
         (["train", "--runs-dir", ""], ["--runs-dir must name a folder"]),
-        (["train", "runtime.runs_dir="], ["runtime.runs_dir must name a folder"]),
+        (["train", "runtime.runs_dir="], ["runtime.runs_dir='' must be a text, not empty"]),
         (["nosuch"], ["No such command 'nosuch'", "regbench --help"]),
     ],
     ids=" ".join,
@@ -164,7 +164,7 @@ def test_refusals_are_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     ("seeds", "refusal"),
-    [("0,-1", "seed=-1 must be at least 0 and at most 4294967295"), ("1,1", "--seeds names 1 twice")],
+    [("0,-1", "seed=-1 must be a whole number, at least 0 and below 4294967296"), ("1,1", "--seeds names 1 twice")],
 )
 def test_final_seeds_are_refused_before_a_tuning_begins(tmp_path: Path, seeds: str, refusal: str) -> None:
     sweep = tmp_path / "own.yaml"

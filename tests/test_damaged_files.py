@@ -18,7 +18,9 @@ from click.testing import CliRunner, Result
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.settings.config import STAGES, Sweep, load_cell, load_grid, load_run, load_sweep, read_rows
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.stored import load_cell
+from regbench.benchmark.settings.sweep import Sweep, load_grid, load_run, load_sweep, read_rows
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify

@@ -18,7 +18,7 @@ from PIL import Image
 
 from regbench import methods
 from regbench.benchmark.conformance import check_names, run_check
-from regbench.benchmark.settings.config import load_sweep
+from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
 from regbench.slurm.search import propose
 from tests.plugin import install
@@ -103,7 +103,7 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
 
 PREPARE_CSV = """
 import sys
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.manifest import Manifest
 from pathlib import Path

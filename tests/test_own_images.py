@@ -14,7 +14,7 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.manifest import Manifest, SplitEntry
@@ -94,7 +94,7 @@ def test_prepare_then_train(data_dir: Path, tmp_path: Path, caplog: pytest.LogCa
     assert cell["dataset"]["num_classes"] == 3
     assert (cell["dataset"]["image_size"], cell["dataset"]["eval_resize"], cell["dataset"]["channels"]) == (32, 32, 3)
     assert cell["augmentation"]["name"] == "small_color"
-    assert cell["network"]["backbone"] == "resnet_tiny"
+    assert cell["network"]["backbone"] == {"name": "resnet_tiny"}
     assert cell["optimizer"]["warmup_epochs"] == 0.5
     assert {score.split for score in record.scores} == {"tuning", "test"}
     # What was chosen can be given, and is the same cell.
@@ -214,10 +214,10 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]
     cell, _ = load_run(["dataset=imagefolder", "dataset.image_size=64", *given])
-    assert (cell.augmentation.name, cell.network.backbone, cell.batch_size) == ("small_grey", "resnet50", 2)
+    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == ("small_grey", "resnet50", 2)
     assert (cell.dataset.image_size, cell.dataset.eval_resize, cell.dataset.mean) == (64, 73, (0.1,))
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
-    assert (cell.augmentation.name, cell.network.backbone) == ("small_color", "resnet_tiny")
+    assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3
 
 
@@ -225,7 +225,8 @@ def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     for name in ("in20", "in100", "cifar10", "places205"):
         cell, _ = load_run([f"dataset={name}"])
-        assert (cell.augmentation.name, cell.network.backbone, cell.batch_size) == ("small_grey", "resnet_tiny", 256)
+        assert (cell.augmentation.name, cell.network.architecture) == ("small_grey", "resnet_tiny")
+        assert cell.batch_size == 256
         assert cell.plain()["dataset"]["source"].get("held_out") is None
     assert caplog.text == ""
 

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate import Backbone
-from regbench.benchmark.settings.config import NetworkConfig
-from regbench.benchmark.training.network import build_backbone
+from regbench.benchmark.backbones.base import BACKBONES, Backbone
+from regbench.benchmark.evaluate.features import Encoder
 
 log = logging.getLogger("regbench")
 
@@ -49,14 +48,14 @@ class Published:
         std: Likewise.
     """
 
-    backbone: Backbone
+    backbone: Encoder
     architecture: str
     sha256: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
 
-def load_backbone(source: str, network: NetworkConfig, channels: int, image_size: int) -> Published:
+def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> Published:
     """The backbone that `source` names.
 
     Args:
@@ -75,14 +74,15 @@ def load_backbone(source: str, network: NetworkConfig, channels: int, image_size
         module, mean, std = (_torchvision if library == "torchvision" else _timm)(source, name)
         dim = _dim(source, module, channels, image_size)
         architecture = name.partition("@")[0]
-        return Published(Backbone(module, dim), architecture, _digest(module.state_dict()), mean, std)
-    module, _ = build_backbone(network, channels)
+        return Published(Encoder(module, dim), architecture, _digest(module.state_dict()), mean, std)
+    module, _ = network.build(channels)
+    architecture = BACKBONES.name(network)
     path = Path(source)
-    _fill(module, _read(path), path, network.backbone)
+    _fill(module, _read(path), path, architecture)
     dim = _dim(source, module, channels, image_size)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return Published(Backbone(module, dim), network.backbone, sha256)
+    return Published(Encoder(module, dim), architecture, sha256)
 
 
 def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:

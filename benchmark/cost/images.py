@@ -23,7 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from regbench import RegbenchError, __version__
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
 from regbench.datasets.manifest import Manifest, prepared_from

@@ -1,4 +1,4 @@
-"""Representations of a split's images by a frozen backbone."""
+"""Representations of a split's images by a frozen encoder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from regbench.benchmark.settings.config import FineTuneConfig, ProbeConfig
-from regbench.benchmark.training.loop import Compute
+from regbench.benchmark.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 
@@ -23,6 +22,26 @@ Epochs = Callable[[int], Batches]
 
 # Features that need more than this part of a GPU's memory stay in main memory and are moved by blocks.
 _DEVICE_SHARE = 1 / 8
+
+
+class Passes(Protocol):
+    """The settings of a training on augmented images."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images a step."""
+
+    @property
+    def crop_scale(self) -> tuple[float, float]:
+        """Area range of the random crops."""
+
+    @property
+    def interpolation(self) -> str:
+        """Filter of the resizes."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the images."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,8 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Backbone:
-    """What is evaluated.
+class Encoder:
+    """A frozen backbone, as evaluations see it.
 
     Attributes:
         module: Images (n, c, h, w) to representations (n, dim).
@@ -75,34 +94,34 @@ class Images:
             data_dir=compute.data_dir,
             batch_size=batch_size,
             device=compute.device,
-            backend=compute.loader,
-            workers=compute.workers,
+            backend=compute.runtime.loader,
+            workers=compute.runtime.workers,
             choice=self.choice,
             **options,
         )
 
-    def features(self, backbone: Backbone, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
+    def features(self, encoder: Encoder, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
         """The representations of a split's images, centre crops, in the file's order; and what read the images.
 
         They are written to their place batch by batch: there is no second copy of them at any time. On a GPU they stay
         there if they need an eighth of its memory at most, else they are in main memory.
         """
         with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
-            place = _place(self.compute.device, 4 * loader.num_samples * backbone.dim)
-            x_ND = torch.empty(loader.num_samples, backbone.dim, device=place)
+            place = _place(self.compute.device, 4 * loader.num_samples * encoder.dim)
+            x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)
             y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
             first = 0
             for x_NCHW, y in tqdm(
                 epoch, f"features of {split}", len(loader), disable=not sys.stderr.isatty(), leave=False
             ):
-                x_ND[first : first + len(y)] = backbone.represent(x_NCHW)
+                x_ND[first : first + len(y)] = encoder.represent(x_NCHW)
                 y_N[first : first + len(y)] = y
                 first += len(y)
         return Features(x_ND, y_N), loader.backend
 
     @contextlib.contextmanager
-    def augmented(self, config: ProbeConfig | FineTuneConfig, seed: int) -> Iterator[Epochs]:
-        """Gives the function from an epoch's number to its batches of training images, randomly cropped and flipped."""
+    def augmented(self, config: Passes, seed: int) -> Iterator[Epochs]:
+        """Give the function from an epoch's number to its batches of training images, randomly cropped and flipped."""
         with self.loader(
             "train",
             config.batch_size,
@@ -121,7 +140,7 @@ class Images:
 
     def views(
         self,
-        backbone: Backbone,
+        encoder: Encoder,
         augmentation: AugmentationConfig,
         split: str,
         *,
@@ -144,15 +163,15 @@ class Images:
             batch_size=batch_size,
             seed=seed,
             device=compute.device,
-            backend=compute.loader,
-            workers=compute.workers,
+            backend=compute.runtime.loader,
+            workers=compute.runtime.workers,
             choice=self.choice,
         ) as loader:
             epochs = []
             pairs = range(-(-views // 2))
             for e in tqdm(pairs, f"views of {split}", disable=not sys.stderr.isatty(), leave=False):
                 with loader.epoch(e) as epoch:
-                    epochs.append(torch.cat([torch.stack([backbone.represent(x) for x in two], 1) for two in epoch]))
+                    epochs.append(torch.cat([torch.stack([encoder.represent(x) for x in two], 1) for two in epoch]))
         return torch.cat(epochs, dim=1)[:, :views], loader.backend
 
 

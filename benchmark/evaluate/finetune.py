@@ -3,18 +3,128 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 from tqdm import tqdm
 
-from regbench.benchmark.evaluate.features import Backbone, Epochs, Images
-from regbench.benchmark.evaluate.linear import correct_answers, decay, initial_weight
+from regbench.benchmark.evaluate.base import (
+    Evaluation,
+    Interpolation,
+    Scores,
+    Task,
+    accuracy_scores,
+    choose,
+    chosen_from,
+    refuse_choice,
+    register,
+)
+from regbench.benchmark.evaluate.features import Encoder, Epochs, Images
+from regbench.benchmark.evaluate.linear import AreaRange, correct_answers, decay, initial_weight
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.settings.config import FineTuneConfig
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.settings.presets import dataset_preset
+from regbench.datasets.config import DatasetConfig
+from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
+
+
+def _labels10() -> dict[str, object]:
+    """The paper's rates for 10 % of the labels: SFRIK (L=2, q=8192) in its Table 12."""
+    rates = {"backbone_learning_rates": (0.02,), "head_learning_rates": (0.4,)}
+    return {"dataset": dataset_preset("in100_labels10"), **rates}
+
+
+_TITLES = {"labels1": "1 % labels", "labels10": "10 % labels"}
+
+
+@register("labels1", labels10=_labels10)
+@settings
+class FineTuning(Evaluation):
+    """Semi-supervised learning: backbone and linear layer are trained on the few images that keep their labels.
+
+    The SFRIK paper's appendix, "Semi-supervised learning"; the default rates are those of SFRIK (L=2, q=8192) for 1 %
+    of the labels in its Table 12.
+
+    Attributes:
+        dataset: Whose train split holds these images only.
+        backbone_learning_rates: Candidates for the backbone.
+        head_learning_rates: Candidates for the linear layer; the tuning split chooses a pair.
+        crop_scale: Area range of the random crops.
+        interpolation: Filter of the resizes.
+        epochs: Passes over the images, cosine decay per epoch.
+        batch_size: Images a step.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
+    """
+
+    dataset: DatasetConfig = field(default_factory=lambda: dataset_preset("in100_labels1"))
+    backbone_learning_rates: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.004,)
+    head_learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.6,)
+    crop_scale: AreaRange = (0.08, 1.0)
+    interpolation: Interpolation = "bilinear"
+    epochs: AtLeastOne = 20
+    batch_size: AtLeastOne = 256
+    momentum: Momentum = 0.9
+    weight_decay: NonNegative = 0.0
+
+    title = "fine-tuning with few labels"
+    reference = "as in SimCLR, VICReg and SFRIK"
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse several rates where there is no split to choose a pair on."""
+        refuse_choice(
+            name,
+            task,
+            self.dataset,
+            backbone_learning_rates=self.backbone_learning_rates,
+            head_learning_rates=self.head_learning_rates,
+        )
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Train once for each pair of learning rates, of which the selection split chooses."""
+        splits = subject.task.splits(name, self.dataset)
+        images = subject.images(self.dataset)
+        state = subject.state(name, self, self.dataset)
+        pairs = list(itertools.product(self.backbone_learning_rates, self.head_learning_rates))
+        labels = [f"{backbone:g} and {head:g}" for backbone, head in pairs]
+
+        def network(number: int) -> FineTuned:
+            num_classes, device = self.dataset.num_classes, subject.compute.device
+            return FineTuned(subject.encoder, num_classes, self, pairs[number], subject.seed, device)
+
+        found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
+        found |= state.data.get("found", {})
+        with images.augmented(self, subject.seed) as epochs:
+            for number in range(state.data.get("tried", 0), len(pairs)):
+                tuned = network(number)
+                tuned.fit(epochs, state)
+                for split in splits:
+                    found[split].append(tuned.accuracy(images, split, subject.batch_size))
+                is_best = choose(found, labels[: number + 1])[0] == number
+                best = tuned.state_dict() if is_best else state.data["best"]
+                done = f"{number + 1} of {len(pairs)} pairs of learning rates"
+                state.save(done, last=True, tried=number + 1, found=found, best=best, epoch=0)
+        chosen, selected_on, candidates = choose(found, labels)
+        rates = dict(zip(("backbone", "head"), pairs[chosen], strict=True))
+        subject.note(f"{name}_learning_rates", selected_on=selected_on, chosen=rates, candidates=candidates)
+        results = {split: found[split][chosen] for split in splits}
+        if "test" not in results:
+            tuned = network(chosen)
+            tuned.network.load_state_dict(state.data["best"])
+            results["test"] = tuned.accuracy(images, "test", subject.batch_size)
+        text = (
+            f"fine-tuning on {self.dataset.name}, {self.epochs} epochs, "
+            f"learning rates of backbone and linear layer {labels[chosen]}"
+        )
+        text += chosen_from(selected_on, labels)
+        title = _TITLES.get(name, f"fine-tuning, {self.dataset.name},")
+        return [each for split in results for each in accuracy_scores(name, title, results[split], split, text)]
 
 
 class FineTuned:
@@ -26,9 +136,9 @@ class FineTuned:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Encoder,
         num_classes: int,
-        config: FineTuneConfig,
+        config: FineTuning,
         rates: tuple[float, float],
         seed: int,
         device: torch.device,
@@ -44,7 +154,7 @@ class FineTuned:
             device: That computes.
         """
         self._config, self._rates, self._device = config, rates, device
-        self._backbone = Backbone(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)
+        self._backbone = Encoder(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)
         self._head = nn.Linear(backbone.dim, num_classes)
         with torch.no_grad():
             self._head.weight.copy_(initial_weight(backbone.dim, num_classes, seed))

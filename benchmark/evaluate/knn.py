@@ -7,6 +7,7 @@ C = classes.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,36 +16,80 @@ from torch import Tensor
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, accuracy_scores, register
 from regbench.benchmark.evaluate.features import Features
-from regbench.benchmark.settings.config import KNNConfig
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.datasets.manifest import Manifest
+from regbench.settings import AtLeastOne, Positive, settings
 
 QUERY_BLOCK, BANK_BLOCK = 2048, 8192
 _LOW = 2**32 - 1
 
 
-@torch.no_grad()
-def check_neighbours(config: KNNConfig, num_images: int) -> list[int]:
-    """The numbers of neighbours to score, each once.
+@register("knn")
+@settings
+class KNN(Evaluation):
+    """Weighted kNN (Wu et al., CVPR 2018; the paper's appendix): votes exp(cosine similarity / temperature).
 
-    Raises:
-        RegbenchError: If one is larger than the number of training images, or less than 1.
+    Attributes:
+        k: Neighbours that vote; hyperparameters are chosen by this one's top-1.
+        other_k: Further numbers of neighbours to score beside it.
+        temperature: Of the votes.
+        interpolation: Filter of the resize before the centre crop.
     """
-    wanted = list(dict.fromkeys((config.k, *config.other_k)))
-    for k in wanted:
-        name = "k" if k == config.k else "other_k"
-        if k > num_images:
-            raise RegbenchError(
-                f"evaluation.knn.{name}={k} is larger than the {num_images} training images; choose fewer"
-            )
-        if k < 1:
-            raise RegbenchError(f"evaluation.knn.{name}={k} must be at least 1")
-    return wanted
+
+    k: AtLeastOne = 20
+    other_k: tuple[AtLeastOne, ...] = ()
+    temperature: Positive = 0.07
+    interpolation: Interpolation = "bicubic"
+
+    title = "weighted kNN"
+    reference = "Wu et al., CVPR 2018"
+    selects = "knn_top1"
+
+    @property
+    def all_k(self) -> list[int]:
+        """The numbers of neighbours to score, each once."""
+        return list(dict.fromkeys((self.k, *self.other_k)))
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse more neighbours than there are training images."""
+        super().check(name, task)
+        num_images = Manifest.load(task.data_dir, task.dataset.name).splits["train"]["num_samples"]
+        for k in self.all_k:
+            if k > num_images:
+                setting = "k" if k == self.k else "other_k"
+                raise RegbenchError(
+                    f"evaluation.{name}.{setting}={k} is larger than the {num_images} training images; choose fewer"
+                )
+
+    def select(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the selection split."""
+        return [score for split in subject.task.splits(name) for score in self._scores(split, subject)]
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the test split; none if that chose."""
+        return [] if "test" in subject.task.splits(name) else self._scores("test", subject)
+
+    def _scores(self, split: str, subject: Subject) -> Scores:
+        bank, queries = (subject.features(name, self.interpolation) for name in ("train", split))
+        found = weighted_knn(
+            bank, queries, self.all_k, self.temperature, subject.task.dataset.num_classes, subject.compute.device
+        )
+        scores = []
+        for k, accuracies in found.items():
+            protocol = f"weighted kNN, k={k}, temperature={self.temperature:g}"
+            name, title = ("knn", "kNN") if k == self.k else (f"knn_k{k}", f"kNN (k = {k})")
+            scores += accuracy_scores(name, title, accuracies, split, protocol)
+        return scores
 
 
+@torch.no_grad()
 def weighted_knn(
     bank: Features,
     queries: Features,
-    config: KNNConfig,
+    neighbours: Sequence[int],
+    temperature: float,
     num_classes: int,
     device: torch.device | None = None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
@@ -63,20 +108,17 @@ def weighted_knn(
     Args:
         bank: Training images, (n, d) float32.
         queries: Images to classify.
-        config: k, other k and temperature.
+        neighbours: Each k.
+        temperature: Of the votes.
         num_classes: C.
         device: That computes; None: the one of the queries.
         blocks: Queries and training images at a time.
 
     Returns:
-        k -> (top-1, top-5), for `config.k` and each of `config.other_k`.
-
-    Raises:
-        RegbenchError: If a k is larger than the bank, or less than 1.
+        k -> (top-1, top-5).
     """
-    wanted = check_neighbours(config, len(bank.y_N))
     device = device or queries.x_ND.device
-    correct = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in wanted}
+    correct = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
     bar: tqdm[Any] = tqdm(
         total=-(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1]),
         desc="nearest neighbours",
@@ -85,12 +127,10 @@ def weighted_knn(
     )
     with bar:
         for x_QD, y_Q in zip(queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True):
-            similarity_QK, index_QK = _nearest(bank.x_ND, x_QD.to(device), max(wanted), blocks[1], bar)
-            neighbours_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
-            for k in wanted:
-                correct[k] += _hits(
-                    similarity_QK[:, :k], neighbours_QK[:, :k], y_Q.to(device), config.temperature, num_classes
-                )
+            similarity_QK, index_QK = _nearest(bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar)
+            voters_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
+            for k in neighbours:
+                correct[k] += _hits(similarity_QK[:, :k], voters_QK[:, :k], y_Q.to(device), temperature, num_classes)
     total = len(queries.y_N)
     return {k: (100 * int(top1) / total, 100 * int(top5) / total) for k, (top1, top5) in correct.items()}
 
@@ -119,7 +159,7 @@ def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) 
 
 
 def _turn(bits: Tensor) -> Tensor:
-    """Turns all bits but the sign of negative int32, in place; twice is nothing."""
+    """Flip all bits but the sign of negative int32, in place; a second call undoes the first."""
     return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**31 - 1))
 
 

@@ -5,22 +5,151 @@ Shapes: N = images, D = representation, C = classes, H = heads (learning rates).
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from tqdm import tqdm
 
+from regbench.benchmark.evaluate.base import (
+    Evaluation,
+    Interpolation,
+    Scores,
+    Task,
+    accuracy_scores,
+    choose,
+    chosen_from,
+    refuse_choice,
+    register,
+)
 from regbench.benchmark.evaluate.features import Epochs, Features
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.settings.config import ProbeConfig
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.settings.presets import dataset_preset
+from regbench.datasets.config import DatasetConfig
+from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
 
 # Images whose logits are computed at a time.
 _BLOCK = 4096
 _INITIAL_STD = 0.01
+
+
+def _ordered(crop_scale: tuple[float, float]) -> tuple[float, float]:
+    if crop_scale[0] > crop_scale[1]:
+        raise ValueError("must name the smaller area first")
+    return crop_scale
+
+
+Area = Annotated[float, Field(gt=0, le=1)]
+AreaRange = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
+"""The least and the largest area of random crops, as a fraction of the image's."""
+
+
+def _places205() -> dict[str, object]:
+    """The paper's appendix, "Linear probing on Places205", with the rate of its Table 11."""
+    schedule = {"epochs": 28, "milestones": (10, 20), "batch_norm": True, "weight_decay": 1e-4}
+    shown = {"features": "augmented", "interpolation": "bilinear"}
+    return {"dataset": dataset_preset("places205"), "learning_rates": (0.01,), **schedule, **shown}
+
+
+_TITLES = {"places205": "Places205"}
+
+
+@register("probe", places205=_places205)
+@settings
+class LinearProbe(Evaluation):
+    """Linear probing: SGD on a linear layer over the frozen backbone (the SFRIK paper's appendix).
+
+    The defaults make features once, from the crops that kNN takes, so that both share them. The sweeps of the paper set
+    `features=augmented` and `interpolation=bilinear`, as it and its code do.
+
+    Attributes:
+        dataset: Its images and splits; null: those of the cell.
+        features: "augmented" (random crops and flips, the paper's protocol) or "cached" (centre crops, once).
+        learning_rates: Candidates, trained side by side; the tuning split chooses.
+        crop_scale: Area range of the random crops for "augmented".
+        interpolation: Filter of the resizes.
+        epochs: Passes over the training images.
+        milestones: Epochs from which on the rate is a tenth of what it was; none: cosine decay per epoch.
+        batch_norm: Whether BN without scale and shift comes before the linear layer.
+        batch_size: Images a step.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
+    """
+
+    dataset: DatasetConfig | None = None
+    features: Literal["augmented", "cached"] = "cached"
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.02, 0.1, 0.5, 2.0, 10.0)
+    crop_scale: AreaRange = (0.08, 1.0)
+    interpolation: Interpolation = "bicubic"
+    epochs: AtLeastOne = 100
+    milestones: tuple[AtLeastOne, ...] = ()
+    batch_norm: bool = False
+    batch_size: AtLeastOne = 256
+    momentum: Momentum = 0.9
+    weight_decay: NonNegative = 1e-6
+
+    title = "linear probing"
+    reference = "the usual protocol; as in VICReg and SFRIK"
+    selects = "linear_top1"
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse several rates where there is no split to choose one on."""
+        refuse_choice(name, task, self.dataset, learning_rates=self.learning_rates)
+
+    def select(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the selection split with the learning rate that is best there."""
+        return self._scores(name, subject, final=False)
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the selection split and on the test split."""
+        return self._scores(name, subject, final=True)
+
+    def _scores(self, name: str, subject: Subject, *, final: bool) -> Scores:
+        heads = subject.once(name, lambda: self._fitted(name, subject))
+
+        def accuracies(split: str) -> list[tuple[float, float]]:
+            return heads.accuracies(subject.features(split, self.interpolation, self.dataset))
+
+        found = {split: accuracies(split) for split in subject.task.splits(name, self.dataset)}
+        labels = [f"{rate:g}" for rate in self.learning_rates]
+        chosen, selected_on, candidates = choose(found, labels)
+        rate = self.learning_rates[chosen]
+        subject.note(f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates)
+        if final and "test" not in found:
+            found["test"] = accuracies("test")
+        text = (
+            f"linear probing, {self.features} features{', BN without scale and shift' * self.batch_norm}, "
+            f"{self.epochs} epochs{_steps(self.milestones)}, learning rate {labels[chosen]}"
+        )
+        text += chosen_from(selected_on, labels)
+        kind = (
+            ("linear", "linear") if self.dataset is None else (name, _TITLES.get(name, f"linear, {self.dataset.name},"))
+        )
+        return [each for split in found for each in accuracy_scores(*kind, found[split][chosen], split, text)]
+
+    def _fitted(self, name: str, subject: Subject) -> LinearHeads:
+        """Train the linear layers."""
+        device, images = subject.compute.device, subject.images(self.dataset)
+        state = subject.state(name, self, self.dataset)
+        heads = LinearHeads(subject.encoder.dim, images.dataset.num_classes, self, subject.seed, device)
+        if self.features == "cached":
+            features = subject.features("train", self.interpolation, self.dataset)
+            heads.fit(functools.partial(shuffled, features, self.batch_size, subject.seed, device), state)
+        else:
+            with images.augmented(self, subject.seed) as epochs:
+                heads.fit(lambda number: ((subject.encoder.represent(x), y) for x, y in epochs(number)), state)
+        return heads
+
+
+def _steps(milestones: tuple[int, ...]) -> str:
+    return f" with a tenth of the rate from epochs {', '.join(map(str, milestones))} on" if milestones else ""
 
 
 class LinearHeads:
@@ -30,7 +159,7 @@ class LinearHeads:
     shift where the configuration asks for it, and nothing else.
     """
 
-    def __init__(self, dim: int, num_classes: int, config: ProbeConfig, seed: int, device: torch.device) -> None:
+    def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
         """All heads start from the same weights, drawn N(0, 0.01²) with zero bias.
 
         Args:

@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate.features import Backbone
-from regbench.benchmark.settings.config import VOCConfig
-from regbench.benchmark.training.loop import Compute
+from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.photometric import Normalize
-from regbench.datasets.voc import CLASSES, VOCSplit, whole_images
+from regbench.datasets.voc import CLASSES, VOCSplit, open_voc07, whole_images
+from regbench.settings import AtLeastOne, AtLeastTwo, Positive, settings
 
 Floats = npt.NDArray[np.float64]
 Presence = npt.NDArray[np.int8]
@@ -35,12 +39,77 @@ _POSITIVE_WEIGHT = 2
 _RECALLS = np.linspace(0, 1, 11)
 
 
+@register("voc07")
+@settings
+class VOC07(Evaluation):
+    """Linear SVMs on VOC2007, one for each class; the defaults are those of VISSL's benchmark.
+
+    Attributes:
+        resize: What the shorter side is resized to first, px.
+        image_size: Side of the square that the whole image is then resized to, px.
+        costs: Candidates for C; each class chooses its own by cross-validation on trainval.
+        folds: Of the cross-validation.
+        interpolation: Filter of both resizes.
+        num_images: That trainval and test must have; others for a folder that is not VOC2007's.
+    """
+
+    resize: AtLeastOne = 256
+    image_size: AtLeastOne = 224
+    costs: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
+        *(0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
+    )
+    folds: AtLeastTwo = 3
+    interpolation: Interpolation = "bilinear"
+    num_images: tuple[AtLeastOne, AtLeastOne] = (5011, 4952)
+
+    title = "linear SVMs on VOC2007"
+    reference = "Goyal et al., VISSL, 2021"
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse if VOC2007 is not there or not complete, or the backbone takes grey images."""
+        self._splits(name, task)
+
+    def _splits(self, name: str, task: Task) -> dict[str, VOCSplit]:
+        if task.dataset.channels != 3:
+            raise RegbenchError(
+                f"VOC2007 has colour images and a backbone trained on {task.dataset.name} takes grey ones; leave "
+                f"{name} out of evaluation.protocols"
+            )
+        return open_voc07(task.data_dir, self.num_images)
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the mean average precision on the test images, C chosen by cross-validation on trainval."""
+        splits, threads = self._splits(name, subject.task), torch.get_num_threads()
+
+        def of(split: str) -> tuple[Floats, Presence]:
+            dataset, batch_size = subject.task.dataset, subject.batch_size
+            return features(splits[split], split, subject.encoder, dataset, self, batch_size, subject.compute)
+
+        train = of("trainval")
+        candidates = choose_costs(*train, self, threads)
+        chosen = {each: max(self.costs, key=lambda c: found[f"{c:g}"]) for each, found in candidates.items()}
+        subject.note(f"{name}_cost", selected_on="cross-validation", chosen=chosen, candidates=candidates)
+        eleven, full = (
+            sum(column) / len(column)
+            for column in zip(*svm_precisions(train, of("test"), list(chosen.values()), threads), strict=True)
+        )
+        how = (
+            f"linear SVMs on VOC2007, {self.image_size} px, C from {', '.join(f'{c:g}' for c in self.costs)} by "
+            f"{self.folds}-fold cross-validation"
+        )
+        kinds = {
+            "voc07_map": (eleven, "11-point average precision", "VOC07 mAP, 11-point"),
+            "voc07_map_full": (full, "average precision under the whole curve", "VOC07 mAP"),
+        }
+        return [Score(k, value, "test", f"{how}, {what}", title) for k, (value, what, title) in kinds.items()]
+
+
 def features(
     split: VOCSplit,
     name: str,
-    backbone: Backbone,
+    encoder: Encoder,
     dataset: DatasetConfig,
-    config: VOCConfig,
+    config: VOC07,
     batch_size: int,
     compute: Compute,
 ) -> tuple[Floats, Presence]:
@@ -49,7 +118,7 @@ def features(
     Args:
         split: The images.
         name: Of the split, for the progress bar.
-        backbone: Gives the representations.
+        encoder: Gives the representations.
         dataset: That the backbone was trained on: the images get its mean and standard deviation.
         config: Sizes and filter.
         batch_size: Images a step.
@@ -62,11 +131,11 @@ def features(
         size=config.image_size,
         interpolation=config.interpolation,
         batch_size=batch_size,
-        workers=compute.workers,
+        workers=compute.runtime.workers,
     )
     length = -(-len(split.paths) // batch_size)
     bar = tqdm(batches, f"features of VOC2007 {name}", length, disable=not sys.stderr.isatty(), leave=False)
-    parts = [backbone.represent(normalize(x.to(compute.device, torch.float32))).cpu() for x in bar]
+    parts = [encoder.represent(normalize(x.to(compute.device, torch.float32))).cpu() for x in bar]
     x_ND = torch.cat(parts).double().numpy()
     return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
 
@@ -84,7 +153,7 @@ def linear_svm(cost: float) -> Any:
     )
 
 
-def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOCConfig, threads: int) -> dict[str, dict[str, float]]:
+def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: int) -> dict[str, dict[str, float]]:
     """Mean average precision (%) over the folds, for each class and each candidate of `config.costs`.
 
     Folds are stratified and not shuffled, and the average precision is scikit-learn's, as in VISSL.

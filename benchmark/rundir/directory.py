@@ -23,7 +23,8 @@ from regbench.benchmark.rundir.record import read_record, read_tuned
 from regbench.files import DIGITS, verified, write_new, write_there
 
 if TYPE_CHECKING:
-    from regbench.benchmark.settings.config import Cell, Runtime
+    from regbench.benchmark.settings.cell import Cell
+    from regbench.benchmark.settings.runtime import Runtime
 
 log = logging.getLogger("regbench")
 

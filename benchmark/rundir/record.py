@@ -169,7 +169,7 @@ _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
 
 def backbone_name(cell: Mapping[str, Any]) -> Any:
     """The name of the backbone in a cell's plain data."""
-    return cell["network"]["backbone"]
+    return cell["network"]["backbone"]["name"]
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:

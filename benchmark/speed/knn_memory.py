@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from regbench.benchmark.evaluate import Features, weighted_knn
-from regbench.benchmark.evaluate.knn import BANK_BLOCK, QUERY_BLOCK
+from regbench.benchmark.evaluate.features import Features
+from regbench.benchmark.evaluate.knn import BANK_BLOCK, QUERY_BLOCK, weighted_knn
 from regbench.benchmark.meters import PeakMemory
-from regbench.benchmark.settings.config import KNNConfig
 
 
 def resident_bytes() -> int:
@@ -36,12 +35,14 @@ def main() -> None:
     print(f"a block: {block_bytes / 1e9:.2f} GB")
     cpu = torch.device("cpu")
     queries = drawn(arguments.queries, arguments.dim)
-    config = KNNConfig(k=20, other_k=(200,))
-    weighted_knn(drawn(BANK_BLOCK, arguments.dim), queries, config, 1000)  # libraries take their own memory once
+    neighbours, temperature = (20, 200), 0.07
+    weighted_knn(
+        drawn(BANK_BLOCK, arguments.dim), queries, neighbours, temperature, 1000
+    )  # libraries take their own memory once
     for n in arguments.images:
         bank = drawn(n, arguments.dim)
         before_bytes, peak, began_s = resident_bytes(), PeakMemory(cpu), time.perf_counter()
-        weighted_knn(bank, queries, config, 1000)
+        weighted_knn(bank, queries, neighbours, temperature, 1000)
         took_s, extra_bytes = time.perf_counter() - began_s, peak.read_bytes() - before_bytes
         print(
             f"bank of {n:,} x {arguments.dim}, {arguments.queries:,} queries: "

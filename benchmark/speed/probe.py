@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.compute import resolve
 from regbench.benchmark.cost.harness import Machine, median, number, ratios, span, take_turns
-from regbench.benchmark.evaluate import Backbone, LinearHeads
-from regbench.benchmark.evaluate.features import Batches, Epochs, Images
-from regbench.benchmark.run import resolve
-from regbench.benchmark.settings.config import NetworkConfig, ProbeConfig, load_run
+from regbench.benchmark.evaluate.features import Batches, Encoder, Epochs, Images
+from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe
+from regbench.benchmark.settings.cell import NetworkConfig
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.prepare import prepare
 
@@ -37,9 +39,9 @@ def generate(folder: Path) -> None:
                 coarse.resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC).save(place / f"{i}.jpg")
 
 
-def represented(backbone: Backbone, augmented: Epochs, epoch: int) -> Batches:
+def represented(encoder: Encoder, augmented: Epochs, epoch: int) -> Batches:
     """Give the features of an epoch's images."""
-    return ((backbone.represent(x_NCHW), y_N) for x_NCHW, y_N in augmented(epoch))
+    return ((encoder.represent(x_NCHW), y_N) for x_NCHW, y_N in augmented(epoch))
 
 
 def main() -> None:
@@ -56,18 +58,18 @@ def main() -> None:
         cell, runtime = load_run(["dataset=imagefolder", *settings, *sys.argv[1:]])
         compute = resolve(runtime)
         prepare(cell.dataset, folder, source_dir=folder / "source", progress=False)
-        network = SiameseNetwork(NetworkConfig(backbone="resnet18", hidden_dim=8), 8, 3, 0)
-        backbone = Backbone(network.backbone.to(compute.device), network.representation_dim)
+        network = SiameseNetwork(NetworkConfig(backbone=BACKBONES.build("resnet18"), hidden_dim=8), 8, 3, 0)
+        encoder = Encoder(network.backbone.to(compute.device), network.representation_dim)
         images = Images(cell.dataset, compute, folder / "choice.json")
-        all_rates = ProbeConfig(learning_rates=RATES, epochs=1)
+        all_rates = LinearProbe(learning_rates=RATES, epochs=1)
         one_rate = dataclasses.replace(all_rates, learning_rates=RATES[:1])
         clock = time.perf_counter if compute.device.type == "cuda" else time.process_time
 
-        def epoch_s(config: ProbeConfig) -> float:
-            heads = LinearHeads(backbone.dim, CLASSES, config, 0, compute.device)
+        def epoch_s(config: LinearProbe) -> float:
+            heads = LinearHeads(encoder.dim, CLASSES, config, 0, compute.device)
             with images.augmented(config, 0) as augmented:
                 began_s = clock()
-                heads.fit(functools.partial(represented, backbone, augmented))
+                heads.fit(functools.partial(represented, encoder, augmented))
                 if compute.device.type == "cuda":
                     torch.cuda.synchronize(compute.device)
                 return clock() - began_s

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from regbench import methods
 from regbench.benchmark.rundir.record import Cost, Images, NamedFile, PastAttempt, Record, Score
-from regbench.benchmark.settings.config import Cell, load_sweep
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_sweep
 
 EPOCHS = 100
 CHOICES = 10

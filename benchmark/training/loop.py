@@ -23,15 +23,16 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from regbench import RegbenchError
+from regbench.benchmark.compute import Compute
 from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import NamedFile, Saved
-from regbench.benchmark.settings.config import Cell
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.optimizer import LARS, learning_rate
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -49,21 +50,6 @@ _SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
 _KEEP_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers": False
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compute:
-    """Where and with what one run computes (`Runtime`, resolved on this machine)."""
-
-    device: torch.device
-    data_dir: Path
-    loader: str
-    workers: int
-    loss_form: str
-    shard_optimizer: bool
-    compile: bool
-    checkpoint_s: float
-    checkpoint_epochs: int
 
 
 @dataclass(kw_only=True)
@@ -176,7 +162,7 @@ class _Training:
     ) -> None:
         self.cell, self.compute, self.directory = cell, compute, directory
         self.world, self.attempt, self.interruption = world, attempt, interruption
-        self.engine = Engine(form=compute.loss_form, group=world.group, even=True)
+        self.engine = Engine(form=compute.runtime.loss_form, group=world.group, even=True)
         for what, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")
@@ -185,20 +171,17 @@ class _Training:
         self.network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         synchronize_batch_norm(self.network, world, device)
-        config = cell.optimizer
-        self.optimizer = LARS(
-            self.network.parameters(),
-            lr=0.0,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
-            trust_coefficient=config.trust_coefficient,
-            group=world.group if compute.shard_optimizer else None,
-        )
+        group = world.group if compute.runtime.shard_optimizer else None
+        if group is not None and not cell.optimizer.shares:
+            raise RegbenchError(
+                f"runtime.shard_optimizer: {OPTIMIZERS.name(cell.optimizer)} keeps its state whole on every rank"
+            )
+        self.optimizer = cell.optimizer.build(self.network.parameters(), group)
         self.progress = Progress()
         self._saved: Saved | None = None
         self._resume()
         self.progress.world_size = world.size
-        if compute.compile:
+        if compute.runtime.compile:
             self.network.compile()
         # Read again after each report, so that only what is new is added to the checkpoint's sums.
         self._spent_joules = self.energy.read_joules()
@@ -236,8 +219,8 @@ class _Training:
                 batch_size=cell.batch_size // world.size,
                 seed=cell.seed,
                 device=self.compute.device,
-                backend=self.compute.loader,
-                workers=self.compute.workers,
+                backend=self.compute.runtime.loader,
+                workers=self.compute.runtime.workers,
                 rank=world.rank,
                 world_size=world.size,
                 parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
@@ -291,14 +274,15 @@ class _Training:
             waiting = self.clock.mark()
             for x1_NCHW, x2_NCHW in batches:
                 _seed(cell.seed, progress.step)
-                lr = learning_rate(cell.optimizer, cell.batch_size, progress.step, len(loader), cell.epochs)
-                self.optimizer.param_groups[0]["lr"] = lr
+                lr = cell.optimizer.learning_rate(cell.batch_size, progress.step, len(loader), cell.epochs)
+                for parameters in self.optimizer.param_groups:
+                    parameters["lr"] = lr
                 stepped = step(x1_NCHW, x2_NCHW)
                 progress.step += 1
                 losses.append(stepped.terms)
                 laps.append([waiting, *stepped.marks])
                 ends = progress.step % len(loader) == 0
-                due = time.monotonic() - self._written_s >= self.compute.checkpoint_s
+                due = time.monotonic() - self._written_s >= 60 * self.compute.runtime.checkpoint_minutes
                 lost = self.attempt is not None and bool(self.attempt.lost)
                 # A few numbers over the CPU: every rank must come to the same decision in the same step.
                 stop, write, superseded = self.world.maximum(self.interruption.requested, due, lost)
@@ -312,7 +296,7 @@ class _Training:
                     losses, laps = [], []
                     if ends:
                         self._end_epoch(stepped, lr, len(loader))
-                    if stop or write or (ends and len(progress.history) % self.compute.checkpoint_epochs == 0):
+                    if stop or write or (ends and len(progress.history) % self.compute.runtime.checkpoint_epochs == 0):
                         began_s += self._checkpoint()
                     elif ends and len(progress.history) == cell.epochs:
                         self._checkpoint()
@@ -334,7 +318,7 @@ class _Training:
                 progress.sums[name] = progress.sums.get(name, 0.0) + value
         shard = Shard.of(stepped.z1_NQ, self.engine)
         spread = feature_spread(shard.gather(stepped.z1_NQ))
-        # While the rate still rises, embeddings may pass through a narrow place.
+        # While the rate still rises, the embeddings of a sound run may lie close together for a while.
         warm = progress.step > cell.optimizer.warmup_epochs * steps
         if warm and spread < COLLAPSED_SPREAD:
             reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"

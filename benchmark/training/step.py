@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from regbench.benchmark.training.optimizer import LARS
 from regbench.methods import Engine, Regularizer
 
 PARTS = ("forward", "loss", "backward", "optimizer")
@@ -51,7 +51,7 @@ class Step:
     """
 
     network: nn.Module
-    optimizer: LARS
+    optimizer: Optimizer
     method: Regularizer
     engine: Engine
     precision: str

@@ -73,7 +73,7 @@ _SETTINGS = {
     "scale": "method.scale",
     "base_lr": "optimizer.base_lr",
     "probe_lr": "evaluation.probe.learning_rates",
-    "places205_lr": "evaluation.places205.probe.learning_rates",
+    "places205_lr": "evaluation.places205.learning_rates",
     "labels1_backbone_lr": "evaluation.labels1.backbone_learning_rates",
     "labels1_head_lr": "evaluation.labels1.head_learning_rates",
     "labels10_backbone_lr": "evaluation.labels10.backbone_learning_rates",

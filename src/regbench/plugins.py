@@ -19,6 +19,7 @@ from regbench import RegbenchError, settings
 
 P = TypeVar("P")
 C = TypeVar("C", bound=type)
+Preset = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Registry(Generic[P]):
@@ -34,14 +35,15 @@ class Registry(Generic[P]):
         """See the class."""
         self.kind, self.group, self.package = kind, group, package
         self._classes: dict[str, type[P]] = {}
-        self._presets: dict[str, tuple[type[P], Mapping[str, Any]]] = {}
+        self._presets: dict[str, tuple[type[P], Preset]] = {}
 
-    def register(self, name: str, **presets: Mapping[str, Any]) -> Callable[[C], C]:
+    def register(self, name: str, **presets: Preset) -> Callable[[C], C]:
         """Registers a class under `name`, and each preset (name -> settings) under its own.
 
         Args:
             name: What users write, as in `method=name`.
-            **presets: Names of variants, with the settings that differ from the defaults.
+            **presets: Names of variants, with the settings that differ from the defaults, or a function that gives them
+                when they are first asked for.
 
         Returns:
             The class decorator.
@@ -69,7 +71,7 @@ class Registry(Generic[P]):
         cls = self._classes.pop(name)
         self._presets = {preset: entry for preset, entry in self._presets.items() if entry[0] is not cls}
 
-    def _all(self) -> dict[str, tuple[type[P], Mapping[str, Any]]]:
+    def _all(self) -> dict[str, tuple[type[P], Preset]]:
         """The presets, once every module of the package and every entry point of the group was imported."""
         self._discover()
         return self._presets
@@ -108,7 +110,8 @@ class Registry(Generic[P]):
             if key not in known:
                 has = ", ".join(known) or "none"
                 raise RegbenchError(f"{self.kind} {name!r} has no setting {key!r}; it has {has}")
-        return cls(**{**self._all()[name][1], **values})
+        preset = self._all()[name][1]
+        return cls(**{**(preset() if callable(preset) else preset), **values})
 
     def name(self, plugin: P) -> str:
         """The name that the plug-in's class is registered under (not that of a preset)."""
@@ -138,7 +141,12 @@ class Registry(Generic[P]):
                 f"{prefix.rstrip('.')}={settings.shown(data)} must be a group of settings with the {self.kind}'s name"
             )
         given = {key: value for key, value in data.items() if key != "name"}
-        return settings.from_plain(self.of(name), {**settings.plain(self.build(name)), **given}, prefix)
+        return settings.from_plain(self.of(name), {**self._plain_defaults(name), **given}, prefix)
+
+    @functools.cache  # noqa: B019  # as above
+    def _plain_defaults(self, name: str) -> dict[str, Any]:
+        plain: dict[str, Any] = settings.plain(self.build(name))
+        return plain
 
     def setting(self, prefix: str) -> settings.PlugIn:
         """What annotates a setting that is a plug-in of this kind; see `from_plain` for the prefix."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 from pydantic_core import core_schema
@@ -32,6 +32,8 @@ T = TypeVar("T")
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 _INT64 = 2**63
 """What neither torch's generators and sizes nor the columns of a report can hold."""
+
+_MANY_DIGITS = re.compile(r"\d{19}")
 
 AtLeastZero = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -111,11 +113,13 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     """
     if not isinstance(data, Mapping):
         raise RegbenchError(f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}")
-    for path, value in _leaves(data, prefix):
-        if isinstance(value, int) and abs(value) >= _INT64:
-            raise RegbenchError(f"{path}={value} must be below {_INT64}, to fit into 64 bits")
+    text = json.dumps(data, default=repr)
+    if _MANY_DIGITS.search(text):  # few have, and looking at each number takes as long as all the rest
+        for path, value in _leaves(data, prefix):
+            if isinstance(value, int) and abs(value) >= _INT64:
+                raise RegbenchError(f"{path}={value} must be below {_INT64}, to fit into 64 bits")
     try:
-        made: T = _adapter(cast("Any", cls)).validate_json(json.dumps(data, default=repr))
+        made: T = _adapter(cast("Any", cls)).validate_json(text)
         return made
     except ValidationError as error:
         _refuse(cls, data, error, prefix)
@@ -241,10 +245,12 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
         if part not in value:
             raise RegbenchError(f"the setting {path}{part} is missing") from error
         hint, path, value = _hints(hint)[part], f"{path}{part}.", value[part]
-        hint = next((arm for arm in get_args(hint) if dataclasses.is_dataclass(arm)), hint)
+        hint = next((arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), hint)
     if first["type"] == "unexpected_keyword_argument":
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error
+    if first["type"] == "value_error":  # of a validator of ours
+        raise RegbenchError(f"{path.rstrip('.')}={shown(value)} {first['ctx']['error']}") from error
     words = _words(hint)
     if first["type"] == "finite_number":
         words = words.replace("number", "finite number", 1)
@@ -271,7 +277,8 @@ def _words(hint: Any) -> str:
         bounds = _bounds(arguments[0]).replace(", ", ", each ", 1)
         return f"a list of {number}{_EXAMPLES.get(item, 'values')}{bounds}, such as {_SUCH_AS.get(item, '[a,b]')}"
     if origin is Literal:
-        return " or ".join(map(shown, arguments))
+        *first, last = map(shown, arguments)
+        return f"{', '.join(first)} or {last}" if first else last
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a group of settings"
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
@@ -282,6 +289,8 @@ def _bounds(hint: Any) -> str:
     if get_origin(hint) is not Annotated:
         return ""
     found = [bound for each in hint.__metadata__ for bound in getattr(each, "metadata", [each])]
+    if any(isinstance(bound, MinLen) for bound in found):
+        return ", not empty"
     names = {Gt: ("above", "gt"), Ge: ("at least", "ge"), Lt: ("below", "lt"), Le: ("at most", "le")}
     words = [f"{names[type(b)][0]} {getattr(b, names[type(b)][1])}" for b in found if type(b) in names]
     return f", {' and '.join(words)}" if words else ""

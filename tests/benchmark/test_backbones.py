@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
+from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.backbones.weights import load_backbone
-from regbench.benchmark.settings.config import NetworkConfig
-from regbench.benchmark.training.network import build_backbone
 
-TINY = NetworkConfig(backbone="resnet_tiny")
-RESNET18 = NetworkConfig(backbone="resnet18")
+TINY, RESNET18 = BACKBONES.build("resnet_tiny"), BACKBONES.build("resnet18")
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 Weights = dict[str, Tensor]
 
@@ -43,7 +41,7 @@ def shaken(network: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     """The network that the files hold."""
-    return shaken(build_backbone(TINY, 3)[0])
+    return shaken(TINY.build(3)[0])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,15 @@ import torch
 import yaml
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.settings.config import PROTOCOLS, STAGES, Cell, load_config, load_run, load_sweep, sweep_names
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.linear import LinearProbe
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.sweep import load_run, load_sweep, sweep_names
+from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.datasets.sources.imagefolder import ImageFolder
 
 
@@ -70,12 +78,12 @@ def test_the_id_does_not_depend_on_the_order_of_keys() -> None:
         return {key: reverse(node[key]) for key in reversed(node)} if isinstance(node, dict) else node
 
     cell = cell_of("method=vicreg")
-    assert list(reverse(cell.to_dict())) != list(cell.to_dict())
-    assert Cell.from_dict(reverse(cell.to_dict())).id == cell.id
+    assert list(reverse(cell.plain())) != list(cell.plain())
+    assert Cell.stored(reverse(cell.plain())).id == cell.id
 
 
 def test_the_id_is_the_same_in_another_process() -> None:
-    program = "from regbench.benchmark.settings.config import load_run; print(load_run(['method=auh'])[0].id)"
+    program = "from regbench.benchmark.settings.sweep import load_run; print(load_run(['method=auh'])[0].id)"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == cell_of("method=auh").id
@@ -101,8 +109,8 @@ OTHERS: dict[str, Any] = {
     "dataset.image_size": 20,
     "dataset.train_per_class": 5,
     "augmentation.interpolation": "area",
-    "network.backbone": "resnet18",
-    "network.stem": "imagenet",
+    "network.backbone.name": None,
+    "optimizer.name": None,
     "network.hidden_dim": 99,
     "evaluation.protocols": ["knn"],
     "evaluation.select_on": "test",
@@ -118,11 +126,15 @@ OTHERS: dict[str, Any] = {
     "evaluation.labels1.head_learning_rates": [0.5],
     "evaluation.labels10.backbone_learning_rates": [0.5],
     "evaluation.labels10.head_learning_rates": [0.5],
-    "evaluation.places205.probe.features": "cached",
-    "evaluation.places205.probe.interpolation": "area",
-    "evaluation.places205.probe.learning_rates": [0.5],
-    "evaluation.places205.probe.milestones": [2],
-    "evaluation.places205.probe.batch_norm": False,
+    "evaluation.places205.features": "cached",
+    "evaluation.places205.interpolation": "area",
+    "evaluation.places205.learning_rates": [0.5],
+    "evaluation.places205.milestones": [2],
+    "evaluation.places205.batch_norm": False,
+    "evaluation.places205.crop_scale": [0.3, 1.0],
+    "evaluation.probe.dataset": None,
+    "evaluation.measures.interpolation": "area",
+    "evaluation.retrieval.ranks": [3],
     "evaluation.voc07.costs": [0.5],
     "evaluation.voc07.num_images": [9, 9],
     "evaluation.probe.interpolation": "area",
@@ -134,7 +146,7 @@ OTHERS: dict[str, Any] = {
 
 
 def changed(cell: Cell, path: tuple[str, ...]) -> dict[str, Any]:
-    data: dict[str, Any] = copy.deepcopy(cell.to_dict())
+    data: dict[str, Any] = copy.deepcopy(cell.plain())
     *parents, last = path
     node = data
     for key in parents:
@@ -155,21 +167,21 @@ def changed(cell: Cell, path: tuple[str, ...]) -> dict[str, Any]:
 
 
 BASE = load_run(["method=sfrik"])[0]
-ALL = load_run(["method=sfrik", f"evaluation.protocols=[{','.join(PROTOCOLS)}]"])[0]
+ALL = load_run(["method=sfrik", f"evaluation.protocols=[{','.join(EVALUATIONS.names())}]"])[0]
 
 
 @pytest.mark.parametrize(
     "path",
     [
         path
-        for path in leaves(ALL.to_dict())
+        for path in leaves(ALL.plain())
         # Of the data sets of further evaluations the name will do: they are the same class as the first.
         if OTHERS.get(".".join(path), "") is not None and (path[2:3] != ("dataset",) or path[3] == "name")
     ],
     ids=".".join,
 )
 def test_every_setting_is_part_of_the_id(path: tuple[str, ...]) -> None:
-    other = Cell.from_dict(changed(ALL, path))
+    other = Cell.stored(changed(ALL, path))
     assert other != ALL
     assert other.id != ALL.id
 
@@ -183,11 +195,15 @@ def test_settings_of_a_source_are_part_of_the_id() -> None:
     ]
     cells = [plain, *(cell_of(*wanted, *other) for other in others)]
     assert len({cell.id for cell in cells}) == 5
-    assert [Cell.from_dict(cell.plain()) for cell in cells] == cells
+    assert [Cell.stored(cell.plain()) for cell in cells] == cells
 
 
 def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id() -> None:
     assert cell_of("method=sfrik", "evaluation.voc07.folds=5").id == BASE.id
+    assert set(BASE.plain()["evaluation"]) == {
+        *("protocols", "select_on", "select_by", "batch_size"),
+        *BASE.evaluation.protocols,
+    }
     assert cell_of("method=sfrik", "evaluation.protocols=[knn,probe,voc07]").id != BASE.id
 
 
@@ -199,7 +215,9 @@ def test_measures_of_an_untrained_network_look_at_augmented_views() -> None:
 
 
 def test_the_method_and_the_channels_are_part_of_the_id() -> None:
-    ids = {cell_of(f"method={name}").id for name in ("sfrik", "rbf", "auh", "simclr", "vicreg")}
+    ids = {cell_of(f"method={name}").id for name in ("sfrik", "rbf", "auh", "simclr")} | {
+        cell_of("network=resnet18").id
+    }
     channels = ["dataset.channels=3", "dataset.mean=[0.2,0.2,0.2]", "dataset.std=[0.3,0.3,0.3]"]
     assert len(ids | {cell_of(*channels).id}) == 6
 
@@ -227,26 +245,30 @@ def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", methods.names())
 def test_cells_survive_json_and_yaml(name: str) -> None:
     cell = cell_of(f"method={name}", "evaluation.probe.learning_rates=[0.5]", "dataset.train_per_class=3")
-    assert Cell.from_dict(cell.to_dict()) == cell
-    through_json = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
-    through_yaml = Cell.from_dict(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.to_dict())))))
+    assert Cell.stored(cell.plain()) == cell
+    through_json = Cell.stored(json.loads(json.dumps(cell.plain())))
+    through_yaml = Cell.stored(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.plain())))))
     assert through_json == through_yaml == cell
     assert through_json.id == cell.id
 
 
 def test_the_plain_form_names_the_class_not_the_preset() -> None:
-    assert cell_of("method=sfrik_l2").to_dict()["method"] == {
+    assert cell_of("method=sfrik_l2").plain()["method"] == {
         "name": "sfrik",
-        "weights": (1.0, 20.0),
+        "weights": [1.0, 20.0],
         "alignment_weight": 2000.0,
     }
 
 
-def test_from_dict_takes_a_methods_defaults_where_a_hyperparameter_is_missing() -> None:
-    data = cell_of("method=vicreg").to_dict()
-    data["method"] = {"name": "vicreg", "alignment_weight": 3}
-    cell = Cell.from_dict(data)
-    assert cell.method == methods.build("vicreg", alignment_weight=3.0)
+def test_a_stored_cell_does_not_depend_on_the_defaults_of_today() -> None:
+    for path in leaves(BASE.plain()):
+        data = BASE.plain()
+        node: Any = data
+        for key in path[:-1]:
+            node = node[key]
+        del node[path[-1]]
+        with pytest.raises(RegbenchError):
+            Cell.stored(data)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +276,7 @@ def test_from_dict_takes_a_methods_defaults_where_a_hyperparameter_is_missing() 
     [
         ({"epoch": 3}, "epoch"),
         ({"epochs": "3"}, "epochs"),
-        ({"optimizer": {"warmup_epochs": 1.0}}, "base_lr"),
+        ({"optimizer": {"warmup_epochs": 1.0}}, "with the optimizer's name"),
         ({"method": {"name": "sfrik", "temperature": 1.0}}, "temperature"),
         ({"method": {"name": "sfrik", "weights": ["a"]}}, "weights"),
         ({"method": {"name": "sfric"}}, "did you mean"),
@@ -262,7 +284,7 @@ def test_from_dict_takes_a_methods_defaults_where_a_hyperparameter_is_missing() 
 )
 def test_from_dict_refuses_what_is_unknown_missing_or_wrong(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RegbenchError, match=message):
-        Cell.from_dict({**BASE.to_dict(), **change})
+        Cell.stored({**BASE.plain(), **change})
 
 
 def test_an_untrained_cell_is_labelled_so() -> None:
@@ -273,12 +295,12 @@ def test_an_untrained_cell_is_labelled_so() -> None:
 def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> None:
     cell = cell_of("method=sfrik_l2", "seed=4", "evaluation.knn.k=7")
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(json.loads(json.dumps(cell.to_dict()))))
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(cell.plain()))))
     same, runtime = load_config(path, ["runtime.data_dir=/data7"])
     assert same == cell
     assert runtime.data_dir == "/data7"
     other, _ = load_config(path, ["evaluation.knn.k=3", "method.weights=[2,1]", "optimizer.base_lr=2"])
-    assert other.evaluation.knn.k == 3
+    assert other.plain()["evaluation"]["knn"]["k"] == 3
     assert other.method == methods.build("sfrik", weights=(2.0, 1.0), alignment_weight=2000.0)
     assert other.optimizer.base_lr == 2
     with pytest.raises(RegbenchError, match=r"evaluation\.knn\.kk"):
@@ -308,20 +330,20 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
         ("method.weights=[1,x]", ["method.weights"]),
         ("optimizer.base_lr=null", ["optimizer.base_lr"]),
         ("runtime.workers=few", ["runtime.workers", "few"]),
-        ("runtime.workers=0", ["runtime.workers=0 must be at least 1"]),
-        ("runtime.threads=-2", ["runtime.threads=-2 must be at least 0"]),
-        ("runtime.checkpoint_minutes=-1", ["runtime.checkpoint_minutes=-1.0 must be at least 0"]),
+        ("runtime.workers=0", ["runtime.workers=0 must be a whole number, at least 1"]),
+        ("runtime.threads=-2", ["runtime.threads=-2 must be a whole number, at least 0"]),
+        ("runtime.checkpoint_minutes=-1", ["runtime.checkpoint_minutes=-1 must be a number, at least 0"]),
         ("runtime.checkpoint_minutes=nan", ["runtime.checkpoint_minutes=nan must be a finite number"]),
-        ("runtime.checkpoint_epochs=0", ["runtime.checkpoint_epochs=0 must be at least 1"]),
-        ("runtime.lease_s=0", ["runtime.lease_s=0.0 must be above 0"]),
-        ("runtime.parallel=-2", ["runtime.parallel=-2 must be at least 0"]),
+        ("runtime.checkpoint_epochs=0", ["runtime.checkpoint_epochs=0 must be a whole number, at least 1"]),
+        ("runtime.lease_s=0", ["runtime.lease_s=0 must be a number, above 0"]),
+        ("runtime.parallel=-2", ["runtime.parallel=-2 must be a whole number, at least 0"]),
         ("embedding_dim=1", ["embedding_dim=1", "at least 2"]),
         ("batch_size=1", ["batch_size=1", "at least 2"]),
         ("epochs=-1", ["epochs=-1", "at least 0"]),
         ("seed=-1", ["seed=-1", "at least 0"]),
         ("precision=fp16", ["precision=fp16", "bf16 or fp32"]),
         ("evaluation.probe.features=raw", ["evaluation.probe.features=raw", "augmented or cached"]),
-        ("evaluation.probe.learning_rates=[]", ["evaluation.probe.learning_rates", "at least one"]),
+        ("evaluation.probe.learning_rates=[]", ["evaluation.probe.learning_rates=[] must be a list of numbers"]),
         ("optimizer.warmup_epochs=5", ["optimizer.warmup_epochs=5", "less than epochs=5"]),
         ("optimizer.warmup_epochs=6", ["optimizer.warmup_epochs=6", "less than epochs=5"]),
         ("method=sfric", ["unknown method 'sfric'", "sfrik"]),
@@ -337,7 +359,7 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
         ("epochs=", ["epochs"]),
         ("method.weights=[1,", ["cannot read 'method.weights=[1,'"]),
         ("seed=0,1", ["2 cells", "regbench sweep"]),
-        ("network.backbone=5", ["network.backbone"]),
+        ("network.backbone=5", ["unknown backbone '5'", "resnet18"]),
     ],
 )
 def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
@@ -353,7 +375,7 @@ def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
         ("embedding_dim=1.5", "embedding_dim=1.5 must be a whole number"),
         ("seed=", "seed='' must be a whole number"),
         ("optimizer.base_lr=null", "optimizer.base_lr=null must be a number"),
-        ("network.hidden_dim=wide", "network.hidden_dim=wide must be a whole number or null"),
+        ("network.hidden_dim=wide", "network.hidden_dim=wide must be a whole number, at least 1 or null"),
         ("runtime.compile=3", "runtime.compile=3 must be true or false"),
         ("method.weights=3", "method.weights=3 must be a list of numbers, such as [0.5,1]"),
         ("method.weights=[a]", "method.weights=[a] must be a list of numbers, such as [0.5,1]"),
@@ -369,7 +391,7 @@ def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
         ("=3", "'=3' names no setting"),
         ("hydra.run.dir=x", "'hydra.run.dir=x' names no setting"),
-        ("~seed", "the setting seed is missing"),
+        ("~seed", "'~seed' takes a setting away, and a cell needs all of them"),
         ("+foo=1", "unknown setting 'foo'; known: method, "),
         ("++foo=1", "unknown setting 'foo'"),
         ("method=", "unknown method ''; known: auh, "),
@@ -382,18 +404,18 @@ def test_refusals_say_in_plain_words_what_is_wanted(override: str, message: str)
 def nodes(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:
     """Each number of a cell, or list of numbers, with the way to it."""
     found = []
-    for path in leaves(cell.complete()):
-        value: Any = cell.complete()
+    for path in leaves(cell.plain()):
+        value: Any = cell.plain()
         for key in path:
             value = value[key]
-        if not isinstance(value[0] if isinstance(value, tuple) and value else value, int | float) or value is True:
+        if not isinstance(value[0] if isinstance(value, list) and value else value, int | float) or value is True:
             continue
         found.append((path, value))
     return found
 
 
 def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    data: dict[str, Any] = copy.deepcopy(cell.complete())
+    data: dict[str, Any] = copy.deepcopy(cell.plain())
     node = data
     for key in path[:-1]:
         node = node[key]
@@ -404,13 +426,13 @@ def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [path for path, _ in nodes(ALL)], ids=".".join)
 def test_no_number_of_a_cell_may_be_impossible(path: tuple[str, ...]) -> None:
     old = dict(nodes(ALL))[path]
-    first = old[0] if isinstance(old, tuple) else old
+    first = old[0] if isinstance(old, list) else old
     for wrong in (float("nan"), float("inf"), -1.0) if isinstance(first, float) else (10**20, -1):
-        value = [wrong] * len(old) if isinstance(old, tuple) else wrong
+        value = [wrong] * len(old) if isinstance(old, list) else wrong
         if wrong == -1 and path[-1] == "mean":  # of a channel, any number
             continue
         with pytest.raises(RegbenchError, match=re.escape(path[-1])):
-            Cell.from_dict(with_value(ALL, path, value))
+            Cell.stored(with_value(ALL, path, value))
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -418,28 +440,34 @@ def test_no_hyperparameter_may_be_impossible(name: str) -> None:
     for path, old in nodes(cell_of(f"method={name}")):
         if path[0] != "method":
             continue
-        first = old[0] if isinstance(old, tuple) else old
+        first = old[0] if isinstance(old, list) else old
         for wrong in (float("nan"), float("inf"), -1.0) if isinstance(first, float) else (10**20, -1):
-            value = [wrong] * len(old) if isinstance(old, tuple) else wrong
+            value = [wrong] * len(old) if isinstance(old, list) else wrong
             with pytest.raises(RegbenchError, match=path[-1]):
-                Cell.from_dict(with_value(cell_of(f"method={name}"), path, value))
+                Cell.stored(with_value(cell_of(f"method={name}"), path, value))
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seed=99999999999999999999", "seed=99999999999999999999 must be at least 0 and at most 4294967295"),
-        ("optimizer.base_lr=-1", "optimizer.base_lr=-1.0 must be above 0"),
+        (
+            "seed=99999999999999999999",
+            "seed=99999999999999999999 must be below 9223372036854775808, to fit into 64 bits",
+        ),
+        ("optimizer.base_lr=-1", "optimizer.base_lr=-1 must be a number, above 0"),
         ("optimizer.base_lr=nan", "optimizer.base_lr=nan must be a finite number"),
         ("optimizer.base_lr=inf", "optimizer.base_lr=inf must be a finite number"),
-        ("optimizer.momentum=1", "optimizer.momentum=1.0 must be at least 0 and below 1"),
-        ("method.weights=[1,inf]", "method.weights=[1.0,inf] must be each a finite number"),
-        ("evaluation.probe.learning_rates=[1,-2]", "evaluation.probe.learning_rates=[1.0,-2.0] must be each above 0"),
-        ("evaluation.probe.crop_scale=[1,0.5]", "evaluation.probe.crop_scale"),
-        ("evaluation.labels1.crop_scale=[1,0.5]", "evaluation.labels1.crop_scale"),
+        ("optimizer.momentum=1", "optimizer.momentum=1 must be a number, at least 0 and below 1"),
+        ("method.weights=[1,inf]", "method.weights=[1,inf] must be a list of finite numbers"),
+        (
+            "evaluation.probe.learning_rates=[1,-2]",
+            "evaluation.probe.learning_rates=[1,-2] must be a list of numbers, each above 0",
+        ),
+        ("evaluation.probe.crop_scale=[1,0.5]", "evaluation.probe.crop_scale=[1,0.5] must name the smaller area first"),
+        ("evaluation.knn.other_k=[0]", "evaluation.knn.other_k=[0] must be a list of whole numbers, each at least 1"),
         ("runtime.lease_s=nan", "runtime.lease_s=nan must be a finite number"),
-        ("runtime.checkpoint_minutes=-1", "runtime.checkpoint_minutes=-1.0 must be at least 0"),
-        ("cluster.mem_gib=-1", "cluster.mem_gib=-1.0 must be above 0"),
+        ("runtime.checkpoint_minutes=-1", "runtime.checkpoint_minutes=-1 must be a number, at least 0"),
+        ("cluster.mem_gib=-1", "cluster.mem_gib=-1 must be a number, above 0"),
     ],
 )
 def test_impossible_numbers_are_refused_with_the_bound(override: str, message: str) -> None:
@@ -461,7 +489,7 @@ def test_the_largest_seed_seeds_every_generator() -> None:
         (b"\x89PNG\xff\x00", "is not YAML"),
         (b"[" * 5000, "is not YAML"),
         (b"description: x\ncells: [seed=0]\n", "is no config.yaml of a run of this version: "),
-        (b"method: {name: vicreg}\n", "the setting embedding_dim is missing"),
+        (b"method: {name: vicreg}\n", "the setting dataset is missing"),
         (b"method: vicreg\n", "method=vicreg must be a group of settings"),
         (b"method: {name: [1]}\n", "must be a group of settings with the method's name"),
     ],
@@ -491,8 +519,8 @@ def test_a_config_with_a_broken_group_is_refused(tmp_path: Path) -> None:
         ("evaluation.knn.kk=3", "unknown setting 'evaluation.knn.kk'; did you mean evaluation.knn.k,"),
         ("method=vicreg", "method=vicreg: give single settings of this run, such as method."),
         ("evaluation.knn=3", "evaluation.knn=3: give single settings of this run, such as evaluation.knn."),
-        ("seed", "seed: give single settings of this run, such as seed=3"),
-        ("evaluation.probe.learning_rates=[1", "cannot read evaluation.probe.learning_rates=[1; write key=value"),
+        ("seed", "cannot read 'seed'; write key=value"),
+        ("evaluation.probe.learning_rates=[1", "cannot read 'evaluation.probe.learning_rates=[1'; write key=value"),
         ("seed=${nothing}", "seed: "),
     ],
 )
@@ -568,19 +596,24 @@ def test_table_2_is_that_of_the_papers_appendix(
 ) -> None:
     wanted = methods.build(method, **hyperparameters)
     (cell,) = [c for c in preset("in20_table2").cells if c.method == wanted and c.embedding_dim == q]
-    assert (cell.optimizer.base_lr, cell.evaluation.probe.learning_rates) == (base_lr, (lr_head,))
+    assert (cell.optimizer.base_lr, cell.plain()["evaluation"]["probe"]["learning_rates"]) == (base_lr, [lr_head])
+
+
+PAPERS_LARS = (1e-6, 0.9, 0.001, 0.001)
 
 
 @pytest.mark.parametrize("name", ["in20_table2", "in20_table3"])
 def test_the_papers_protocol_on_in20(name: str) -> None:
     for cell in preset(name).cells:
         assert (cell.batch_size, cell.epochs, cell.optimizer.warmup_epochs) == (2048, 100, 10)
-        assert (cell.optimizer.weight_decay, cell.optimizer.momentum) == (1e-6, 0.9)
-        assert (cell.optimizer.trust_coefficient, cell.optimizer.final_lr_fraction) == (0.001, 0.001)
-        assert (cell.network.backbone, cell.network.hidden_dim) == ("resnet18", None)
+        lars = LARSConfig(base_lr=cell.optimizer.base_lr, warmup_epochs=10.0)
+        assert cell.optimizer == lars
+        assert (lars.weight_decay, lars.momentum, lars.trust_coefficient, lars.final_lr_fraction) == PAPERS_LARS
+        assert (cell.network.backbone, cell.network.hidden_dim) == (BACKBONES.build("resnet18"), None)
         assert cell.dataset.source == ImageFolder(train_per_class=260, tuning_per_class=260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
-        probe, knn = cell.evaluation.probe, cell.evaluation.knn
+        probe, knn = cell.evaluation["probe"], cell.evaluation["knn"]
+        assert isinstance(probe, LinearProbe) and isinstance(knn, KNN)
         assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == ("augmented", 100, 256, 0.9)
         assert (knn.k, knn.temperature) == (20, 0.07)
         views = cell.augmentation.view1, cell.augmentation.view2
@@ -733,7 +766,7 @@ def test_stages_have_resources_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cluster.nodes=0", "cluster.nodes=0 must be at least 1"),
+        ("cluster.nodes=0", "cluster.nodes=0 must be a whole number, at least 1"),
         ("cluster.scheduler=pbs", "must be local or slurm"),
         ("cluster.stages={pretrain: {}}", "must name pretrain, tune, final, each with its settings, not pretrain"),
         ("cluster.stages={}", "not nothing"),

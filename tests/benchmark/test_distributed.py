@@ -11,7 +11,7 @@ from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.distributed import environment_ranks
 from tests.conftest import TINY
 from tests.ranks import launch
@@ -33,7 +33,7 @@ CASES = {
 DRIVER = """
 import json, logging, os, signal, sys
 from regbench.benchmark.training import loop as train
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.run import run_cell
@@ -145,7 +145,7 @@ import os, sys, torch
 import torch.distributed as dist
 from torch import nn
 from regbench.benchmark.training.distributed import connect, synchronize_batch_norm
-from regbench.benchmark.training.optimizer import LARS
+from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.methods import Engine, build, engine
 
 cpu = torch.device("cpu")

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.features import Backbone
-from regbench.benchmark.evaluate.finetune import FineTuned
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.benchmark.settings.config import FineTuneConfig, load_run
+from regbench.benchmark.settings.sweep import load_run
 
 CPU = torch.device("cpu")
 RATES = (0.02, 0.3)
@@ -27,7 +27,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def config(**changes: object) -> FineTuneConfig:
+def config(**changes: object) -> FineTuning:
     settings: dict[str, object] = {
         "dataset": load_run([])[0].dataset,
         "backbone_learning_rates": (RATES[0],),
@@ -35,7 +35,7 @@ def config(**changes: object) -> FineTuneConfig:
         "epochs": 4,
         "weight_decay": 0.01,
     }
-    return FineTuneConfig(**(settings | changes))  # type: ignore[arg-type]
+    return FineTuning(**(settings | changes))  # type: ignore[arg-type]
 
 
 def small_backbone() -> nn.Module:
@@ -83,7 +83,7 @@ Claimed = Callable[[Path], Attempt]
 
 
 def tuned(attempt: Attempt, module: nn.Module) -> tuple[FineTuned, State]:
-    return FineTuned(Backbone(module, 5), 3, config(), RATES, 7, CPU), State(attempt, "labels1", "key", CPU)
+    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), State(attempt, "labels1", "key", CPU)
 
 
 def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> None:

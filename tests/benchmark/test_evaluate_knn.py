@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate import Features, weighted_knn
+from regbench.benchmark.evaluate.base import Task
+from regbench.benchmark.evaluate.features import Features
+from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.meters import peak_extra_bytes
-from regbench.benchmark.settings.config import KNNConfig
+from regbench.benchmark.settings.sweep import load_run
 
 CPU = torch.device("cpu")
 
@@ -60,8 +63,7 @@ def slow_knn(bank: Features, queries: Features, k: int, temperature: float, clas
 @pytest.mark.parametrize("blocks", [(2048, 8192), (7, 11), (31, 1)])
 def test_all_k_in_one_pass_are_those_of_a_loop(blocks: tuple[int, int]) -> None:
     bank, queries = draw(150, 9, seed=2, spread=2.0), draw(60, 9, seed=3, spread=2.0)
-    config = KNNConfig(k=20, other_k=(1, 150, 7, 20), temperature=0.3)
-    found = weighted_knn(bank, queries, config, 9, blocks=blocks)
+    found = weighted_knn(bank, queries, KNN(k=20, other_k=(1, 150, 7, 20)).all_k, 0.3, 9, blocks=blocks)
     assert list(found) == [20, 1, 150, 7]
     for k, accuracies in found.items():
         assert accuracies == slow_knn(bank, queries, k, 0.3, 9), k
@@ -75,8 +77,7 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
     temperature: float, blocks: tuple[int, int]
 ) -> None:
     bank, queries = signs(150, 7, seed=0), signs(40, 7, seed=1)
-    config = KNNConfig(k=5, other_k=(2, 30), temperature=temperature)
-    found = weighted_knn(bank, queries, config, 7, blocks=blocks)
+    found = weighted_knn(bank, queries, (5, 2, 30), temperature, 7, blocks=blocks)
     for k, accuracies in found.items():
         assert accuracies == slow_knn(bank, queries, k, temperature, 7), k
 
@@ -85,7 +86,7 @@ def test_the_first_of_equal_images_is_the_nearest_and_the_smaller_label_wins() -
     same = torch.ones(4, 3)
     bank, query = Features(same, torch.tensor([2, 1, 0, 0])), torch.ones(1, 3)
     for k, winner in ((1, 2), (2, 1), (3, 0), (4, 0)):
-        tops = [weighted_knn(bank, Features(query, torch.tensor([c])), KNNConfig(k=k), 3)[k][0] for c in range(3)]
+        tops = [weighted_knn(bank, Features(query, torch.tensor([c])), [k], 0.07, 3)[k][0] for c in range(3)]
         assert tops == [100.0 * (c == winner) for c in range(3)], k
 
 
@@ -103,35 +104,35 @@ def test_against_scikit_learn(k: int) -> None:
     own = shares[np.arange(300), queries.y_N.numpy()]
     rank = (shares > own[:, None]).sum(axis=1)
     expected = tuple(100 * float(((rank < top) & (own > 0)).mean()) for top in (1, 5))
-    assert weighted_knn(bank, queries, KNNConfig(k=k), 12)[k] == pytest.approx(expected)
+    assert weighted_knn(bank, queries, [k], 0.07, 12)[k] == pytest.approx(expected)
 
 
 def test_near_neighbours_weigh_more_at_a_low_temperature() -> None:
     bank = Features(torch.tensor([[1.0, 0.1], [1.0, 0.9], [1.0, 0.95]]), torch.tensor([0, 1, 1]))
     query = Features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
     for temperature, expected in ((1e-4, 100), (0.07, 100), (10.0, 0)):
-        assert weighted_knn(bank, query, KNNConfig(k=3, temperature=temperature), 2)[3][0] == expected
+        assert weighted_knn(bank, query, [3], temperature, 2)[3][0] == expected
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (KNNConfig(k=91), r"evaluation\.knn\.k=91 is larger than the 90 training images"),
-        (KNNConfig(k=5, other_k=(3, 200)), r"evaluation\.knn\.other_k=200 is larger"),
-        (KNNConfig(k=0), r"evaluation\.knn\.k=0 must be at least 1"),
+        (KNN(k=1000), r"evaluation\.knn\.k=1000 is larger than the \d+ training images"),
+        (KNN(k=5, other_k=(3, 1000)), r"evaluation\.knn\.other_k=1000 is larger"),
     ],
 )
-def test_impossible_numbers_of_neighbours_are_refused(config: KNNConfig, reason: str) -> None:
+def test_more_neighbours_than_images_are_refused(
+    config: KNN, reason: str, tiny: list[str], tiny_data_dir: Path
+) -> None:
     with pytest.raises(RegbenchError, match=reason):
-        weighted_knn(draw(90, 3, seed=0), draw(5, 3, seed=1), config, 3)
+        config.check("knn", Task(load_run(tiny)[0].dataset, "tuning", tiny_data_dir))
 
 
 def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:
     labels = [torch.zeros(len(x), dtype=torch.int64) for x in (bank, queries)]
-    config = KNNConfig(k=5, other_k=(50,))
 
     def run() -> list[Tensor]:
-        weighted_knn(Features(bank, labels[0]), Features(queries, labels[1]), config, 10, blocks=blocks)
+        weighted_knn(Features(bank, labels[0]), Features(queries, labels[1]), (5, 50), 0.07, 10, blocks=blocks)
         return []
 
     return peak_extra_bytes(run, CPU)

@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.benchmark.evaluate import Features, LinearHeads
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.linear import correct_answers, shuffled
+from regbench.benchmark.evaluate.features import Features
+from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, correct_answers, shuffled
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.directory import tensor_files
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.benchmark.settings.config import ProbeConfig
 
 CPU = torch.device("cpu")
-PROBE = ProbeConfig(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
+PROBE = LinearProbe(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
 STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
 
 
@@ -46,13 +45,13 @@ def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Itera
     return epoch
 
 
-def fitted(config: ProbeConfig, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> LinearHeads:
+def fitted(config: LinearProbe, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> LinearHeads:
     heads = LinearHeads(6, classes, config, 4, CPU)
     heads.fit(batches(draw(sum(sizes), classes, seed=5), sizes))
     return heads
 
 
-def by_torch(config: ProbeConfig, rate: float, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> nn.Sequential:
+def by_torch(config: LinearProbe, rate: float, classes: int, sizes: tuple[int, ...] = (32, 32, 6)) -> nn.Sequential:
     """The same head of torch's layers, by autograd, torch's cross-entropy, SGD and schedulers; in evaluation mode."""
     linear = nn.Linear(6, classes)
     with torch.no_grad():
@@ -77,7 +76,7 @@ def by_torch(config: ProbeConfig, rate: float, classes: int, sizes: tuple[int, .
 
 @pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
 @pytest.mark.parametrize("rate", PROBE.learning_rates)
-def test_a_head_classifies_as_torchs(config: ProbeConfig, rate: float) -> None:
+def test_a_head_classifies_as_torchs(config: LinearProbe, rate: float) -> None:
     """On 5,000 points all over the space, so that a weight off by a thousandth changes some of the classes."""
     x = 3 * torch.randn(5000, 6, generator=torch.Generator().manual_seed(6))
     expected = by_torch(config, rate, 4)(x).argmax(dim=1)
@@ -96,7 +95,7 @@ def test_batch_norm_and_steps_each_matter() -> None:
 
 
 @pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
-def test_heads_side_by_side_are_those_of_separate_runs(config: ProbeConfig) -> None:
+def test_heads_side_by_side_are_those_of_separate_runs(config: LinearProbe) -> None:
     queries = draw(400, 7, seed=7, spread=2.0)
     together = fitted(config, 7).accuracies(queries)
     apart = [fitted(replace(config, learning_rates=(rate,)), 7).accuracies(queries)[0] for rate in PROBE.learning_rates]
@@ -137,7 +136,7 @@ def test_heads_learn_a_separable_problem() -> None:
     generator = torch.Generator().manual_seed(10)
     y = torch.arange(90) % 3
     x = 4 * torch.eye(6)[y] + 0.1 * torch.randn(90, 6, generator=generator)
-    heads = LinearHeads(6, 3, ProbeConfig(learning_rates=(0.5,), epochs=5), 0, CPU)
+    heads = LinearHeads(6, 3, LinearProbe(learning_rates=(0.5,), epochs=5), 0, CPU)
     heads.fit(batches(Features(x, y), (30, 30, 30)))
     assert heads.accuracies(Features(x, y)) == [(100.0, 100.0)]
 
@@ -192,7 +191,7 @@ def state(attempt: Attempt, key: str = "key") -> State:
 @pytest.mark.parametrize("config", [PROBE, STEPS], ids=["cosine", "steps and BN"])
 @pytest.mark.parametrize("at", [0, 3, 4])
 def test_training_goes_on_after_a_kill_as_if_there_was_none(
-    at: int, config: ProbeConfig, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+    at: int, config: LinearProbe, tmp_path: Path, claimed: Claimed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
     train = batches(draw(70, 4, seed=5), (32, 32, 6))

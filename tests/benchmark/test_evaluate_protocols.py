@@ -12,32 +12,28 @@ import pytest
 import torch
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate import Backbone, Evaluator, selection_splits
+from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate import state as states
-from regbench.benchmark.evaluate.features import Images
-from regbench.benchmark.evaluate.linear import LinearHeads, shuffled
+from regbench.benchmark.evaluate.base import EVALUATIONS, Task
+from regbench.benchmark.evaluate.features import Encoder, Images
+from regbench.benchmark.evaluate.finetune import FineTuning
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, shuffled
 from regbench.benchmark.evaluate.state import State
-from regbench.benchmark.run import resolve
+from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered, tensor_files
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.settings.config import (
-    Cell,
-    EvaluationConfig,
-    FineTuneConfig,
-    ProbeConfig,
-    TransferConfig,
-    load_run,
-)
-from regbench.benchmark.training.loop import Compute
+from regbench.benchmark.settings.cell import Cell, EvaluationConfig
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.imagefolder import ImageFolder
 
-Make = Callable[..., Evaluator]
+Make = Callable[..., Subject]
 
 
 @pytest.fixture(autouse=True)
@@ -78,19 +74,18 @@ def few(tiny_source: Path, tiny_data_dir: Path, tmp_path_factory: pytest.TempPat
 def make(cell: Cell, compute: Compute, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Make:
     """An evaluator of the same untrained network in a folder of its own, with a changed configuration."""
 
-    def evaluator(folder: str, **changes: Any) -> Evaluator:
+    def subject(folder: str, **changes: Any) -> Subject:
         choices = Choices(claimed(tmp_path / folder))
         choices.note("hyperparameters", {"selected_on": "given"})
         network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 0)
-        backbone = Backbone(network.backbone, network.representation_dim)
-        return Evaluator(
-            replace(cell.evaluation, **changes), cell.dataset, cell.augmentation, backbone, compute, choices, 1
-        )
+        encoder = Encoder(network.backbone, network.representation_dim)
+        config = cell.evaluation.replaced(**changes)
+        return Subject(config, cell.dataset, cell.augmentation, encoder, compute, choices, 1)
 
-    return evaluator
+    return subject
 
 
-def probing(**changes: Any) -> ProbeConfig:
+def probing(**changes: Any) -> LinearProbe:
     settings: dict[str, Any] = {
         "learning_rates": (0.001, 0.1),
         "epochs": 4,
@@ -98,12 +93,12 @@ def probing(**changes: Any) -> ProbeConfig:
         "batch_norm": True,
         "batch_size": 32,
     }
-    return ProbeConfig(**(settings | changes))
+    return LinearProbe(**(settings | changes))
 
 
-def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuneConfig:
+def tuning(dataset: DatasetConfig, **changes: Any) -> FineTuning:
     settings: dict[str, Any] = {"dataset": dataset, "epochs": 4, "batch_size": 16}
-    return FineTuneConfig(
+    return FineTuning(
         **(settings | {"backbone_learning_rates": (0.0, 0.05), "head_learning_rates": (1e-4, 0.1)} | changes)
     )
 
@@ -113,11 +108,11 @@ def named(scores: list[Score]) -> dict[tuple[str, str], float]:
 
 
 def test_several_k_are_scored_in_one_pass(make: Make, cell: Cell) -> None:
-    several = make("several", knn=replace(cell.evaluation.knn, k=5, other_k=(1, 20)))
+    several = make("several", knn=KNN(k=5, other_k=(1, 20)))
     scores = {**named(several.select()), **named(several.run("knn"))}
     names = [f"knn{k}_{top}" for k in ("", "_k1", "_k20") for top in ("top1", "top5")]
     assert list(scores) == [(name, split) for split in ("tuning", "test") for name in names]
-    alone = make("alone", knn=replace(cell.evaluation.knn, k=20)).run("knn")
+    alone = make("alone", knn=KNN(k=20)).run("knn")
     assert scores["knn_k20_top1", "test"] == named(alone)["knn_top1", "test"]
 
 
@@ -147,8 +142,10 @@ def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
 
 
 def test_places205_is_probed_on_its_own_images(make: Make, few: DatasetConfig, tmp_path: Path) -> None:
-    config = probing(features="augmented", epochs=12, milestones=(8, 10), batch_size=8, crop_scale=(0.5, 1.0))
-    scores = make("run", places205=TransferConfig(dataset=few, probe=config)).run("places205")
+    schedule = {"epochs": 12, "milestones": (8, 10), "batch_size": 8}
+    how = {"features": "augmented", "interpolation": "bilinear", "crop_scale": (0.5, 1.0)}
+    config = probing(dataset=few, **how, **schedule)
+    scores = make("run", places205=config).run("places205")
     assert list(named(scores)) == [
         (f"places205_{top}", split) for split in ("tuning", "test") for top in ("top1", "top5")
     ]
@@ -196,7 +193,7 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
 ) -> None:
     config = tuning(few, backbone_learning_rates=backbone_rates, head_learning_rates=head_rates)
     evaluator = make("run", **{protocol: config})
-    module = evaluator._backbone.module
+    module = evaluator.encoder.module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     scores = evaluator.run(protocol)
     for name, value in module.state_dict().items():
@@ -234,7 +231,7 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
     evaluator = make("run", probe=config)
     evaluator.run("probe")
     (found,) = kept
-    images, backbone, cpu = evaluator._images, evaluator._backbone, torch.device("cpu")
+    images, backbone, cpu = evaluator.images(), evaluator.encoder, torch.device("cpu")
     bank, _ = images.features(backbone, "train", config.interpolation, 64)
     for weights_seed, batches_seed in ((1, 1), (0, 1), (1, 0)):
         heads = LinearHeads(backbone.dim, 3, config, weights_seed, cpu)
@@ -260,11 +257,13 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
 ) -> None:
     whole = replace(few, name="untuned", source=ImageFolder())
     prepare(whole, tiny_data_dir, source_dir=tiny_source, progress=False)
+    task = Task(cell.dataset, "tuning", tiny_data_dir)
 
     def refused(protocol: str, reason: str, **changes: Any) -> None:
-        config: EvaluationConfig = replace(cell.evaluation, protocols=(protocol,), **changes)
+        evaluations = {"knn": KNN(), protocol: changes.get(protocol) or EVALUATIONS.build(protocol)}
+        config = EvaluationConfig(protocols=(protocol,), evaluations=evaluations)
         with pytest.raises(RegbenchError, match=reason):
-            selection_splits(config, cell.dataset, tiny_data_dir)
+            selection_splits(config, task)
 
     one = {"backbone_learning_rates": (0.1,), "head_learning_rates": (0.2,)}
     refused(
@@ -275,16 +274,16 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     )
     refused(
         "places205",
-        r"'untuned' has no tuning split .* evaluation\.places205\.probe\.learning_rates=\[0\.1\]",
-        places205=TransferConfig(dataset=whole, probe=probing()),
+        r"'untuned' has no tuning split .* evaluation\.places205\.learning_rates=\[0\.1\]",
+        places205=probing(dataset=whole),
     )
     refused("labels10", r"data set 'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10")
     grey = replace(few, channels=1, mean=(0.5,), std=(0.5,))
     refused("labels1", "labels1: 'few' has 1 channels and the backbone is for the 3 of", labels1=tuning(grey))
-    config = replace(cell.evaluation, protocols=("knn", "labels1"), labels1=tuning(whole, **one))
-    assert selection_splits(config, cell.dataset, tiny_data_dir) == ["tuning"]
-    with pytest.raises(RegbenchError, match=r"evaluation\.labels10\.head_learning_rates is empty"):
-        replace(cell.evaluation, labels10=tuning(few, head_learning_rates=()))
+    config = cell.evaluation.replaced(labels1=tuning(whole, **one))
+    assert selection_splits(config, task) == ["tuning"]
+    with pytest.raises(RegbenchError, match=r"head_learning_rates=\[\] must be a list of numbers"):
+        tuning(few, head_learning_rates=())
 
 
 class Killed(BaseException):
@@ -298,7 +297,7 @@ def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
     each: dict[str, dict[str, Any]] = {
         "probe": {"probe": probing(features="cached", epochs=3)},
-        "places205": {"places205": TransferConfig(dataset=few, probe=probing(features="augmented", epochs=3))},
+        "places205": {"places205": probing(dataset=few, features="augmented", epochs=3)},
         "labels1": {"labels1": tuning(few, epochs=2, head_learning_rates=(0.1,))},
     }
     settings = each[protocol]
@@ -349,9 +348,9 @@ def test_other_settings_or_weights_do_not_go_on_from_a_state(
             make("run", probe=config).run("probe")
     evaluator = make("run", probe=config)
     with torch.no_grad():
-        next(evaluator._backbone.module.parameters()).mul_(2)
-    assert evaluator._state("probe", evaluator._images, config).data == {}
-    assert make("run", probe=config)._state("probe", evaluator._images, config).data["epoch"] == 1
+        next(evaluator.encoder.module.parameters()).mul_(2)
+    assert evaluator.state("probe", config).data == {}
+    assert make("run", probe=config).state("probe", config).data["epoch"] == 1
 
 
 def test_a_choice_on_another_split_does_not_go_on_from_a_state(
@@ -382,7 +381,7 @@ def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: 
     images = Images(cell.dataset, compute, tmp_path / "choice.json")
 
     def run() -> Iterator[torch.Tensor]:
-        features, _ = images.features(Backbone(Wide(), 30_000), "train", "bilinear", 6)
+        features, _ = images.features(Encoder(Wide(), 30_000), "train", "bilinear", 6)
         yield features.y_N
 
     size_bytes = 120 * 30_000 * 4

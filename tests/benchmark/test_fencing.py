@@ -23,7 +23,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.datasets.prepare import prepare
 from regbench.reports.find.check import check_records

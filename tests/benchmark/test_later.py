@@ -16,16 +16,17 @@ from click.testing import CliRunner, Result
 from torchvision.models import resnet18
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate import Backbone, Evaluator
-from regbench.benchmark.evaluate.measures import measures
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.label_free import measures
+from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
-from regbench.benchmark.run import resolve, run_cell
+from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_record
-from regbench.benchmark.settings.config import load_run
-from regbench.benchmark.training.network import build_backbone
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images
@@ -79,7 +80,7 @@ def weights(tmp_path: Path) -> Path:
     cell, _ = load_run(["network=resnet_tiny"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        state = build_backbone(cell.network, 3)[0].state_dict()
+        state = cell.network.backbone.build(3)[0].state_dict()
     path = tmp_path / "vicreg_tiny.pth"
     model = {f"module.backbone.{name}": value for name, value in state.items()}
     torch.save({"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path)
@@ -227,7 +228,7 @@ def test_refusals(arguments: list[str], part: str, tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------ the protocols on real images
 
 
-Made = tuple[Evaluator, Backbone, Choices]
+Made = tuple[Subject, Encoder, Choices]
 
 
 @pytest.fixture
@@ -237,9 +238,9 @@ def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt
 
 def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     cell, runtime = load_run([*tiny, *overrides])
-    module, dim = build_backbone(cell.network, 3)
-    backbone, choices = Backbone(module, dim), Choices(attempt)
-    made = Evaluator(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
+    module, dim = cell.network.backbone.build(3)
+    backbone, choices = Encoder(module, dim), Choices(attempt)
+    made = Subject(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
     return made, backbone, choices
 
 
@@ -363,7 +364,7 @@ def test_published_weights_get_the_record_of_a_finished_run(
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
     assert [cell[name] for name in ("embedding_dim", "batch_size", "epochs")] == [None] * 3
-    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == ("tiny", "resnet_tiny")
+    assert (cell["dataset"]["name"], cell["network"]["backbone"]) == ("tiny", {"name": "resnet_tiny"})
     names = {(score.name, score.split) for score in record.scores}
     assert {("knn_top1", "tuning"), ("knn_top1", "test"), ("linear_top1", "test"), ("voc07_map", "test")} <= names
     assert {(name, "tuning") for name in NAMES} <= names
@@ -425,14 +426,14 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
 def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--backbone", str(weights), *published(tiny), "--only", "knn,probe"]
 
-    def interrupt(_: Evaluator) -> None:
+    def interrupt(_: Subject) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "probe", interrupt)
+        patch.setattr(Subject, "probe", interrupt)
         assert call(*arguments).exit_code == 130
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "knn", interrupt)  # is done
+        patch.setattr(Subject, "knn", interrupt)  # is done
         result = call(*arguments)
     assert result.exit_code == 0, result.output
     assert "linear_top1" in result.output

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from regbench.benchmark.run import run_cell
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.prepare import prepare
 
 pytest.importorskip("ffcv")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regbench.benchmark.evaluate.measures import (
+from regbench.benchmark.evaluate.label_free import (
     alignment,
     alpha_req,
     lidar,

@@ -8,14 +8,17 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from regbench import RegbenchError
-from regbench.benchmark.settings.config import NetworkConfig
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.settings.cell import NetworkConfig
 from regbench.benchmark.training.network import SiameseNetwork
 
 
 def build(
     backbone: str, *, stem: str = "small", hidden_dim: int | None = None, channels: int = 3, seed: int = 0
 ) -> SiameseNetwork:
-    return SiameseNetwork(NetworkConfig(backbone=backbone, stem=stem, hidden_dim=hidden_dim), 24, channels, seed)
+    settings = {} if backbone == "resnet_tiny" else {"stem": stem}
+    built = BACKBONES.build(backbone, **settings)
+    return SiameseNetwork(NetworkConfig(backbone=built, hidden_dim=hidden_dim), 24, channels, seed)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +99,8 @@ def test_the_hidden_width_does_not_change_the_backbone() -> None:
 @pytest.mark.parametrize(
     ("backbone", "stem", "channels", "message"),
     [
-        ("resnet34", "small", 3, "unknown network.backbone 'resnet34'; known: resnet18, resnet50, resnet_tiny"),
-        ("resnet18", "large", 3, "unknown network.stem 'large'"),
+        ("resnet34", "small", 3, "unknown backbone 'resnet34'; did you mean resnet50, resnet18"),
+        ("resnet18", "large", 3, "stem=large must be imagenet or small"),
         ("resnet18", "imagenet", 1, "needs 3 channels and the data set has 1; use small"),
     ],
 )

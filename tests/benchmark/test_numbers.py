@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from regbench.benchmark.evaluate import Evaluator
+from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.meters import PeakMemory
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.optimizer import LARS
+from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Regularizer
 from tests.conftest import TINY
@@ -72,8 +72,8 @@ class Machine:
         self._slow(patch, torch.autograd, "backward", lambda: self._part("backward"))
         self._slow(patch, LARS, "step", lambda: self._part("optimizer"))
         self._slow(patch, train_module, "save_checkpoint", lambda: CHECKPOINT_S)
-        self._slow(patch, Evaluator, "select", lambda: SELECTION_S)
-        self._slow(patch, Evaluator, "run", lambda: PROTOCOL_S)
+        self._slow(patch, Subject, "select", lambda: SELECTION_S)
+        self._slow(patch, Subject, "run", lambda: PROTOCOL_S)
         steps = self.done
         epoch, update = PretrainingLoader.epoch, Attempt.update
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regbench.benchmark.settings.config import OptimizerConfig
-from regbench.benchmark.training.optimizer import LARS, learning_rate
+from regbench.benchmark.training.optimizers.lars import LARS, LARSConfig
 
 SHAPES = [(5, 3), (4,), (2, 3, 2, 2), (7,), (1, 1), ()]
 
@@ -120,11 +119,11 @@ def test_lars_goes_on_from_its_state() -> None:
     assert all(torch.equal(a, b) for a, b in zip(straight, halves, strict=True))
 
 
-CONFIG = OptimizerConfig(base_lr=0.8, warmup_epochs=2.0, final_lr_fraction=1e-3)
+CONFIG = LARSConfig(base_lr=0.8, warmup_epochs=2.0, final_lr_fraction=1e-3)
 
 
-def rate(step: float, config: OptimizerConfig = CONFIG) -> float:
-    return learning_rate(config, batch_size=512, step=step, steps_per_epoch=10, epochs=12)  # type: ignore[arg-type]
+def rate(step: float, config: LARSConfig = CONFIG) -> float:
+    return config.learning_rate(batch_size=512, step=step, steps_per_epoch=10, epochs=12)  # type: ignore[arg-type]
 
 
 def test_learning_rate_at_its_corners() -> None:
@@ -145,10 +144,10 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 def test_learning_rate_without_warmup_begins_at_its_peak() -> None:
-    config = OptimizerConfig(base_lr=0.5, warmup_epochs=0.0)
-    assert learning_rate(config, 256, 0, 4, 3) == pytest.approx(0.5)
+    config = LARSConfig(base_lr=0.5, warmup_epochs=0.0)
+    assert config.learning_rate(256, 0, 4, 3) == pytest.approx(0.5)
 
 
 def test_learning_rate_with_a_fraction_of_an_epoch() -> None:
-    config = OptimizerConfig(base_lr=1.0, warmup_epochs=0.5)
-    assert [learning_rate(config, 256, step, 4, 3) for step in range(3)] == pytest.approx([0, 0.5, 1.0])
+    config = LARSConfig(base_lr=1.0, warmup_epochs=0.5)
+    assert [config.learning_rate(256, step, 4, 3) for step in range(3)] == pytest.approx([0, 0.5, 1.0])

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regbench import RegbenchError
 from regbench.benchmark.plan import Accounts, Needs, largest, predict, savings, table
-from regbench.benchmark.settings.config import Cell, load_run
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import Loss
 from regbench.methods.engine import Shard

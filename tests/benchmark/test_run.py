@@ -20,8 +20,11 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
-from regbench.benchmark.evaluate import Evaluator
-from regbench.benchmark.run import evaluate_directory, resolve, run_cell
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.linear import LinearProbe
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
@@ -33,7 +36,10 @@ from regbench.benchmark.rundir.directory import (
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, Saved, Score, read_record
-from regbench.benchmark.settings.config import Cell, Runtime, load_config, load_run
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import loop as train_module
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
@@ -148,7 +154,7 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
         "status": "done",
     }
     assert {key: getattr(record, key) for key in expected} == expected
-    assert Cell.from_dict(record.cell) == cell
+    assert Cell.stored(record.cell) == cell
     assert [(score.name, score.split) for score in record.scores] == [
         (f"{evaluation}_{top}", split)
         for evaluation in ("knn", "linear")
@@ -300,7 +306,7 @@ def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
 
 def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed without a word, a run loses what came after the last one."""
-    assert resolve(load(tiny, "runtime.checkpoint_minutes=2.5")[1]).checkpoint_s == 150
+    assert resolve(load(tiny, "runtime.checkpoint_minutes=2.5")[1]).runtime.checkpoint_minutes == 2.5
     periods = ("runtime.checkpoint_minutes=0", "runtime.checkpoint_epochs=100")
     cell, runtime = load(tiny, "method=vicreg", "epochs=4", *periods)
     seed_once = train_module._seed
@@ -322,7 +328,7 @@ def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest
 def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(tiny: list[str]) -> None:
     """Minutes and epochs between checkpoints are long; the record names the last one, and evaluations take it."""
     cell, runtime = load(tiny, "method=vicreg", "runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=1.5")
-    assert resolve(runtime).checkpoint_s == 90
+    assert runtime.checkpoint_minutes == 1.5
     record = finish(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
     (file,) = checkpoint_files(directory)
@@ -361,13 +367,13 @@ def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: 
     with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
         run_cell(cell, runtime, "here", ["final"])
     selected: list[int] = []
-    select = Evaluator.select
+    select = Subject.select
 
-    def counted(evaluator: Evaluator) -> list[Score]:
+    def counted(evaluator: Subject) -> list[Score]:
         selected.append(1)
         return select(evaluator)
 
-    monkeypatch.setattr(Evaluator, "select", counted)
+    monkeypatch.setattr(Subject, "select", counted)
     record = finish(cell, runtime, "here")
     assert selected == [1]
     assert numbers(record) == numbers(finish(cell, runtime, "undisturbed"))
@@ -421,7 +427,7 @@ def test_micro_batches_train(tiny: list[str]) -> None:
     losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
-    with pytest.raises(RegbenchError, match="micro_batch_size=12 must be at least 2 and divide batch_size=32"):
+    with pytest.raises(RegbenchError, match="micro_batch_size=12 must divide batch_size=32"):
         load(tiny, "micro_batch_size=12")
 
 
@@ -440,11 +446,11 @@ def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: 
     cell, runtime = load(tiny, "method=vicreg")
     directory = run_directory(runtime, "here", cell)
 
-    def fail(_: Evaluator, *__: Any) -> list[dict[str, Any]]:
+    def fail(*_: Any) -> list[Score]:
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "probe", fail)
+        patch.setattr(LinearProbe, "run", fail)
         with pytest.raises(OSError, match="disk full"):
             finish(cell, runtime, "here")
     attempt = last_attempt(directory)
@@ -453,8 +459,8 @@ def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: 
     checkpoint_ns = checkpoint_files(directory)[0].stat().st_mtime_ns
     with monkeypatch.context() as patch:
         # What the first attempt finished is not done again.
-        patch.setattr(Evaluator, "select", fail)
-        patch.setattr(Evaluator, "knn", fail)
+        patch.setattr(Subject, "select", fail)
+        patch.setattr(KNN, "run", fail)
         record = finish(cell, runtime, "here")
     assert checkpoint_files(directory)[0].stat().st_mtime_ns == checkpoint_ns
     assert len(record.scores) == 8
@@ -557,7 +563,7 @@ def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatc
         (["evaluation.knn.k=121"], "evaluation.knn.k=121 is larger than the 120 training images"),
         (["runtime.device=tpu"], "runtime.device=tpu must be auto, cpu or cuda"),
         (["runtime.loader=dali"], "runtime.loader=dali must be auto, ffcv or torchvision"),
-        (["network=resnet18", "network.stem=big"], "unknown network.stem 'big'"),
+        (["network=resnet18", "network.backbone.stem=big"], "network.backbone.stem=big must be imagenet or small"),
     ],
 )
 def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str], message: str) -> None:

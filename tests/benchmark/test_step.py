@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from regbench.benchmark.settings.config import NetworkConfig
-from regbench.benchmark.training import network as networks
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.settings.cell import NetworkConfig
+from regbench.benchmark.training import layers
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
-from regbench.benchmark.training.optimizer import LARS
+from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build
 
-CONFIG = NetworkConfig(backbone="resnet18", stem="imagenet", hidden_dim=48)
+CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), hidden_dim=48)
 SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
 
 
@@ -47,7 +48,7 @@ def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_form
 def test_the_network_equals_that_of_plain_layers(
     layout: torch.memory_format, precision: str, given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(networks, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(layers, "_BLOCK_ELEMENTS", 1000)
     plain = gradients(PlainSiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
     ours = gradients(SiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
     assert plain.keys() == ours.keys()
@@ -60,7 +61,7 @@ def test_the_network_equals_that_of_plain_layers(
 
 
 def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(layers, "_BLOCK_ELEMENTS", 1000)
     kept: dict[type[SiameseNetwork], list[Tensor]] = {SiameseNetwork: [], PlainSiameseNetwork: []}
     for kind, tensors in kept.items():
         network = kind(CONFIG, 96, 3, 0)
@@ -79,7 +80,7 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def _train(rank: int, folder: Path) -> None:
     """Three steps of a rank of two, of networks of three kinds; the first rank saves their weights."""
     torch.set_num_threads(1)
-    networks._BLOCK_ELEMENTS = 1000
+    layers._BLOCK_ELEMENTS = 1000
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     group = dist.group.WORLD
     for name, kind, sharing in (

@@ -15,8 +15,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.svm import LinearSVC
 
 from regbench import RegbenchError
-from regbench.benchmark.evaluate.voc import average_precisions, choose_costs, svm_precisions
-from regbench.benchmark.settings.config import VOCConfig
+from regbench.benchmark.evaluate.voc import VOC07, average_precisions, choose_costs, svm_precisions
 from regbench.datasets.voc import CLASSES
 
 Bools = npt.NDArray[np.bool_]
@@ -92,7 +91,7 @@ def clouds(n: int, seed: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     return x / np.linalg.norm(x, axis=1, keepdims=True), presence
 
 
-CONFIG = VOCConfig(costs=(0.01, 0.5, 20.0))
+CONFIG = VOC07(costs=(0.01, 0.5, 20.0))
 
 
 def test_costs_are_chosen_as_by_hand() -> None:

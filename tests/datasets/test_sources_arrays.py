@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regbench import RegbenchError
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import open_source, prepare

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from regbench import RegbenchError
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
@@ -145,7 +145,7 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
         assert cell.dataset.source.about in PUBLISHED.values()
         # What prepare accepts is no part of a cell.
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
-        assert "published" not in cell.to_dict()["dataset"]["source"]
+        assert "published" not in cell.plain()["dataset"]["source"]
     with pytest.raises(
         RegbenchError, match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012 or places205 or null"
     ):

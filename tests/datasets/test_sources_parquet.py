@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.prepare import open_source, prepare
@@ -255,4 +255,4 @@ def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
-    assert (cell.augmentation.name, cell.network.backbone, cell.batch_size) == ("small_color", "resnet_tiny", 16)
+    assert (cell.augmentation.name, cell.network.architecture, cell.batch_size) == ("small_color", "resnet_tiny", 16)

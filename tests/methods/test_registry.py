@@ -237,11 +237,12 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         """
         import torch
         from regbench import methods
-        from regbench.benchmark.settings.config import Cell, load_run
+        from regbench.benchmark.settings.cell import Cell
+        from regbench.benchmark.settings.sweep import load_run
         assert {"elsewhere_kernel", "elsewhere_kernel_strong", "sfrik"} <= set(methods.names())
         cell, _ = load_run(["method=elsewhere_kernel_strong", "embedding_dim=8"])
-        assert cell.to_dict()["method"] == {"name": "elsewhere_kernel", "alignment_weight": 99.0}
-        assert Cell.from_dict(cell.to_dict()) == cell
+        assert cell.plain()["method"] == {"name": "elsewhere_kernel", "alignment_weight": 99.0}
+        assert Cell.stored(cell.plain()) == cell
         print(methods.build("elsewhere_kernel", alignment_weight=0.0).loss(torch.eye(4), torch.eye(4)).item())
         """
     )

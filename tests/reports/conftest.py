@@ -22,7 +22,7 @@ from regbench.benchmark.rundir.record import (
     Record,
     Score,
 )
-from regbench.benchmark.settings.config import load_run
+from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, signed
 
 METHODS = {
@@ -66,7 +66,7 @@ def settings(label: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
 def backbone(name: str, **more: Any) -> dict[str, Any]:
     """The group of settings of a network with another backbone."""
     network: dict[str, Any] = _settings()["network"]
-    return network | {"backbone": name, **more}
+    return network | {"backbone": {"name": name}, **more}
 
 
 def dataset(name: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import checkpoint_files
 from regbench.benchmark.rundir.lease import read_attempts
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import STAGES, load_run
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.sweep import load_run
 from regbench.slurm import manage
 from regbench.slurm.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting

@@ -23,7 +23,8 @@ from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import STAGES, load_run
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
@@ -432,7 +433,7 @@ def process(standin: Standin, tiny: list[str], tmp_path: Path, monkeypatch: pyte
         for name, value in variables.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         seen.clear()
-        SlurmJob()(cell.to_dict(), runtime, "own", STAGES)
+        SlurmJob()(cell.plain(), runtime, "own", STAGES)
         return seen[0]
 
     yield begin
@@ -515,7 +516,7 @@ class Lives:
         self.patch.setenv("SLURM_RESTART_COUNT", str(life))
         handler = signal.getsignal(signal.SIGCONT)
         try:
-            SlurmJob()(self.cell.to_dict(), self.runtime, "own", STAGES)
+            SlurmJob()(self.cell.plain(), self.runtime, "own", STAGES)
         finally:
             signal.signal(signal.SIGCONT, handler)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.rundir.record import Cost
-from regbench.benchmark.settings.config import load_grid
+from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
 from regbench.slurm.plan import plan, rows, summary
 from tests.records import made

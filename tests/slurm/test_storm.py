@@ -19,7 +19,8 @@ import pytest
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import checkpoint_files
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.config import STAGES, load_run
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.sweep import load_run
 from regbench.slurm import manage
 from regbench.slurm.queue import jobs_of
 from regbench.slurm.status import FINISHED, CellStatus

@@ -23,7 +23,7 @@ from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
-from regbench.benchmark.settings.config import load_run, load_sweep
+from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status

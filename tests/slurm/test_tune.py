@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from regbench import RegbenchError
 from regbench.benchmark.run import chosen_hyperparameters, run_cell
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.settings.config import Cell, load_run, load_sweep
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
@@ -117,7 +118,7 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
     names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
     for number, cell in enumerate(cells):
         if not number:
-            assert Cell.from_dict(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
+            assert Cell.stored(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
             run_cell(cell, runtime, "mine", ("pretrain", "tune"))
             record = Record.read(folder / cell.id / "tuning.json")
         else:  # kNN prefers this one, the mean the other
@@ -143,7 +144,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         tune.choose(folder)
     best = 0
     for cell in cells:
-        weight, rate = cell.to_dict()["method"]["alignment_weight"], cell.optimizer.base_lr
+        weight, rate = cell.plain()["method"]["alignment_weight"], cell.optimizer.base_lr
         value: float | None = 50 + weight / 10 + rate + (3 if cell.seed else -3)
         if (weight, rate) == (20, 2):
             value = None if cell.seed else 99.0  # the best, but for the seed that diverges
@@ -280,7 +281,7 @@ def search(path: Path, folder: Path, trials: int, rounds: int = 99, best: float 
     for _ in range(rounds):
         sweep, complete = propose(str(path), [], trials)
         for cell in sweep.cells:
-            weight = cell.to_dict()["method"]["alignment_weight"]
+            weight = cell.plain()["method"]["alignment_weight"]
             score(folder, cell, 90 - abs(weight - best) ** 0.5 / 2)
         if complete:
             break

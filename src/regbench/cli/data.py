@@ -43,7 +43,7 @@ def prepare(
 
     With --verify, prints a line for each image or file that is not as it was written, and exits with 1 if there is any.
     """
-    from regbench.benchmark.settings.config import load_dataset
+    from regbench.benchmark.settings.sweep import load_dataset
     from regbench.datasets import prepare as preparation
     from regbench.datasets.verify import verify as read_back
 
@@ -74,11 +74,14 @@ def prepare(
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
     """VOC2007 is only evaluated on, image by image: it needs no .beton file and no configuration."""
-    from regbench.benchmark.settings.config import load_run
+    from regbench.benchmark.evaluate.voc import VOC07
+    from regbench.benchmark.settings.sweep import load_run
     from regbench.datasets.prepare_voc import prepare_voc07
 
-    cell, runtime = load_run(overrides)
+    cell, runtime = load_run([*overrides, "evaluation.protocols=[voc07]"])
     data_dir = Path(runtime.data_dir)
-    num_images = cell.evaluation.voc07.num_images
+    evaluation = cell.evaluation["voc07"]
+    assert isinstance(evaluation, VOC07)
+    num_images = evaluation.num_images
     for split, entry in prepare_voc07(data_dir, num_images, source_dir=source_dir, force=force).items():
         click.echo(f"{split:>8}: {len(entry.paths):>9,} images in {data_dir / 'voc07'}")

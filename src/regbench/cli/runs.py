@@ -40,7 +40,8 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     from regbench.benchmark.run import run_cell
     from regbench.benchmark.rundir.directory import run_directory
     from regbench.benchmark.rundir.interruption import Interruption
-    from regbench.benchmark.settings.config import load_config, load_run
+    from regbench.benchmark.settings.stored import load_config
+    from regbench.benchmark.settings.sweep import load_run
     from regbench.benchmark.training.distributed import environment_ranks
     from regbench.datasets.prepare import prepare_all
 
@@ -91,13 +92,15 @@ def evaluate(
       regbench evaluate --backbone timm:resnet50.a1_in1k dataset=in100 --only knn
 
     \b
-    PROTOCOLs: knn, probe, places205, labels1, labels10, voc07 and measures (docs/evaluation.md).
+    docs/evaluation.md describes the PROTOCOLs.
     """
-    from regbench.benchmark.settings.config import PROTOCOLS
+    from regbench.benchmark.evaluate.base import EVALUATIONS
+    from regbench.settings import unknown
 
     protocols = only.split(",") if only is not None else []
-    if unknown := [protocol for protocol in protocols if protocol not in PROTOCOLS]:
-        raise RegbenchError(f"--only: unknown protocol {unknown[0]!r}; known: {', '.join(PROTOCOLS)}")
+    for protocol in protocols:
+        if protocol not in EVALUATIONS.names():
+            raise RegbenchError(f"--only: {unknown('evaluation', protocol, EVALUATIONS.names())}")
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:

@@ -35,7 +35,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench sweep in20_table2 cluster=slurm cluster.partition=gpu cluster.gpus=4
       regbench status in20_table2
     """
-    from regbench.benchmark.settings.config import load_sweep, sweep_names
+    from regbench.benchmark.settings.sweep import load_sweep, sweep_names
     from regbench.slurm.plan import refuse_oversized
 
     if name is None:
@@ -60,7 +60,7 @@ def _prepare(grid: Any) -> None:
 
 def _score(grid: Any, wait: bool, report: bool) -> None:
     """Bring the cells of a grid to their records, and write the report if that is asked for."""
-    from regbench.benchmark.settings.config import STAGES
+    from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.status import unfinished
 
     statuses = _bring(grid, STAGES, wait)
@@ -131,7 +131,7 @@ def tune(
       regbench tune mine.yaml --trials 16                  values a,b,c or interval(a,b) in the file are the space
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
-    from regbench.benchmark.settings.config import load_sweep
+    from regbench.benchmark.settings.sweep import load_sweep
     from regbench.slurm import tune as tuning
     from regbench.slurm.search import propose
     from regbench.slurm.status import unfinished
@@ -194,7 +194,7 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
     """
     from regbench.benchmark.plan import savings as measure_savings
     from regbench.benchmark.plan import table
-    from regbench.benchmark.settings.config import load_grid, load_sweep
+    from regbench.benchmark.settings.sweep import load_grid, load_sweep
     from regbench.slurm.plan import GPU_SHARE, largest_fitting
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)

@@ -1,8 +1,7 @@
-"""LARS and its schedule, as the paper states them."""
+"""LARS, as the SFRIK paper states it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +10,40 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regbench.benchmark.settings.config import OptimizerConfig
+from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
 from regbench.methods.engine import all_gather
+from regbench.settings import Momentum, Positive, settings
+
+
+@register("lars")
+@settings
+class LARSConfig(OptimizerConfig):
+    """LARS with linear warm-up and cosine decay; the defaults are the SFRIK paper's, but for the shorter warm-up.
+
+    Weight decay is added to the gradient of tensors with two or more dimensions, before the trust ratio. (The paper
+    warms up for 10 epochs of 100.)
+
+    Attributes:
+        momentum: Of the update.
+        trust_coefficient: η.
+    """
+
+    momentum: Momentum = 0.9
+    trust_coefficient: Positive = 0.001
+
+    reference = "You et al., 2017, as in VICReg and SFRIK"
+    shares = True
+
+    def build(self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> LARS:
+        """Return LARS for the parameters."""
+        return LARS(
+            parameters,
+            lr=0.0,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            trust_coefficient=self.trust_coefficient,
+            group=group,
+        )
 
 
 class LARS(Optimizer):
@@ -119,21 +150,3 @@ class LARS(Optimizer):
 def _flat(tensor: Tensor, p: Tensor) -> Tensor:
     """All numbers of `tensor` in the order that p has in memory (channels last or not): a view if both agree."""
     return tensor.permute(sorted(range(p.ndim), key=p.stride, reverse=True)).reshape(-1)
-
-
-def learning_rate(config: OptimizerConfig, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """The rate of one step: linear warm-up from 0 to base_lr · batch_size / 256, then cosine decay.
-
-    Args:
-        config: base_lr, warmup_epochs and final_lr_fraction.
-        batch_size: Global images a step.
-        step: Steps done before this one.
-        steps_per_epoch: Steps in an epoch.
-        epochs: Of the whole run.
-    """
-    peak = config.base_lr * batch_size / 256
-    warmup, total = config.warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
-    if step < warmup:
-        return peak * step / warmup
-    cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
-    return peak * (cosine + (1 - cosine) * config.final_lr_fraction)

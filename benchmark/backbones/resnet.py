@@ -1,0 +1,96 @@
+"""ResNets: torchvision's, and a tiny one for CPUs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+from torchvision.models import resnet18, resnet50
+from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import ResNet as TorchvisionResNet
+
+from regbench import RegbenchError
+from regbench.benchmark.backbones.base import Backbone, register
+from regbench.benchmark.training.layers import SmallMaxPool
+from regbench.settings import settings
+
+
+@settings
+class ResNet(Backbone):
+    """One of torchvision's ResNets, residual blocks initialised as the identity.
+
+    Attributes:
+        stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for images of 28 to 64 px.
+    """
+
+    stem: Literal["imagenet", "small"] = "imagenet"
+
+    reference = "He et al., CVPR 2016"
+
+    def _adapted(self, network: TorchvisionResNet, channels: int) -> tuple[nn.Module, int]:
+        dim = network.fc.in_features
+        network.fc = nn.Identity()
+        if self.stem == "small":
+            network.conv1 = _convolution(channels, 64, stride=1)
+            network.maxpool = nn.Identity()
+        elif channels != 3:
+            raise RegbenchError(
+                f"network.backbone.stem=imagenet needs 3 channels and the data set has {channels}; use small"
+            )
+        else:
+            # The maximum of rectified values is the rectified maximum: this order keeps a quarter of the size.
+            network.relu = nn.Identity()
+            network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
+        return network, dim
+
+
+@register("resnet18")
+@settings
+class ResNet18(ResNet):
+    """torchvision's ResNet-18."""
+
+    def build(self, channels: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation, 512."""
+        return self._adapted(resnet18(weights=None, zero_init_residual=True), channels)
+
+
+@register("resnet50")
+@settings
+class ResNet50(ResNet):
+    """torchvision's ResNet-50."""
+
+    def build(self, channels: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation, 2048."""
+        return self._adapted(resnet50(weights=None, zero_init_residual=True), channels)
+
+
+@register("resnet_tiny")
+@settings
+class ResNetTiny(Backbone):
+    """Three basic blocks after a stride-2 stem, of width 32, 64 and 128: 4×4 maps at 28 px. It trains on a CPU."""
+
+    reference = "ours, of the blocks of He et al., CVPR 2016"
+
+    def build(self, channels: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation, 128."""
+        blocks, width = [], 32
+        for out, stride in ((32, 1), (64, 2), (128, 2)):
+            shortcut = None
+            if stride > 1:
+                shortcut = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            block = BasicBlock(width, out, stride, shortcut)
+            nn.init.zeros_(block.bn2.weight)  # torchvision's zero_init_residual
+            blocks.append(block)
+            width = out
+        stem = [_convolution(channels, 32, stride=2), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
+        network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        return network, width
+
+
+def _convolution(channels: int, width: int, stride: int) -> nn.Conv2d:
+    convolution = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution

@@ -1,0 +1,154 @@
+"""What every evaluation is: settings, a check before the training, scores afterwards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Score
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.config import Interpolation as Interpolation
+from regbench.datasets.manifest import Manifest
+from regbench.plugins import Registry
+
+if TYPE_CHECKING:
+    from regbench.benchmark.evaluate.subject import Subject
+
+Scores = list[Score]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a backbone is evaluated on.
+
+    Attributes:
+        dataset: Of the cell.
+        select_on: The split that everything is chosen on.
+        data_dir: Folder of prepared data sets.
+    """
+
+    dataset: DatasetConfig
+    select_on: str
+    data_dir: Path
+
+    def splits(self, name: str, own: DatasetConfig | None = None) -> list[str]:
+        """Return the split that an evaluation chooses on, as a list; an empty one if the data set has no such split.
+
+        Args:
+            name: Of the evaluation, for messages.
+            own: Its data set, if it has one of its own.
+
+        Raises:
+            RegbenchError: If the data set is not prepared, or has other channels than the backbone takes.
+        """
+        dataset = own or self.dataset
+        if dataset.channels != self.dataset.channels:
+            raise RegbenchError(
+                f"{name}: {dataset.name!r} has {dataset.channels} channels and the backbone is for the "
+                f"{self.dataset.channels} of {self.dataset.name!r}; leave {name} out of evaluation.protocols"
+            )
+        return [self.select_on] if self.select_on in Manifest.load(self.data_dir, dataset).splits else []
+
+
+class Evaluation(ABC):
+    """An evaluation of a frozen backbone.
+
+    A subclass is a dataclass of its settings, decorated by `regbench.settings.settings` and by the `register` of this
+    module. It states `title` and `reference` and implements `run`. It chooses nothing on the test split: `Task.splits`
+    names the split to choose on, and `Subject.note` writes down what was chosen before the test split opens.
+    """
+
+    title: ClassVar[str]
+    """Display name."""
+    reference: ClassVar[str]
+    """Where the protocol is from: authors, venue and year."""
+    selects: ClassVar[str] = ""
+    """The name of the score that hyperparameters can be chosen by, if it has one; then it implements `select`."""
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse, before any training, what cannot be evaluated.
+
+        Args:
+            name: Of the evaluation.
+            task: What it would be evaluated on.
+
+        Raises:
+            RegbenchError: Saying what is wrong and what to do.
+        """
+        task.splits(name, getattr(self, "dataset", None))
+
+    @abstractmethod
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the test split, and those on the split that something was chosen on.
+
+        Args:
+            name: Of the evaluation.
+            subject: The backbone, its images, and what they are computed with.
+        """
+
+    def select(self, name: str, subject: Subject) -> Scores:
+        """Return the scores on the selection split, that of `selects` first."""
+        raise NotImplementedError
+
+
+EVALUATIONS: Registry[Evaluation] = Registry("evaluation", "regbench.evaluations", "regbench.benchmark.evaluate")
+"""The evaluations there are."""
+
+register = EVALUATIONS.register
+
+
+def selection_name(select_by: Sequence[str]) -> str:
+    """Return the name of the score that hyperparameters are chosen by, given `evaluation.select_by`."""
+    return "selection_top1" if len(select_by) > 1 else EVALUATIONS.of(select_by[0]).selects
+
+
+def accuracy_scores(name: str, title: str, accuracies: Sequence[float], split: str, protocol: str) -> Scores:
+    """Return the two scores `name`_top1 and `name`_top5."""
+    tops = zip((1, 5), accuracies, strict=True)
+    return [Score(f"{name}_top{k}", value, split, protocol, f"{title} top-{k}") for k, value in tops]
+
+
+def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tuple[int, str, dict[str, float]]:
+    """Choose the best candidate by top-1 on the selection split; without such a split the first.
+
+    Args:
+        found: The selection split, if there is one -> (top-1, top-5) of each candidate.
+        labels: Of the candidates.
+
+    Returns:
+        The candidate's number, the split ("given" without a choice), and the top-1 of each candidate.
+    """
+    for split, accuracies in found.items():
+        top1 = [accuracy[0] for accuracy in accuracies]
+        selected_on = split if len(labels) > 1 else "given"
+        return top1.index(max(top1)), selected_on, dict(zip(labels, top1, strict=True))
+    return 0, "given", {}
+
+
+def chosen_from(selected_on: str, labels: list[str]) -> str:
+    """Say from what something was chosen, for a score's protocol."""
+    return f" chosen on {selected_on} from {', '.join(labels)}" if len(labels) > 1 else ""
+
+
+def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates: Sequence[float]) -> None:
+    """Refuse several candidates for a rate where there is no split to choose on.
+
+    Args:
+        name: Of the evaluation.
+        task: What it is evaluated on.
+        own: The data set of the evaluation, if it has one of its own.
+        **candidates: Settings and their candidates.
+
+    Raises:
+        RegbenchError: With the settings that would do.
+    """
+    if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
+        single = " ".join(f"evaluation.{name}.{key}=[{rates[len(rates) // 2]:g}]" for key, rates in candidates.items())
+        raise RegbenchError(
+            f"data set {(own or task.dataset).name!r} has no tuning split to choose learning rates on; "
+            f"give one of each: {single}"
+        )

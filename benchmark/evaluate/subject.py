@@ -1,0 +1,148 @@
+"""A frozen backbone under evaluation: its images, its features, and where what is chosen is written down."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.base import Scores, Task
+from regbench.benchmark.evaluate.features import Encoder, Features, Images
+from regbench.benchmark.evaluate.state import State, fingerprint
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.record import Score
+from regbench.benchmark.settings.cell import EvaluationConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.manifest import Manifest
+from regbench.settings import plain
+
+T = TypeVar("T")
+
+
+class Subject:
+    """What evaluations look at; what several of them need is computed once.
+
+    Attributes:
+        task: What is evaluated on what.
+        encoder: The frozen backbone.
+        augmentation: Of the views that some evaluations look at.
+        compute: That computes.
+        seed: Of all that evaluations draw.
+        batch_size: Images a step of feature extraction.
+        backend: What read the images ("ffcv" or "torchvision"), once some were read.
+    """
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        dataset: DatasetConfig,
+        augmentation: AugmentationConfig,
+        encoder: Encoder,
+        compute: Compute,
+        choices: Choices,
+        seed: int,
+    ) -> None:
+        """Freeze the backbone.
+
+        Args:
+            config: How to evaluate.
+            dataset: On what.
+            augmentation: See the class, as for what follows.
+            encoder: The backbone.
+            compute: With what.
+            choices: Holds how the hyperparameters were chosen; what the evaluations choose is added.
+            seed: See the class.
+        """
+        encoder.module.requires_grad_(False)
+        self.task = Task(dataset, config.select_on, compute.data_dir)
+        self.encoder, self.augmentation, self.compute, self.seed = encoder, augmentation, compute, seed
+        self.batch_size = config.batch_size
+        self.backend: str = compute.runtime.loader
+        self._config, self._choices = config, choices
+        self._kept: dict[str, Any] = {}
+        self._features = functools.cache(functools.partial(self._extract, self.images()))
+
+    def select(self) -> Scores:
+        """Return what hyperparameters are chosen by, if there is a split to choose on.
+
+        Returns:
+            The scores of the evaluations of `select_by` on that split. If there are several: also `selection_top1`, the
+            mean of the first score of each.
+        """
+        names = self._config.select_by
+        splits = self.task.splits(names[0])
+        if not splits:
+            return []
+        found = [self._config[name].select(name, self) for name in names]
+        scores = [each for scores in found for each in scores]
+        if len(names) > 1:
+            firsts = [scores[0] for scores in found]
+            how = "mean of " + " and ".join(first.name for first in firsts)
+            title = "mean of " + " and ".join(first.title.removesuffix(" top-1") for first in firsts) + " top-1"
+            mean = sum(first.value for first in firsts) / len(firsts)
+            scores.append(Score("selection_top1", mean, splits[0], how, title))
+        return scores
+
+    def run(self, name: str) -> Scores:
+        """Return the scores of one evaluation, on the test split and on the one that it chose on."""
+        return self._config[name].run(name, self)
+
+    def images(self, dataset: DatasetConfig | None = None) -> Images:
+        """Return the images of a data set; None: the cell's own."""
+        return Images(dataset or self.task.dataset, self.compute, self._choices.path)
+
+    def features(self, split: str, interpolation: str, dataset: DatasetConfig | None = None) -> Features:
+        """Return the representations of a split's centre crops; those of the cell's own data set are kept.
+
+        Args:
+            split: Of the data set.
+            interpolation: Filter of the resize before the crop.
+            dataset: None: the cell's own.
+        """
+        return (
+            self._extract(self.images(dataset), split, interpolation)
+            if dataset
+            else self._features(split, interpolation)
+        )
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` gives, made once: what a choice and a final score share."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: T = self._kept[name]
+        return kept
+
+    def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
+        """Write down a choice, before the test split is opened."""
+        self._choices.note(what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates})
+
+    def state(self, name: str, config: Any, dataset: DatasetConfig | None = None) -> State:
+        """Return what an earlier attempt at an evaluation has done, with these settings, images and weights.
+
+        Args:
+            name: Of the evaluation.
+            config: Its settings.
+            dataset: None: the cell's own.
+        """
+        dataset = dataset or self.task.dataset
+        splits = Manifest.load(self.compute.data_dir, dataset).splits
+        content = {name: entry["content_sha256"] for name, entry in splits.items()}
+        settings = [plain(config), plain(dataset), content, self.task.select_on, self.seed]
+        return State(self._choices.attempt, name, fingerprint(self.encoder.module, settings), self.compute.device)
+
+    def _extract(self, images: Images, split: str, interpolation: str) -> Features:
+        features, self.backend = images.features(self.encoder, split, interpolation, self.batch_size)
+        return features
+
+
+def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
+    """Return the split that everything is chosen on, as a list; an empty one where the data set has no such split.
+
+    Raises:
+        RegbenchError: If one of the evaluations cannot be done: a data set is not prepared or has other channels, there
+            is a choice to make and no split to make it on, or whatever else an evaluation refuses.
+    """
+    for name, evaluation in config.evaluations.items():
+        evaluation.check(name, task)
+    return task.splits("knn")

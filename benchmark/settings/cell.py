@@ -1,0 +1,231 @@
+"""The cell: everything that decides the outcome of a run, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from regbench import RegbenchError
+from regbench.benchmark.backbones.base import BACKBONES, Backbone
+from regbench.benchmark.evaluate.base import EVALUATIONS, Evaluation
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
+from regbench.files import cell_id
+from regbench.methods import METHODS, Regularizer
+from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown, unknown
+
+MAX_SEED = 2**32
+"""What seeds are below: those of steps are multiples of them, and have 64 bits."""
+
+
+@settings
+class NetworkConfig:
+    """Backbone and projector.
+
+    Attributes:
+        backbone: From images to representations.
+        hidden_dim: Width of the projector's two hidden layers; null: the embedding dimension.
+    """
+
+    backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
+    hidden_dim: AtLeastOne | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The backbone's name, for tables."""
+        return BACKBONES.name(self.backbone)
+
+
+@settings
+class _EvaluationOptions:
+    """What all evaluations have in common.
+
+    Attributes:
+        protocols: The evaluations, by name.
+        select_on: Split that everything is chosen on: "tuning", or "test" for the paper's second variant (its Table
+            13), whose scores are optimistic.
+        select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn], as in the paper, or
+            several, such as [knn,probe]: their mean.
+        batch_size: Images a step of feature extraction.
+    """
+
+    protocols: tuple[str, ...] = ("knn", "probe", "measures")
+    select_on: Literal["tuning", "test"] = "tuning"
+    select_by: Annotated[tuple[str, ...], Field(min_length=1)] = ("knn",)
+    batch_size: AtLeastOne = 256
+
+    def __post_init__(self) -> None:
+        """Refuse evaluations that there are not.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        for name in self.protocols:
+            if name not in EVALUATIONS.names():
+                raise RegbenchError(f"evaluation.protocols: {unknown('evaluation', name, EVALUATIONS.names())}")
+        own = {name: getattr(EVALUATIONS.build(name), "dataset", None) is None for name in EVALUATIONS.names()}
+        able = [name for name in EVALUATIONS.names() if EVALUATIONS.of(name).selects and own[name]]
+        if any(name not in able for name in self.select_by) or len(set(self.select_by)) < len(self.select_by):
+            raise RegbenchError(f"evaluation.select_by={shown(self.select_by)} must be of {', '.join(able)}, each once")
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of all evaluations that decide something."""
+        return tuple(dict.fromkeys((*self.select_by, *self.protocols)))
+
+
+@settings
+class EvaluationConfig(_EvaluationOptions):
+    """What is measured on the representation, and how.
+
+    As plain data the settings of each evaluation stand under its name, beside those that all have in common.
+
+    Attributes:
+        evaluations: The settings of each evaluation of `protocols` and `select_by`, by name.
+    """
+
+    evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)]
+
+    def __getitem__(self, name: str) -> Evaluation:
+        """Return the settings of one evaluation."""
+        return self.evaluations[name]
+
+    def replaced(self, **changes: Any) -> EvaluationConfig:
+        """Return it with other options, or other settings of the evaluations that are named."""
+        own = {name: changes.pop(name) for name in EVALUATIONS.names() if name in changes}
+        return replace(self, evaluations=self.evaluations | own, **changes)
+
+
+def _read_evaluation(data: Any) -> EvaluationConfig:
+    if isinstance(data, EvaluationConfig):
+        return data
+    if not isinstance(data, Mapping):
+        raise RegbenchError(f"evaluation must be a group of settings, not {shown(data)}")
+    known = EVALUATIONS.names()
+    common = from_plain(_EvaluationOptions, {k: v for k, v in data.items() if k not in known}, "evaluation.")
+    made = {}
+    for name in common.used:
+        own = data.get(name, {})
+        if not isinstance(own, Mapping):
+            raise RegbenchError(f"evaluation.{name} must be a group of settings, not {shown(own)}")
+        made[name] = EVALUATIONS.from_plain({**own, "name": name}, f"evaluation.{name}.")
+    return EvaluationConfig(**vars(common), evaluations=made)
+
+
+def _plain_evaluation(config: EvaluationConfig) -> dict[str, Any]:
+    data: dict[str, Any] = plain(config)
+    data.update(data.pop("evaluations"))
+    return data
+
+
+@settings
+class Cell:
+    """One point of a grid: everything that decides the outcome of a run, and nothing else.
+
+    Attributes:
+        method: The regularizer with its hyperparameters.
+        embedding_dim: q, the projector's output.
+        batch_size: n, images a step over all GPUs; the last short batch of an epoch is dropped.
+        micro_batch_size: Images over all GPUs that pass the network at a time, for batches that do not fit; null: the
+            whole batch. The loss is that of the whole batch, BN statistics are those of a pass.
+        epochs: Passes over the training images; 0 evaluates the untrained network.
+        seed: Of the initial weights, the order of images, the augmentation and the probe.
+        precision: "bf16" (autocast; the loss stays in float32) or "fp32".
+        dataset: Images and splits.
+        augmentation: The two views.
+        network: Backbone and projector.
+        optimizer: The optimizer and its schedule.
+        evaluation: What is measured on the representation, and how.
+    """
+
+    method: Annotated[Regularizer, METHODS.setting("method.")]
+    embedding_dim: AtLeastTwo = 512
+    batch_size: AtLeastTwo = 256
+    micro_batch_size: AtLeastTwo | None = None
+    epochs: AtLeastZero = 5
+    seed: Annotated[int, Field(ge=0, lt=MAX_SEED)] = 0
+    precision: Literal["bf16", "fp32"] = "bf16"
+    dataset: DatasetConfig
+    augmentation: AugmentationConfig
+    network: NetworkConfig
+    optimizer: Annotated[OptimizerConfig, OPTIMIZERS.setting("optimizer.")] = field(
+        default_factory=lambda: OPTIMIZERS.build("lars")
+    )
+    evaluation: Annotated[EvaluationConfig, PlugIn(_read_evaluation, _plain_evaluation)] = field(
+        default_factory=lambda: _read_evaluation({})
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not fit each other.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
+        if self.epochs and self.optimizer.warmup_epochs >= self.epochs:
+            raise RegbenchError(
+                f"optimizer.warmup_epochs={self.optimizer.warmup_epochs:g} must be less than epochs={self.epochs}, "
+                "or the learning rate never reaches its peak"
+            )
+
+    @property
+    def label(self) -> str:
+        """Name of the row in tables: the method's, or "untrained"."""
+        return self.method.label if self.epochs else "untrained"
+
+    @property
+    def datasets(self) -> list[DatasetConfig]:
+        """The data sets that it trains on and is evaluated on."""
+        others = (getattr(evaluation, "dataset", None) for evaluation in self.evaluation.evaluations.values())
+        return [self.dataset, *filter(None, others)]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the cell as plain data, with the settings of those evaluations that it asks for.
+
+        Settings of a data set that only say what `prepare` accepts are left out.
+        """
+        data: dict[str, Any] = plain(self)
+        for group in (data, *data["evaluation"].values()):
+            if isinstance(group, dict) and isinstance(dataset := group.get("dataset"), dict):
+                group["dataset"] = decisive(dataset)
+        return data
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that depend on the cell's content alone, on any machine."""
+        return cell_id(self.plain())
+
+    @classmethod
+    def from_plain(cls, data: object) -> Cell:
+        """Return the cell of plain data; what is left out has its default.
+
+        Raises:
+            RegbenchError: If a setting is unknown, missing, of the wrong type or out of range.
+        """
+        return from_plain(Cell, data)
+
+    @classmethod
+    def stored(cls, data: object) -> Cell:
+        """Return the cell that a run directory or a job keeps: its plain data, of which nothing may be left out.
+
+        Raises:
+            RegbenchError: As `from_plain`, and if a setting is missing: its default may have been another one then.
+        """
+        cell = cls.from_plain(data)
+        if missing := _first_difference(cell.plain(), data, ""):
+            raise RegbenchError(f"the setting {missing} is missing")
+        return cell
+
+
+def _first_difference(whole: Any, data: Any, path: str) -> str:
+    """The name of the first setting that `whole` has and `data` has not; empty if there is none."""
+    for key, value in whole.items():
+        if key not in data:
+            return f"{path}{key}"
+        if isinstance(value, dict) and (found := _first_difference(value, data[key], f"{path}{key}.")):
+            return found
+    return ""

@@ -1,0 +1,316 @@
+"""From overrides in Hydra's grammar to cells.
+
+Hydra composes the presets (YAML files of the groups `GROUPS`, ours and the user's), once for each choice of presets.
+Defaults come from the classes of settings. Plug-ins and single settings are then put into the composed tree, which
+takes a thousandth of the time that Hydra takes to compose one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from regbench import RegbenchError
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.cell import Cell, _EvaluationOptions
+from regbench.benchmark.settings.presets import preset_files
+from regbench.benchmark.settings.runtime import Cluster, Runtime
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
+from regbench.datasets.config import AugmentationConfig
+from regbench.datasets.fit import complete, fitting
+from regbench.datasets.sources.base import SOURCES
+from regbench.methods import METHODS
+from regbench.plugins import Registry
+from regbench.settings import from_plain, plain, read_yaml, shown, unknown
+
+GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
+"""The groups of presets, and the default of each."""
+
+PLUG_INS: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "optimizer": OPTIMIZERS,
+    "network.backbone": BACKBONES,
+    "dataset.source": SOURCES,
+}
+"""Settings that are chosen by the name of a plug-in."""
+
+Tree = dict[str, Any]
+
+
+class Composed(NamedTuple):
+    """What overrides come to; `fitting` are further overrides that were chosen to fit."""
+
+    cell: Cell
+    runtime: Runtime
+    cluster: Cluster
+    fitting: str
+
+
+class Composer:
+    """Makes cells of points of a grid; whatever points have in common is composed once."""
+
+    def __init__(self) -> None:
+        """Begin with nothing composed."""
+        self._trees: dict[tuple[str, ...], bytes] = {}
+
+    def compose(self, point: Sequence[str], *, prepared: bool = True) -> Composed:
+        """Return the cell, the runtime and the cluster of a point.
+
+        Args:
+            point: Overrides without choices between values.
+            prepared: Whether to look at what is prepared of one's own images.
+
+        Raises:
+            RegbenchError: If an override is unknown or malformed, or gives a cell that cannot be run.
+        """
+        tree = self._composed(point)
+        fitted = [f"{name}={shown(value)}" for name, value in _fitted(tree, point, prepared=prepared).items()]
+        if fitted:
+            tree = self._composed([*point, *fitted])
+        runtime, cluster = tree.pop("runtime"), tree.pop("cluster")
+        made = (from_plain(Runtime, runtime, "runtime."), from_plain(Cluster, cluster, "cluster."))
+        return Composed(Cell.from_plain(tree), *made, " ".join(fitted))
+
+    def _composed(self, overrides: Sequence[str]) -> Tree:
+        parsed = [parse(override) for override in overrides]
+        chosen = {each.key_or_group: each for each in parsed if each.key_or_group in GROUPS}
+        tree = self._presets({group: str(each.value()) for group, each in chosen.items()})
+        others = [each for each in parsed if each.key_or_group not in GROUPS]
+        for override in sorted(others, key=lambda each: each.key_or_group not in PLUG_INS):
+            self._put(tree, override)
+        return resolved(tree) if any("${" in override for override in overrides) else tree
+
+    def _put(self, tree: Tree, override: Override) -> None:
+        key, value = str(override.key_or_group), override.value()
+        start, _, end = key.partition(".")
+        if start == "evaluation" and end.endswith(".dataset") and isinstance(value, str):
+            value = self._presets({"dataset": value})["dataset"]
+        put(tree, key, value, new=override.is_add() or override.is_force_add())
+
+    def _presets(self, chosen: Mapping[str, str]) -> Tree:
+        """Return the tree of the presets, with all defaults."""
+        for group, name in chosen.items():
+            known = sorted({*preset_files(group), *(path.stem for path in (config_folder() / group).glob("*.yaml"))})
+            if name not in known:
+                raise RegbenchError(f"unknown {group} {name!r}; known: {', '.join(known)}")
+        key = tuple(f"{group}={chosen.get(group, default)}" for group, default in GROUPS.items())
+        if key not in self._trees:
+            self._trees[key] = orjson.dumps(_with_defaults(_hydra(key)))
+        tree: Tree = orjson.loads(self._trees[key])
+        return tree
+
+
+def _hydra(groups: Sequence[str]) -> Tree:
+    """Compose presets."""
+    own = config_folder()
+    path = [f"hydra.searchpath=[file://{own}]"] if own.is_dir() else []
+    profile = own / "cluster" / f"{dict(group.split('=') for group in groups)['cluster']}.yaml"
+    if profile.is_file():
+        read_yaml(profile)  # which refuses more clearly than Hydra
+    defaults = [{group: name} for group, name in GROUPS.items()]
+    ConfigStore.instance().store(name="run", node={"defaults": ["_self_", *defaults]}, provider="regbench")
+    try:
+        with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+            data = OmegaConf.to_container(compose("run", [*groups, *path]), resolve=True)
+    except Exception as error:  # it is written nowhere what Hydra raises for a file that holds something else
+        where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
+        raise RegbenchError(f"{where}: {_first_line(error)}") from error
+    assert isinstance(data, dict)
+    return {str(name): value for name, value in data.items()}
+
+
+def _with_defaults(tree: Tree) -> Tree:
+    """Return the tree with the settings that no preset states, those of its plug-ins too."""
+    defaults = _defaults()
+    if not isinstance(tree.get("network"), dict) or not isinstance(tree["network"].get("backbone"), dict):
+        raise RegbenchError("network: a preset of the network must hold backbone with its name")
+    name = tree["network"]["backbone"].get("name")
+    whole = merged(copy.deepcopy(defaults), {"network": {"backbone": BACKBONES.plain(BACKBONES.build(str(name)))}})
+    whole = merged(whole | {"runtime": plain(Runtime())}, tree)
+    return whole | {"dataset": complete(tree["dataset"])}
+
+
+@functools.cache
+def _defaults() -> Tree:
+    """The settings that have a default, of all registered evaluations too."""
+    evaluation = plain(_EvaluationOptions()) | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
+    return {
+        **defaults_of(Cell),
+        "method": METHODS.plain(METHODS.build("sfrik")),
+        "evaluation": evaluation,
+        "augmentation": defaults_of(AugmentationConfig),
+        "network": {"hidden_dim": None},
+        "cluster": defaults_of(Cluster),
+    }
+
+
+def defaults_of(cls: Any) -> Tree:
+    """Return the settings of a class that have a default, as plain data."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = plain(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+            registry = PLUG_INS.get(field.name)
+            found[field.name] = registry.plain(value) if registry else plain(value)
+    return found
+
+
+def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
+    """Put the settings of `over` into `base`, group by group, and return it."""
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
+        base[key] = merged(base[key], value) if both else value
+    return base
+
+
+def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
+    """Put one setting into a tree of settings, or choose a plug-in by its name.
+
+    Args:
+        tree: That is changed.
+        key: Full name of the setting.
+        value: Plain data.
+        new: Whether it may be one that the tree has not.
+
+    Raises:
+        RegbenchError: If there is no such setting or plug-in.
+    """
+    if key in PLUG_INS and not isinstance(value, Mapping):
+        value = PLUG_INS[key].plain(PLUG_INS[key].build(str(value)))
+        whole = True
+    else:
+        whole = False
+    *path, name = key.split(".")
+    group: Any = tree
+    for part in path:
+        group = group.get(part) if isinstance(group, dict) else None
+    if not isinstance(group, dict) or (name not in group and not new):
+        raise RegbenchError(unknown("setting", key, list(_keys(tree))))
+    if not whole and isinstance(value, Mapping) and isinstance(group.get(name), dict):
+        merged(group[name], value)
+    else:
+        group[name] = value
+
+
+def resolved(tree: Tree) -> Tree:
+    """Return a tree whose interpolations, such as ${oc.env:HOME}, are resolved."""
+    try:
+        data: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    except OmegaConfBaseException as error:
+        raise RegbenchError(_first_line(error)) from error
+    return dict(data)
+
+
+def _keys(node: object, path: str = "") -> Iterator[str]:
+    if path:
+        yield path
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _keys(value, f"{path}.{key}" if path else str(key))
+
+
+def config_folder() -> Path:
+    """Where a user's own profiles of clusters lie, in `cluster/`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "regbench"
+
+
+def _first_line(error: Exception) -> str:
+    """Return an error's own words, with the setting that it is about."""
+    key = getattr(error, "full_key", None)
+    return (f"{key}: " if key else "") + str(error).strip().partition("\n")[0]
+
+
+def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, Any]:
+    """Choose what is left open: a warm-up that fits the epochs, and whatever one's own images decide."""
+    given = {str(parse(override).key_or_group) for override in point}
+    fitted: dict[str, Any] = {}
+    epochs, warmup = tree.get("epochs"), tree["optimizer"].get("warmup_epochs")
+    if isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
+        fitted["optimizer.warmup_epochs"] = epochs / 2
+    data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
+    fitted |= fitting(tree["dataset"], tree.get("batch_size"), data_dir, given)
+    return {name: value for name, value in fitted.items() if name not in given}
+
+
+def points(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """The product of the overrides' values.
+
+    Raises:
+        RegbenchError: If a value is an interval, which has no end of points.
+    """
+    choices = []
+    for _, override, values in row_values(overrides):
+        if isinstance(override.value(), IntervalSweep):
+            raise RegbenchError(
+                f"{override.input_line} is a range, not a grid; search it: regbench tune NAME --trials 16"
+            )
+        choices.append(values)
+    for point in product(*choices):
+        yield list(point)
+
+
+def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
+    """Key, override and its values, each as an override, of a row; an interval has none.
+
+    A later override of a key replaces an earlier one, and that of a group drops earlier settings of the group's
+    members: another method knows nothing of the hyperparameters of the one before. Profiles of clusters all have the
+    same settings, so there a cell's own stay.
+    """
+    parsed = [parse(override) for override in overrides]
+    last: dict[str, Override] = {}
+    for override in parsed:
+        if override.key_or_group != "cluster":
+            group = f"{override.key_or_group}."
+            last = {key: earlier for key, earlier in last.items() if not key.startswith(group)}
+        last[override.key_or_group] = override
+    return [
+        (
+            key,
+            override,
+            [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if override.is_discrete_sweep()
+            else []
+            if override.is_sweep_override()
+            else [override.input_line or ""],
+        )
+        for key, override in last.items()
+    ]
+
+
+@functools.lru_cache(maxsize=65536)
+def parse(override: str) -> Override:
+    """Return one override in Hydra's grammar.
+
+    Raises:
+        RegbenchError: If it is none.
+    """
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([override])
+    except HydraException as error:
+        raise RegbenchError(
+            f"cannot read {override!r}; write key=value, a list as key=[1,2], and quote values with other signs: "
+            "key='\"a (b)\"'"
+        ) from error
+    if parsed.is_delete():
+        raise RegbenchError(f"{override!r} takes a setting away, and a cell needs all of them; write key=value")
+    if not parsed.key_or_group or parsed.key_or_group.partition(".")[0] == "hydra":
+        raise RegbenchError(f"{override!r} names no setting; write key=value, such as epochs=5")
+    return parsed

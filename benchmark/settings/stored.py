@@ -1,0 +1,62 @@
+"""Cells that a run directory or a job keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from regbench import RegbenchError
+from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.compose import merged, parse, put, resolved
+from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.settings.sweep import load_run
+from regbench.datasets.fit import complete
+from regbench.settings import plain, read_yaml
+
+
+def load_cell(path: Path) -> Cell:
+    """Return the cell of a run directory's `config.yaml`.
+
+    Raises:
+        RegbenchError: If the file is not there or not a cell's.
+    """
+    data = read_yaml(path)
+    try:
+        return Cell.stored(data)
+    except RegbenchError as error:
+        raise RegbenchError(f"{path} is no config.yaml of a run of this version: {error}") from error
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtime]:
+    """Return the cell of a run directory's `config.yaml`, changed by overrides of single settings, and the runtime.
+
+    Args:
+        path: The file.
+        overrides: `runtime.…=value` for the runtime, `key=value` for the cell (no presets, no sweeps).
+
+    Raises:
+        RegbenchError: If an override names an unknown setting, or the cell is refused.
+    """
+    own = [override for override in overrides if override.startswith("runtime.")]
+    changes = [parse(override) for override in overrides if override not in own]
+    tree = load_cell(path).plain()
+    evaluations = {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
+    tree["evaluation"] = merged(evaluations, tree["evaluation"])
+    tree["dataset"] = complete(tree["dataset"])
+    for change in changes:
+        key = str(change.key_or_group)
+        if change.is_sweep_override():
+            raise RegbenchError(f"{change.input_line}: give one value")
+        node = tree
+        for part in key.split("."):
+            node = node.get(part, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict) and node:
+            raise RegbenchError(
+                f"{change.input_line}: give single settings of this run, such as {key}.{next(iter(node))}=3"
+            )
+        try:
+            put(tree, key, change.value())
+        except RegbenchError as error:
+            raise RegbenchError(f"{path}: {error}") from error
+    return Cell.from_plain(resolved(tree)), load_run(own)[1]

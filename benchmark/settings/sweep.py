@@ -1,0 +1,196 @@
+"""Sweeps: named grids of cells, from a YAML file or the command line."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regbench import RegbenchError
+from regbench.benchmark.settings.cell import MAX_SEED, Cell
+from regbench.benchmark.settings.compose import Composer, points
+from regbench.benchmark.settings.presets import preset_files
+from regbench.benchmark.settings.runtime import Cluster, Runtime
+from regbench.datasets.config import DatasetConfig
+from regbench.settings import read_yaml, shown, unknown
+
+log = logging.getLogger("regbench")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named grid.
+
+    Attributes:
+        name: Folder under `runs_dir`.
+        description: One line for people.
+        cells: Distinct cells in the order of the file.
+        runtime: For each of them.
+        clusters: Where each of them runs.
+        final_seeds: For a tuning: seeds of the final runs; none: those of the cells.
+    """
+
+    name: str
+    description: str
+    cells: tuple[Cell, ...]
+    runtime: Runtime
+    clusters: tuple[Cluster, ...]
+    final_seeds: tuple[int, ...] = ()
+
+    @property
+    def scheduler(self) -> str:
+        """Of all cells, which cannot have different ones."""
+        return self.clusters[0].scheduler
+
+
+def sweep_names() -> dict[str, str]:
+    """The sweeps that come with the package: name -> description."""
+    return {name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()}
+
+
+def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
+    """One cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`.
+
+    Raises:
+        RegbenchError: If an override is unknown, malformed, a sweep, or gives a cell that cannot be run.
+    """
+    sweep = _expand("manual", "one run", [list(overrides)])
+    if len(sweep.cells) != 1:
+        raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
+    return sweep.cells[0], sweep.runtime
+
+
+def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
+    """The data set that overrides give, and the runtime, as if nothing was prepared yet.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    (point,) = points(overrides)
+    composed = Composer().compose(point, prepared=False)
+    return composed.cell.dataset, composed.runtime
+
+
+def load_grid(overrides: Sequence[str]) -> Sweep:
+    """The cells that overrides give, without a sweep's file.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    return _expand("manual", "from the command line", [list(overrides)])
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep's file, read but not expanded.
+
+    Attributes:
+        name: Folder under `runs_dir`.
+        description: One line for people.
+        rows: Overrides of each row, those common to all included.
+        final_seeds: See `Sweep`.
+    """
+
+    name: str
+    description: str
+    rows: tuple[tuple[str, ...], ...]
+    final_seeds: tuple[int, ...]
+
+
+def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
+    """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
+
+    A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
+    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
+    tuning.
+
+    Raises:
+        RegbenchError: If there is no such sweep, or the file or an override is refused.
+    """
+    file = read_rows(name, overrides)
+    return load_rows(file, file.rows)
+
+
+def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
+    """The cells that rows of overrides give, under the name of a sweep's file.
+
+    Raises:
+        RegbenchError: If an override is refused.
+    """
+    return replace(_expand(file.name, file.description, rows), final_seeds=file.final_seeds)
+
+
+def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
+    """The file of the sweep `name` with each row changed by `overrides`; see `load_sweep`.
+
+    Raises:
+        RegbenchError: If there is no such sweep, or the file is refused.
+    """
+    presets = preset_files("sweep")
+    if name in presets:
+        path = presets[name]
+    elif Path(name).suffix in (".yaml", ".yml"):
+        path = Path(name)
+    else:
+        raise RegbenchError(
+            f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"
+        )
+    file = read_yaml(path)
+    if strange := [key for key in file if key not in _SWEEP_KEYS]:
+        raise RegbenchError(f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} Settings of all cells go under common")
+    if not isinstance(description := file.get("description"), str):
+        raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
+    common = " ".join(_lines(path, "common", file.get("common") or []))
+    rows = [_split(path, f"{common} {line}") for line in _lines(path, "cells", file.get("cells"))]
+    final_seeds = _final_seeds(path, file.get("final_seeds") or [])
+    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds)
+
+
+_SWEEP_KEYS = ("description", "common", "cells", "final_seeds")
+
+
+def _lines(path: Path, key: str, lines: object) -> list[str]:
+    """The lines of overrides in a sweep's file.
+
+    Raises:
+        RegbenchError: If they are something else.
+    """
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise RegbenchError(
+            f"{path}: {key}={shown(lines)} must be a list of lines of settings, such as [method=vicreg seed=0,1]"
+        )
+    return lines
+
+
+def _split(path: Path, line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise RegbenchError(f"{path}: a quotation mark is not closed in: {line.strip()}") from error
+
+
+def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
+    if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < MAX_SEED for seed in seeds):
+        raise RegbenchError(f"{path}: final_seeds={shown(seeds)} must be a list of seeds, such as [0,1,2]")
+    return tuple(seeds)
+
+
+def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
+    cells: dict[str, tuple[Cell, Cluster]] = {}
+    notes: dict[str, None] = {}
+    composer = Composer()
+    for row in rows:
+        for point in points(row):
+            cell, runtime, cluster, fitting = composer.compose(point)
+            cells.setdefault(cell.id, (cell, cluster))
+            notes[fitting] = None
+    for note in filter(None, notes):
+        log.info("chosen to fit: %s", note)
+    if not cells:
+        raise RegbenchError(f"sweep {name} has no cells")
+    if len({cluster.scheduler for _, cluster in cells.values()}) > 1:
+        raise RegbenchError(f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster=")
+    chosen, clusters = zip(*cells.values(), strict=True)
+    return Sweep(name, description, chosen, runtime, clusters)

@@ -1,0 +1,1 @@
+"""Optimizers, each a plug-in in a file of its own; `base.py` says what one is."""
