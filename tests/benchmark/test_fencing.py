@@ -25,6 +25,7 @@ from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_atte
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import loop as train_module
+from regbench.benchmark.training.step import Step
 from regbench.datasets.prepare import prepare
 from regbench.reports.find.check import check_records
 from tests.conftest import TINY, stripes
@@ -363,3 +364,28 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 assert check_records([directory]).misfits == ()
         finally:
             process.kill()
+
+
+def test_a_process_that_was_superseded_takes_no_step_more(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seldom = ["runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=100", "runtime.lease_s=0.3", "epochs=30"]
+    cell, runtime = load_run([*small, *seldom])
+    attempts = run_directory(runtime, "here", cell) / "attempts"
+    take, taken = Step.__call__, 0
+
+    def beat() -> int:
+        return int(json.loads((attempts / "0001.json").read_bytes())["beat"])
+
+    def step(self: Step, *views: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == 3:
+            shutil.copy(attempts / "0001.json", attempts / "0002.json")
+            until = beat() + 2  # then it has looked
+            while beat() < until:
+                time.sleep(0.01)
+        return take(self, *views)
+
+    monkeypatch.setattr(Step, "__call__", step)
+    with pytest.raises(LeaseLost, match="superseded by attempt 2"):
+        run_cell(cell, runtime, "here")
+    assert taken == 3
