@@ -87,7 +87,7 @@ class EvaluationConfig(_EvaluationOptions):
         evaluations: The settings of each evaluation of `protocols` and `select_by`, by name.
     """
 
-    evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)]
+    evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)] = field(hash=False)
 
     def __getitem__(self, name: str) -> Evaluation:
         """Return the settings of one evaluation."""

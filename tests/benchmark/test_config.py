@@ -99,11 +99,11 @@ def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 # Where half of a number or one more is not possible.
 OTHERS: dict[str, Any] = {
+    "dataset.source.name": None,
     "method.name": None,  # with its hyperparameters, below
     "dataset.channels": None,  # with mean and std, below
     "precision": "fp32",
     "micro_batch_size": 64,
-    "dataset.source.name": "imagefolder",
     "dataset.mean": [0.1],
     "dataset.std": [0.9],
     "dataset.image_size": 20,

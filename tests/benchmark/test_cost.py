@@ -235,8 +235,8 @@ def test_figure(rows: list[LossCost]) -> None:
         ({"budget_s": 0.0}, "budget_s=0.0 must be a number, above 0"),
         ({"budget_s": math.nan}, "budget_s=nan must be"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes=0 must be"),
-        ({"dtype": "int8"}, "dtype=int8 must be float32 or"),
-        ({"device": "tpu"}, "device=tpu must be auto or cpu or cuda"),
+        ({"dtype": "int8"}, "dtype=int8 must be float32, float64 or bfloat16"),
+        ({"device": "tpu"}, "device=tpu must be auto, cpu or cuda"),
         pytest.param(
             {"device": "cuda"},
             "no CUDA device",

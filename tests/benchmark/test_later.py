@@ -18,7 +18,9 @@ from torchvision.models import resnet18
 from regbench import RegbenchError
 from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.label_free import measures
+from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.evaluate.voc import average_precisions, linear_svm
 from regbench.benchmark.run import run_cell
@@ -209,8 +211,8 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
         ([], "what shall be evaluated?"),
         (["evaluation.knn.k=3"], "what shall be evaluated?"),
         (["nowhere"], "nowhere is no run directory"),
-        ([".", "--only", "voc"], "unknown protocol 'voc'; known: knn, probe"),
-        ([".", "--only", ""], "unknown protocol ''"),
+        ([".", "--only", "voc"], "--only: unknown evaluation 'voc'; did you mean voc07?"),
+        ([".", "--only", ""], "--only: unknown evaluation ''; known: knn, "),
         ([".", "--label", "x"], "--label is for --backbone"),
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
         (["--backbone", "x.pth", "method=vicreg"], "method=vicreg: published weights are not trained"),
@@ -246,7 +248,7 @@ def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
 
 def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Callable[..., Made]) -> None:
     """36 images in the tuning split, 20 of them and 8 at even distances; three views come from two pairs."""
-    found, backbone, _ = evaluator(*MEASURES, "seed=5")
+    found, backbone, _ = evaluator(*MEASURES, "seed=5", "evaluation.protocols=[measures]")
     scores = {score.name: score.value for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
     common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "batch_size": 5, "device": torch.device("cpu")}
@@ -303,7 +305,7 @@ def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
 def test_voc07_is_linear_svms_on_the_backbones_features(
     tiny: list[str], evaluator: Callable[..., Made], voc_data_dir: Path
 ) -> None:
-    found, backbone, choices = evaluator(*VOC)
+    found, backbone, choices = evaluator(*VOC, "evaluation.protocols=[voc07]")
     choices.note("hyperparameters", {"selected_on": "given"})
     scores = {score.name: score.value for score in found.run("voc07")}
     cell, _ = load_run(tiny)
@@ -329,7 +331,7 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
 def test_voc07_needs_a_backbone_for_colour_images(evaluator: Callable[..., Made]) -> None:
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
     with pytest.raises(RegbenchError, match="VOC2007 has colour images"):
-        evaluator(*grey)[0].run("voc07")
+        evaluator(*grey, "evaluation.protocols=[voc07]")[0].run("voc07")
 
 
 # ------------------------------------------------------------------ published weights
@@ -426,14 +428,14 @@ def test_the_id_of_published_weights_is_of_what_decides_the_scores(
 def test_an_interrupted_evaluation_goes_on(tiny: list[str], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--backbone", str(weights), *published(tiny), "--only", "knn,probe"]
 
-    def interrupt(_: Subject) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Subject, "probe", interrupt)
+        patch.setattr(LinearProbe, "run", interrupt)
         assert call(*arguments).exit_code == 130
     with monkeypatch.context() as patch:
-        patch.setattr(Subject, "knn", interrupt)  # is done
+        patch.setattr(KNN, "run", interrupt)  # is done
         result = call(*arguments)
     assert result.exit_code == 0, result.output
     assert "linear_top1" in result.output
@@ -454,4 +456,4 @@ def test_librarys_weights_see_images_as_they_were_trained_on(
     record = Record.read(path)
     assert record.label == record.cell["external"]["source"] == source
     assert record.cell["dataset"]["mean"] == [0.485, 0.456, 0.406]
-    assert record.cell["network"]["backbone"] == "resnet18"
+    assert record.cell["network"]["backbone"] == {"name": "resnet18"}
