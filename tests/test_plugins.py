@@ -10,7 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.listing import listing
+from regbench.benchmark.settings.sweep import load_run
+from regbench.cli import main
 from tests.plugin import install
 from tests.test_documentation import blocks
 
@@ -57,3 +62,26 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny: list[str], tmp_path: Path) ->
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"
     assert scores["ncm_top1"]["value"] > 40  # of three classes
     assert 0 < scores["retrieval_recall1"]["value"] <= scores["retrieval_recall10"]["value"] <= 100
+
+
+def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:
+    listed = {setting.name: setting for _, found in listing() for setting in found}
+    names = {*(f"evaluation.{name}" for name in EVALUATIONS.names()), "method"}
+    cell, _ = load_run([f"evaluation.protocols=[{','.join(EVALUATIONS.names())}]"])
+
+    def leaves(node: object, path: str) -> list[str]:
+        if not isinstance(node, dict) or (path in names and not node):
+            return [path]
+        return [leaf for key, value in node.items() for leaf in leaves(value, f"{path}.{key}" if path else key)]
+
+    plain = cell.plain()
+    del plain["method"]
+    of_plug_ins = {"optimizer.name", "network.backbone.name", "dataset.source.name"}
+    wanted = {leaf for leaf in leaves(plain, "") if leaf not in of_plug_ins and ".dataset." not in leaf}
+    assert wanted <= set(listed)
+    assert all(setting.meaning and setting.kind for setting in listed.values())
+    assert listed["evaluation.places205.epochs"].default == "28"
+    assert CliRunner().invoke(main, ["settings", "runtime.lease"]).output.split()[:4] == [
+        *("runtime", "runtime.lease_s", "=", "60.0"),
+    ]
+    assert CliRunner().invoke(main, ["settings", "nothing"]).exit_code == 2

@@ -40,7 +40,7 @@ class NetworkConfig:
 
 
 @settings
-class _EvaluationOptions:
+class EvaluationOptions:
     """What all evaluations have in common.
 
     Attributes:
@@ -78,7 +78,7 @@ class _EvaluationOptions:
 
 
 @settings
-class EvaluationConfig(_EvaluationOptions):
+class EvaluationConfig(EvaluationOptions):
     """What is measured on the representation, and how.
 
     As plain data the settings of each evaluation stand under its name, beside those that all have in common.
@@ -105,7 +105,7 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
     if not isinstance(data, Mapping):
         raise RegbenchError(f"evaluation must be a group of settings, not {shown(data)}")
     known = EVALUATIONS.names()
-    common = from_plain(_EvaluationOptions, {k: v for k, v in data.items() if k not in known}, "evaluation.")
+    common = from_plain(EvaluationOptions, {k: v for k, v in data.items() if k not in known}, "evaluation.")
     made = {}
     for name in common.used:
         own = data.get(name, {})

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.evaluate.base import EVALUATIONS
-from regbench.benchmark.settings.cell import Cell, _EvaluationOptions
+from regbench.benchmark.settings.cell import Cell, EvaluationOptions
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
@@ -149,7 +149,7 @@ def _with_defaults(tree: Tree) -> Tree:
 @functools.cache
 def _defaults() -> Tree:
     """The settings that have a default, of all registered evaluations too."""
-    evaluation = plain(_EvaluationOptions()) | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
+    evaluation = plain(EvaluationOptions()) | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
     return {
         **defaults_of(Cell),
         "method": METHODS.plain(METHODS.build("sfrik")),

@@ -1,4 +1,4 @@
-"""Commands that show what can be compared: methods, check."""
+"""Commands that show what there is: methods, settings, check."""
 
 from __future__ import annotations
 
@@ -125,3 +125,32 @@ def check(names: Sequence[str]) -> None:
                 bar.write(tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
     if failed:
         raise click.ClickException(f"{failed} of {len(chosen)} methods failed")
+
+
+@main.command()
+@click.argument("prefix", default="")
+def settings(prefix: str) -> None:
+    r"""List the settings whose names begin with PREFIX (default: all): type and bounds, default, meaning.
+
+    \b
+      regbench settings
+      regbench settings evaluation.probe
+      regbench settings cluster
+    """
+    import textwrap
+
+    from regbench.benchmark.settings.listing import listing
+
+    shown = 0
+    for title, found in listing():
+        if chosen := [setting for setting in found if setting.name.startswith(prefix)]:
+            click.echo(f"{title}\n")
+        for setting in chosen:
+            default = "" if setting.default is None else f" = {setting.default}"
+            click.echo(f"  {setting.name}{default}   ({setting.kind})")
+            click.echo(textwrap.fill(setting.meaning, 100, initial_indent="      ", subsequent_indent="      "))
+            shown += 1
+        if chosen:
+            click.echo()
+    if not shown:
+        raise RegbenchError(f"no setting begins with {prefix!r}; all: regbench settings")
