@@ -76,8 +76,8 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
         assert {score.split for score in record.scores} == {"tuning", "test"}
     assert bad.state == "failed"
     assert "evaluation.knn.k=5000" in bad.detail
-    # What the failed stage leads to was never begun, and waits for nobody.
-    assert [attempt["ended"] for attempt in read_attempts(bad.directory)] == ["done", "failed"]
+    # It was refused before its training; what its first stage leads to was never begun, and waits for nobody.
+    assert [attempt["ended"] for attempt in read_attempts(bad.directory)] == ["failed"]
     wait_for(lambda: slurm.command("squeue", "--noheader") == "", "the queue to be empty", 30)
     retried = user.run("retry", "own")
     assert "was failed" in retried
