@@ -152,6 +152,7 @@ class Registry(Generic[P]):
         """What annotates a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
 
         def read(value: Any) -> P:
-            return cast("P", value) if type(value) in self._classes.values() else self.from_plain(value, prefix)
+            ours = tuple(self._classes.values())
+            return cast("P", value) if isinstance(value, ours) else self.from_plain(value, prefix)
 
         return settings.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")

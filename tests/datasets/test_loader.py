@@ -423,19 +423,19 @@ def test_refusals(
     refused("has no split 'val'; it has train, ", EvalLoader, folder_config(), "val", **common)
     refused("unknown transform 'x'", EvalLoader, folder_config(), "test", transform="x", **common)
     refused(
-        "interpolation=x must be bicubic or bilinear or area",
+        "interpolation=x must be bicubic, bilinear or area",
         EvalLoader,
         folder_config(),
         "train",
         interpolation="x",
         **common,
     )
-    refused("interpolation=x must be bicubic or bilinear or area", AugmentationConfig, interpolation="x")
-    refused("interpolation=x must be bicubic or bilinear or area", MultiCropConfig, crops=(), interpolation="x")
+    refused("interpolation=x must be bicubic, bilinear or area", AugmentationConfig, interpolation="x")
+    refused("interpolation=x must be bicubic, bilinear or area", MultiCropConfig, crops=(), interpolation="x")
     refused("as many counts as sizes", swav_crops, counts=(2,))
     refused("count is 10; there are 9 patches", obow_crops, num_patches=10)
     refused("resize is 256; patches of 240 px needs at least 264", obow_crops, patch_size=240)
-    refused("cut=x must be random or center or patches", CropConfig, view=ViewConfig(), size=8, cut="x")
+    refused("cut=x must be random, center or patches", CropConfig, view=ViewConfig(), size=8, cut="x")
     refused("count=0 must be a whole number, at least 1", swav_crops, counts=(2, 0))
     refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
     refused("blur_p=1.5 must be a number, at least 0 and at most 1", ViewConfig, blur_p=1.5)

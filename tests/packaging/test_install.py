@@ -25,7 +25,8 @@ WHOSE_DATASETS = "import datasets; print(datasets.__file__, datasets.load_datase
 def sources() -> dict[str, Path]:
     """Every file that users get: path inside the import package's parent -> file in the working tree."""
     package = ROOT / "src" / "regbench"
-    files = {f"regbench/{path.name}": path for path in package.iterdir() if path.is_file()}
+    own = [*package.glob("*"), *(package / "cli").glob("*")]  # the other folders are links
+    files = {f"regbench/{path.relative_to(package)}": path for path in own if path.is_file()}
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             name = path.relative_to(ROOT)
@@ -129,7 +130,7 @@ def test_wheel_holds_every_source_file_and_no_other_package(built: Built) -> Non
     assert names == set(expected)
     assert contents == {name: path.read_bytes() for name, path in expected.items()}
     # Whatever else changes, these must be there: data that no import would miss.
-    assert {"regbench/py.typed", "regbench/benchmark/conf/run.yaml", "regbench/reports/tables/paper.csv"} <= names
+    assert {"regbench/py.typed", "regbench/benchmark/conf/sweep/quickstart.yaml", "regbench/reports/tables/paper.csv"} <= names
 
 
 def test_sdist_holds_sources_readme_and_license(built: Built) -> None:
