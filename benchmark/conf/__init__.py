@@ -1,1 +1,1 @@
-"""Hydra configurations: one run (run.yaml), its groups, and the sweeps."""
+"""Presets: data sets, augmentations, networks, clusters and sweeps."""
