@@ -193,7 +193,7 @@ class _SignedFile:
         """The file's content."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del content["path"], content["sha256"]
-        return signed({"schema_version": SCHEMA_VERSION, **plain(content)})
+        return signed({"schema_version": SCHEMA_VERSION, **_plain(content)})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -459,13 +459,13 @@ def read_choice(folder: Path) -> TuningChoice | None:
     return TuningChoice.read_if_there(folder / "choice.json", remedy)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Dataclasses as dictionaries, without a copy of what is plain already."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.find.judging import Choices, Misfit, file_misfits, judge
+from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
 from regbench.reports.find.runs import Found, find_runs
 
 
@@ -51,7 +51,7 @@ def check_records(folders: Sequence[Path]) -> Check:
     Raises:
         RegbenchError: If a folder does not exist or holds no record.
     """
-    found, choices = find_runs(folders), Choices()
+    found, choices = find_runs(folders), TuningChoices()
     runs = [(run, run.record) for run in found.runs if run.record is not None]
     if not runs:
         raise RegbenchError(f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep quickstart`")
@@ -68,7 +68,7 @@ def check_records(folders: Sequence[Path]) -> Check:
     return Check(len(runs), (*map(str, misfits), *_image_misfits(records)))
 
 
-def _choice_misfits(found: Found, choices: Choices) -> Iterator[Misfit]:
+def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
     """A tuning's choice, and that the cells which it chose are here."""
     for path in (folder / "choice.json" for folder in found.sweeps):
         choice = choices.read(path)

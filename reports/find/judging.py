@@ -50,7 +50,7 @@ class Judged:
     away: tuple[Misfit, ...] = ()
 
 
-class Choices:
+class TuningChoices:
     """What tunings chose (`choice.json` of their sweeps); each file is read once."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Choices:
         return self._read[key]
 
 
-def judge(run: Run, path: Path, choices: Choices) -> Judged:
+def judge(run: Run, path: Path, choices: TuningChoices) -> Judged:
     """Read a run directory and hold it against the digests, ids and configurations that it states of itself.
 
     Args:

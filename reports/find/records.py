@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, TuningChoice
-from regbench.reports.find.judging import Choices, Misfit, judge
+from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     folders = [folder] if isinstance(folder, Path) else list(folder)
     good: dict[tuple[str, str], Record] = {}
     skipped: list[Misfit] = []
-    found, choices = find_runs(folders), Choices()
+    found, choices = find_runs(folders), TuningChoices()
     of_sweeps = [choices.read(folder / "choice.json") for folder in found.sweeps]
     skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):

@@ -22,9 +22,9 @@ from regbench.reports.page.drawing import (
     Style,
     figure_with_labels,
     grid,
+    matplotlib_in,
     place_labels,
     plain_ticks,
-    settings,
     sizes_axis,
     styles,
     to_png,
@@ -75,7 +75,7 @@ def cost_png(text: str) -> bytes | None:
     levels = sorted({int(line[fixed]) for line in lines})
     style = styles(line["method"] for line in lines)
     forms = [form for form in FORM_DASHES if any(line["form"] == form for line in lines)]
-    with settings(PAPER_INK):
+    with matplotlib_in(PAPER_INK):
         height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * (len(style) + len(forms) + 1)) + 0.7
         figure = Figure(figsize=(9.6, height_in), layout="constrained")
         panels = figure.subplots(len(levels), len(_QUANTITIES), squeeze=False)
@@ -107,7 +107,7 @@ def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Dra
             if len({line[along] for line in own}) < 2:
                 continue
             methods = list(dict.fromkeys(line["method"] for line in own))
-            with settings(INK):
+            with matplotlib_in(INK):
                 marks = Marks()
                 crowded = len(methods) > LABELLED
                 shown = methods[:LABELLED_OF_MANY] if crowded else methods

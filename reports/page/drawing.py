@@ -107,7 +107,7 @@ def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
     return out
 
 
-def settings(ink: str) -> AbstractContextManager[None]:
+def matplotlib_in(ink: str) -> AbstractContextManager[None]:
     """Matplotlib's settings for a figure whose axes and text are of the colour `ink`."""
     return matplotlib.rc_context(
         {

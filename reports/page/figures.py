@@ -7,8 +7,10 @@ tells the others by its legend and by hovering.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,9 +26,9 @@ from regbench.reports.page.drawing import (
     Style,
     draw_line,
     figure_with_labels,
+    matplotlib_in,
     place_labels,
     plain_ticks,
-    settings,
     sizes_axis,
     to_png,
     to_svg,
@@ -82,7 +84,7 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
             points = _points(summary, score, against)
             if not points:
                 continue
-            with settings(INK):
+            with matplotlib_in(INK):
                 marks = Marks()
                 named = _named(points, LABELLED, against)
                 figure, (axes,) = figure_with_labels(1, [p.row.name for p in points if p.place in named])
@@ -94,120 +96,134 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
     return drawings
 
 
+@dataclass(frozen=True)
+class _Curve:
+    """One line of a figure.
+
+    Attributes:
+        name: Its label.
+        style: Of its method.
+        rows: The rows of the leaderboard that it shows.
+        tooltip: What it says beside its name.
+        points: Where it goes, with the spread there, 0 where there is none.
+    """
+
+    name: str
+    style: Style
+    rows: list[int]
+    tooltip: str
+    points: Sequence[tuple[float, float, float]]
+
+
+def _drawing(
+    title: str, heads: tuple[str, str], about: str, curves: Sequence[_Curve], finish: Callable[[Axes], None]
+) -> Drawing:
+    """Draw lines with a band of one deviation; of too many only the first are labelled, and the others thin.
+
+    Args:
+        title: Of the figure.
+        heads: Of the two axes.
+        about: What the lines are, for who cannot see them.
+        curves: The lines.
+        finish: Sets what of the axes is this figure's own.
+    """
+    shown, few = _shown(len(curves)), all(len(curve.points) < 12 for curve in curves)
+    with matplotlib_in(INK):
+        marks, labels = Marks(), []
+        figure, (axes,) = figure_with_labels(1, [curve.name for curve in curves[:shown]])
+        for place, curve in enumerate(curves):
+            s = curve.style
+            xs, means, spreads = (np.array(values) for values in zip(*curve.points, strict=True))
+            gid = marks.add(s, curve.rows, f"{curve.name}: {curve.tooltip}")
+            line = {"lw": 0.9, "alpha": 0.5} if place >= shown else {"lw": 1.6}
+            marker = s.marker if few else None
+            draw_line(axes, list(xs), list(means), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **line)
+            if place < shown:
+                labels.append(Label(curve.name, float(xs[-1]), float(means[-1]), s, gid))
+                if np.any(spreads > 0):
+                    band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
+                    band.set_gid(f"{gid}.band")
+        finish(axes)
+        axes.set_xlabel(heads[0])
+        axes.set_ylabel(heads[1])
+        place_labels(axes, labels, marker=few)
+        return Drawing(title, f"{heads[1]} {about}", to_svg(figure, marks), len(curves) > LABELLED)
+
+
 def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """Accuracy and time of a step against the embedding dimension, for methods that ran with several."""
+    """Draw accuracy and time of a step against the embedding dimension, for methods that ran with several."""
     drawings = []
     titles = {name: (summary.scores[name].title, summary.scores[name].head) for name in reversed(summary.leading)}
     for key, (title, head) in (titles | {"step_ms": ("time of a step", "time of a step (ms)")}).items():
-        groups: dict[tuple[str, ...], dict[int, tuple[int, Row, Stat]]] = {}
+        groups: dict[tuple[str, ...], dict[int, tuple[int, Stat]]] = {}
         for i, row in enumerate(summary.rows):
             value = row.score(key) if key in titles else row.cost(key)
             q = row.first.cell["embedding_dim"]
             if value is not None and q is not None and not row.untrained:
-                others = (v for k, v in row.settings.items() if k != "q")
-                groups.setdefault((row.label, *others), {}).setdefault(int(q), (i, row, value))
-        lines = {name: points for name, points in groups.items() if len(points) > 1}
-        if not lines:
-            continue
-        with settings(INK):
-            marks, labels = Marks(), []
-            names = {name: ", ".join([name[0], *_others(next(iter(p.values()))[1])]) for name, p in lines.items()}
-            figure, (axes,) = figure_with_labels(1, list(names.values())[: _shown(len(lines))])
-            for place, (name, points) in enumerate(lines.items()):
-                s = style[name[0]]
-                qs = sorted(points)
-                gid = marks.add(s, [points[q][0] for q in qs], _along(names[name], qs, [points[q][2] for q in qs]))
-                means = [points[q][2].mean for q in qs]
-                spreads = [points[q][2].spread or 0.0 for q in qs]
-                if any(spreads):
-                    gap = math.nan
-                    xs = [x for q in qs for x in (q, q, gap)]
-                    ys = [y for m, d in zip(means, spreads, strict=True) for y in (m - d, m + d, gap)]
-                    draw_line(axes, xs, ys, color=s.colour, lw=1.1, gid=gid)
-                draw_line(axes, qs, means, color=s.colour, marker=s.marker, ls=s.dash, ms=5, lw=1.5, gid=gid)
-                if place < _shown(len(lines)):
-                    labels.append(Label(names[name], float(qs[-1]), means[-1], s, gid))
-            sizes_axis(axes, {q for points in lines.values() for q in points})
-            axes.set_xlabel("embedding dimension q")
-            axes.set_ylabel(head)
-            place_labels(axes, labels, marker=True)
-            heading = f"{_capital(title)} against the embedding dimension"
-            text = f"{head} of each method against the embedding dimension."
-            drawings.append(Drawing(heading, text, to_svg(figure, marks), len(lines) > LABELLED))
+                others = [f"{k}={v}" for k, v in row.settings.items() if k != "q" and v != DASH]
+                groups.setdefault((row.label, *others), {}).setdefault(int(q), (i, value))
+        curves = []
+        for name, points in groups.items():
+            along = [(q, *points[q]) for q in sorted(points)]
+            told = "; ".join(f"q = {q}: {_text(s)} (n = {s.n})" for q, _, s in along)
+            places = [(float(q), s.mean, s.spread or 0.0) for q, _, s in along]
+            if len(points) > 1:
+                curves.append(_Curve(", ".join(name), style[name[0]], [i for _, i, _ in along], told, places))
+        if curves:
+            sizes = {int(q) for curve in curves for q, _, _ in curve.points}
+            heading, heads = f"{_capital(title)} against the embedding dimension", ("embedding dimension q", head)
+            about = "of each method against the embedding dimension."
+            drawings.append(_drawing(heading, heads, about, curves, partial(sizes_axis, sizes=sizes)))
     return drawings
 
 
 def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """A figure for each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
+    """Draw each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
     drawings = []
     for key in CURVES:
         title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
-        rows = enumerate(summary.rows[:DRAWN_CURVES])
-        curves = [(i, row, curve) for i, row in rows if (curve := _curve(row, key))]
-        if not curves:
-            continue
-        shown = _shown(len(curves))
-        with settings(INK):
-            marks, labels = Marks(), []
-            figure, (axes,) = figure_with_labels(1, [row.name for _, row, _ in curves[:shown]])
-            for place, (i, row, (epochs, mean, spread, last)) in enumerate(curves):
-                s = style[row.label]
-                few, quiet = len(epochs) < 12, place >= shown
-                gid = marks.add(s, [i], f"{row.name}: {_text(last)} in epoch {epochs[-1]}, n = {last.n}")
-                line = {"lw": 0.9, "alpha": 0.5} if quiet else {"lw": 1.6}
-                marker = s.marker if few else None
-                draw_line(axes, epochs, list(mean), color=s.colour, ls=s.dash, marker=marker, ms=3.5, gid=gid, **line)
-                if np.any(spread > 0) and not quiet:
-                    band = axes.fill_between(epochs, mean - spread, mean + spread, color=s.colour, alpha=0.15, lw=0)
-                    band.set_gid(f"{gid}.band")
-                if not quiet:
-                    labels.append(Label(row.name, float(epochs[-1]), float(mean[-1]), s, gid))
-            axes.set_xlabel("epoch")
-            axes.set_ylabel(title)
+        curves = []
+        for i, row in enumerate(summary.rows[:DRAWN_CURVES]):
+            if (found := _epochs(row, key)) is not None:
+                points, last = found
+                told = f"{_text(last)} in epoch {points[-1][0]:.0f}, n = {last.n}"
+                curves.append(_Curve(row.name, style[row.label], [i], told, points))
+
+        def finish(axes: Axes, key: str = key) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if key == "loss":
                 axes.set_yticks([0, 0.5, 1])
-            place_labels(axes, labels, marker=False)
-            text = f"{title} of each method by epoch."
-            drawings.append(Drawing(_capital(title), text, to_svg(figure, marks), len(curves) > LABELLED))
+
+        if curves:
+            drawings.append(_drawing(_capital(title), ("epoch", title), "of each method by epoch.", curves, finish))
     return drawings
 
 
 def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """The coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
-    kernels: dict[tuple[str, tuple[float, ...]], list[tuple[int, Row]]] = {}
+    """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
+    kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     for i, row in enumerate(summary.rows):
         if row.first.spectrum and not row.untrained:
-            kernels.setdefault((row.label, tuple(row.first.spectrum)), []).append((i, row))
-    several = {label for label, _ in kernels if sum(label == other for other, _ in kernels) > 1}
+            kernels.setdefault((row.label, row.first.spectrum), []).append(i)
+    labels = Counter(label for label, _ in kernels)
     highest = max((max(b[1:], default=0.0) for _, b in kernels), default=0.0)
-    lines = []
+    curves = []
     for (label, b), rows in kernels.items():
         # A billionth of the highest is beyond what anybody sees on the axis.
-        points = [(degree, value) for degree, value in enumerate(b) if degree and value > 1e-9 * highest]
+        points = [(float(degree), value, 0.0) for degree, value in enumerate(b) if degree and value > 1e-9 * highest]
+        values = ", ".join(f"b{_subscript(degree)} = {value:.3g}" for degree, value in enumerate(b) if degree)
         if points:
-            lines.append((label if label not in several else rows[0][1].name, b, rows, points))
-    if not lines:
-        return []
-    shown = _shown(len(lines))
-    with settings(INK):
-        marks, labels = Marks(), []
-        figure, (axes,) = figure_with_labels(1, [name for name, *_ in lines[:shown]])
-        for place, (name, b, rows, points) in enumerate(lines):
-            s = style[rows[0][1].label]
-            values = ", ".join(f"b{_subscript(degree)} = {value:.3g}" for degree, value in enumerate(b) if degree)
-            gid = marks.add(s, [i for i, _ in rows], f"{name}: {values}")
-            axes.plot(*zip(*points, strict=True), color=s.colour, marker=s.marker, ls=s.dash, ms=5, lw=1.3, gid=gid)
-            if place < shown:
-                labels.append(Label(name, float(points[-1][0]), points[-1][1], s, gid))
+            name = label if labels[label] == 1 else summary.rows[rows[0]].name
+            curves.append(_Curve(name, style[label], rows, values, points))
+
+    def finish(axes: Axes) -> None:
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0.7, max(len(b) for _, b in kernels) - 0.7)
-        axes.set_xlabel("degree ℓ of the spherical harmonics")
-        axes.set_ylabel("coefficient b of the kernel")
-        place_labels(axes, labels, marker=True)
-        text = "Coefficients of each method's kernel in spherical harmonics, by degree, on a logarithmic axis."
-        return [Drawing("Spectra of the kernels", text, to_svg(figure, marks), len(lines) > LABELLED)]
+
+    heads = ("degree ℓ of the spherical harmonics", "coefficient b of the kernel")
+    about = "of each method in spherical harmonics, by degree, on a logarithmic axis."
+    return [_drawing("Spectra of the kernels", heads, about, curves, finish)] if curves else []
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
@@ -215,7 +231,7 @@ def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) 
     panels = {score: points for score in reversed(summary.leading) if (points := _points(summary, score, against))}
     if not panels:
         return None
-    with settings(PAPER_INK):
+    with matplotlib_in(PAPER_INK):
         named = {score: _named(points, LABELLED_IN_PNG, against) for score, points in panels.items()}
         names = [p.row.name for score, points in panels.items() for p in points if p.place in named[score]]
         figure, axes = figure_with_labels(len(panels), names, max(map(len, named.values())))
@@ -312,29 +328,25 @@ def _scatter(
     place_labels(axes, labels, marker=True)
 
 
-def _curve(row: Row, key: str) -> tuple[list[int], np.ndarray, np.ndarray, Stat] | None:
-    """Epochs, mean and sample standard deviation over the seeds that logged the epoch, and the last epoch's statistics.
-
-    None without data.
-    """
+def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat] | None:
+    """Epoch, mean and sample standard deviation over the seeds that logged it, and the last epoch's statistics."""
     by_epoch: dict[int, list[float]] = {}
     for record in row.records:
-        for line in record.history:
-            epoch, value = line.get("epoch"), line.get(key)
+        for logged in record.history:
+            epoch, value = logged.get("epoch"), logged.get(key)
             if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
                 by_epoch.setdefault(epoch, []).append(float(value))
-    if not by_epoch:
-        return None
     epochs = sorted(by_epoch)
     if len(epochs) > _CURVE_POINTS:
         epochs = [epochs[round(i)] for i in np.linspace(0, len(epochs) - 1, _CURVE_POINTS)]
-    stats = [s for e in epochs if (s := stat(by_epoch[e]))]
-    mean = np.array([s.mean for s in stats])
-    spread = np.array([s.spread or 0.0 for s in stats])
+    points = [(epoch, s) for epoch in epochs if (s := stat(by_epoch[epoch]))]
+    if not points:
+        return None
+    low, span = 0.0, 1.0
     if key == "loss":  # losses of different methods have no common scale: each from its lowest (0) to its highest (1)
-        span = np.ptp(mean) or 1.0
-        mean, spread = (mean - mean.min()) / span, spread / span
-    return epochs, mean, spread, stats[-1]
+        means = [s.mean for _, s in points]
+        low, span = min(means), np.ptp(means) or 1.0
+    return [(float(epoch), (s.mean - low) / span, (s.spread or 0.0) / span) for epoch, s in points], points[-1][1]
 
 
 def _shown(count: int) -> int:
@@ -342,19 +354,11 @@ def _shown(count: int) -> int:
     return count if count <= LABELLED else LABELLED_OF_MANY
 
 
-def _others(row: Row) -> list[str]:
-    return [f"{k}={v}" for k, v in row.settings.items() if k != "q" and v != DASH]
-
-
 def _text(s: Stat, decimals: int | None = None, divisor: float = 1) -> str:
     """Mean ± spread for a tooltip; four significant digits where no decimals are given."""
     form = ",.4g" if decimals is None else f",.{decimals}f"
     values = [s.mean] if s.spread is None else [s.mean, s.spread]
     return " ± ".join(f"{value / divisor:{form}}" for value in values)
-
-
-def _along(name: str, qs: Sequence[int], stats: Sequence[Stat]) -> str:
-    return f"{name}: " + "; ".join(f"q = {q}: {_text(s)} (n = {s.n})" for q, s in zip(qs, stats, strict=True))
 
 
 def _subscript(number: int) -> str:

@@ -39,16 +39,6 @@ function matcher(text) {
   return (candidate) => !choices.length || choices.some((words) => words.every((word) => candidate.toLowerCase().includes(word)));
 }
 
-function yaml(value, indent = "") {
-  const scalar = (v) => (typeof v === "string" && /^[A-Za-z_][\w./-]*$/.test(v) && !/^(true|false|null|yes|no|on|off|y|n)$/i.test(v)
-    ? v : JSON.stringify(v).replace(/^(-?\d+)e/, "$1.0e"));
-  return Object.entries(value).map(([key, v]) => {
-    const nested = v && typeof v === "object" && !Array.isArray(v) && Object.keys(v).length;
-    const shown = Array.isArray(v) ? `[${v.map(scalar).join(", ")}]` : nested ? `\n${yaml(v, indent + "  ")}` : ` ${scalar(v)}`;
-    return `${indent}${scalar(key)}:${Array.isArray(v) ? " " : ""}${shown}`;
-  }).join("\n");
-}
-
 // --- light and dark ---
 
 document.getElementById("theme").addEventListener("click", () => {
@@ -318,7 +308,7 @@ function open(cell) {
       part("Scores", cell.scores?.length ? grid(["score", "value", "unit", "split", "protocol"], cell.scores.map((s) => [SCORE_NAMES[s.name] ?? s.name, s.value, s.unit, s.split, s.protocol])) : null),
       part("Choices", cell.choice && facts(choices(cell.choice))),
       part("Cost", cell.cost && facts(flat(cell.cost))),
-      part("Settings", block(yaml(cell.config))),
+      part("Settings", block(JSON.stringify(cell.config, null, 2))),
       part("Environment", facts(flat(environment))),
       part("Attempts", attempts.length ? grid(names, attempts.map((a) => names.map((name) => (typeof a[name] === "object" && a[name] ? JSON.stringify(a[name]) : a[name])))) : null)));
   if (!dialog.open) dialog.showModal();

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from jinja2 import Environment, StrictUndefined
 
-from regbench.benchmark.rundir.record import Record, plain
+from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
 from regbench.reports.page.drawing import Drawing, Style, styles, unique_ids
@@ -297,11 +297,11 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
                     "status": r.status,
                     "sweep": r.sweep,
                     "config": r.cell,
-                    "scores": plain(r.scores),
-                    "cost": {k: v for k, v in vars(r.cost).items() if v is not None},
+                    "scores": r.scores,
+                    "cost": r.cost,
                     "environment": r.environment,
-                    "data": plain(r.data),
-                    "attempts": plain(r.attempts),
+                    "data": r.data,
+                    "attempts": r.attempts,
                     "choice": r.choice,
                     "on_test": r.on_test,
                     "sha256": r.sha256,
