@@ -13,7 +13,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from regbench import RegbenchError, settings
 
@@ -153,6 +153,6 @@ class Registry(Generic[P]):
 
         def read(value: Any) -> P:
             ours = tuple(self._classes.values())
-            return cast("P", value) if isinstance(value, ours) else self.from_plain(value, prefix)
+            return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
         return settings.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")

@@ -130,7 +130,8 @@ def test_wheel_holds_every_source_file_and_no_other_package(built: Built) -> Non
     assert names == set(expected)
     assert contents == {name: path.read_bytes() for name, path in expected.items()}
     # Whatever else changes, these must be there: data that no import would miss.
-    assert {"regbench/py.typed", "regbench/benchmark/conf/sweep/quickstart.yaml", "regbench/reports/tables/paper.csv"} <= names
+    data = ("py.typed", "benchmark/conf/sweep/quickstart.yaml", "reports/tables/paper.csv")
+    assert {f"regbench/{name}" for name in data} <= names
 
 
 def test_sdist_holds_sources_readme_and_license(built: Built) -> None:
