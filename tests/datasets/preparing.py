@@ -1,4 +1,4 @@
-"""What the tests of sources ask of `prepare`."""
+"""What the tests of sources ask of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import prepare
+from regbench.datasets.prepare import open_source
+from regbench.datasets.sources.base import Contents
 
 
 def stored(data: Path, name: str, split: str) -> list[tuple[int, bytes]]:
@@ -18,11 +19,26 @@ def stored(data: Path, name: str, split: str) -> list[tuple[int, bytes]]:
     return [(int(label), beton.stored_bytes(i).tobytes()) for i, label in enumerate(beton.labels)]
 
 
-def refused(config: DatasetConfig, data: Path, source: Path | None, *reasons: str) -> None:
-    """It is refused in one line that has all these in it, and leaves no manifest."""
+def opened(config: DatasetConfig, source: Path) -> Contents:
+    """The source, which is usable."""
+    return open_source(config, source, source)
+
+
+def images(contents: Contents, split: str) -> list[tuple[int, str]]:
+    """Label and origin of every image, in order."""
+    found = contents.splits[split]
+    return [(label, origin) for label, (_, origin) in zip(found.labels.tolist(), found.images(), strict=True)]
+
+
+def counts(contents: Contents) -> dict[str, int]:
+    """The number of images of each split."""
+    return {name: len(split.labels) for name, split in contents.splits.items()}
+
+
+def refused(config: DatasetConfig, source: Path | None, *reasons: str, downloads: Path = Path("/none")) -> None:
+    """It is refused in one line that has all these in it."""
     with pytest.raises(RegbenchError) as refusal:
-        prepare(config, data, source_dir=source, progress=False)
+        open_source(config, source, downloads)
     for reason in reasons:
         assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
-    assert not (data / config.name / "manifest.json").exists()

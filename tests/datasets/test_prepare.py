@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import gzip
 import hashlib
 import itertools
-import pickle
 import re
 import shutil
 import sys
@@ -12,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from regbench import RegbenchError
@@ -21,79 +17,10 @@ from regbench.datasets.beton import JPEG, Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
-from regbench.datasets.sources import fashion_mnist
-from regbench.datasets.sources.base import SOURCES
+from tests.datasets.preparing import refused
 
 Config = Callable[..., DatasetConfig]
 MakeFolder = Callable[[Path, int, int], Path]
-
-
-def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(gzip.decompress(path.read_bytes())[4 + 4 * len(shape) :], np.uint8).reshape(shape)
-
-
-def test_fashion_mnist(data_dir: Path, fashion_source: Path) -> None:
-    images = read_idx(fashion_source / "train-images-idx3-ubyte.gz", (120, 28, 28))
-    labels = read_idx(fashion_source / "train-labels-idx1-ubyte.gz", (120,))
-    manifest = Manifest.load(data_dir, "fashion")
-    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
-    assert counts == {"train": [10] * 10, "tuning": [2] * 10, "test": [3] * 10}
-    assert manifest.pretraining_split == "train"
-    train, tuning = (Beton(data_dir / "fashion" / f"{split}.beton") for split in ("train", "tuning"))
-    for label in range(10):
-        rows = np.flatnonzero(labels == label)
-        for beton, expected in ((train, rows[:10]), (tuning, rows[10:])):
-            found = [beton.image(int(i)) for i in np.flatnonzero(beton.labels == label)]
-            np.testing.assert_array_equal(found, np.repeat(images[expected, :, :, None], 3, axis=3))
-    # In the file's order, not class by class.
-    assert (np.diff(train.labels) < 0).any()
-
-
-def test_cifar10(tmp_path: Path, cifar_source: Path) -> None:
-    config = DatasetConfig(
-        name="cifar",
-        source=SOURCES.build("cifar10", published=False),
-        image_size=32,
-        mean=(0.5,) * 3,
-        std=(0.2,) * 3,
-        num_classes=10,
-        eval_resize=32,
-    )
-    manifest = prepare(config, tmp_path, source_dir=cifar_source, progress=False)
-    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
-    assert counts == {"train": [18] * 10, "tuning": [2] * 10, "test": [2] * 10}
-    batch = pickle.loads((cifar_source / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")
-    beton = Beton(tmp_path / "cifar" / "test.beton")
-    assert beton.labels.tolist() == batch[b"labels"]
-    for i in range(20):
-        planes = batch[b"data"][i].reshape(3, 32, 32)
-        np.testing.assert_array_equal(beton.image(i), np.stack(list(planes), axis=2))
-
-
-def test_stl10(tmp_path: Path, stl_source: Path) -> None:
-    config = DatasetConfig(
-        name="stl",
-        source=SOURCES.build("stl10", published=False),
-        image_size=96,
-        mean=(0.5,) * 3,
-        std=(0.2,) * 3,
-        num_classes=10,
-        eval_resize=96,
-    )
-    manifest = prepare(config, tmp_path, source_dir=stl_source, progress=False)
-    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
-    assert counts == {"train": [4] * 10, "tuning": [1] * 10, "test": [2] * 10, "unlabeled": []}
-    assert manifest.pretraining_split == "unlabeled"
-    unlabeled = Beton(tmp_path / "stl" / "unlabeled.beton")
-    assert unlabeled.labels.tolist() == [-1] * 30
-    content = (stl_source / "stl10_binary" / "unlabeled_X.bin").read_bytes()
-    third = content[2 * 27648 : 3 * 27648]
-    image = unlabeled.image(2)
-    # Plane by plane, column by column.
-    for channel, row, column in [(0, 0, 1), (1, 5, 90), (2, 95, 0)]:
-        assert image[row, column, channel] == third[channel * 9216 + column * 96 + row]
-    test_labels = np.frombuffer((stl_source / "stl10_binary" / "test_y.bin").read_bytes(), np.uint8)
-    np.testing.assert_array_equal(Beton(tmp_path / "stl" / "test.beton").labels, test_labels.astype(int) - 1)
 
 
 def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -> None:
@@ -163,106 +90,22 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
         Manifest.load(tmp_path, "x")
 
 
-def refused(config: DatasetConfig, data: Path, source: Path | None, reason: str) -> None:
-    with pytest.raises(RegbenchError, match=reason) as refusal:
-        prepare(config, data, source_dir=source, progress=False)
-    assert "\n" not in str(refusal.value)
-    assert not (data / config.name / "manifest.json").exists()
-
-
 def test_refusals_of_folders(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
     root = make_imagefolder(tmp_path / "source", 6, 2)
-    data = tmp_path / "data"
     config = folder_config(train_per_class=3, tuning_per_class=2)
-    refused(config, data, None, "give the folder that holds train/CLASS/")
-    refused(
-        config, data, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/"
-    )
-    refused(folder_config(train_per_class=4, tuning_per_class=2), data, root, r"ant has 6 images; .* need 7")
-    refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), data, root, "3 classes, not 4")
+    refused(config, None, "give the folder that holds train/CLASS/")
+    refused(config, tmp_path, "train/ is missing; val/ is missing; mend it, or give another folder, with train/CLASS/")
+    refused(folder_config(train_per_class=4, tuning_per_class=2), root, "ant has 6 images; ", " need 7")
+    refused(folder_config(num_classes=4, train_per_class=3, tuning_per_class=2), root, "3 classes, not 4")
     (root / "val" / "dog").mkdir()
-    refused(config, data, root, r"1 class folders of val/ have no images: dog")
+    refused(config, root, "1 class folders of val/ have no images: dog")
     (root / "val" / "dog" / "a.png").write_bytes(b"")
-    refused(config, data, root, "train/ lacks 1 classes of val/: dog")
+    refused(config, root, "train/ lacks 1 classes of val/: dog")
     shutil.rmtree(root / "val" / "dog")
-    (root / "train" / "cat").rename(root / "train" / "dog")
-    refused(config, data, root, "val/ lacks 1 classes of train/: dog; train/ lacks 1 classes of val/: cat")
-
-
-def test_one_file_in_two_splits_is_refused(tmp_path: Path, make_imagefolder: MakeFolder, folder_config: Config) -> None:
-    root = make_imagefolder(tmp_path / "source", 6, 2)
     (root / "val" / "ant" / "copy.jpg").symlink_to(root / "train" / "ant" / "ant_001.jpg")
-    config = folder_config(train_per_class=3, tuning_per_class=2)
-    refused(config, tmp_path / "data", root, r"splits overlap: .*(ant_001|copy)\.jpg .* one file")
-
-
-def test_refusals_of_small_sets(
-    tmp_path: Path, fashion_source: Path, cifar_source: Path, stl_source: Path, fashion_config: Config
-) -> None:
-    data = tmp_path / "data"
-    config = fashion_config()
-    refused(config, data, tmp_path, r"train-labels-idx1-ubyte\.gz is missing; .*; get it from https://github")
-    folder = tmp_path / "fashion_copy"
-    folder.mkdir()
-    for file in fashion_source.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    images = folder / "t10k-images-idx3-ubyte.gz"
-    good = images.read_bytes()
-    for bad, reason in [
-        (good[:-20], "is damaged"),
-        (b"plain", "is damaged"),
-        (gzip.compress(b"\0\0\x0d\3" + bytes(100)), "is not an IDX file"),
-        (gzip.compress(gzip.decompress(good)[:-5]), "is cut short"),
-    ]:
-        images.write_bytes(bad)
-        refused(config, data, folder, reason)
-    images.write_bytes(good)
-    labels = folder / "t10k-labels-idx1-ubyte.gz"
-    labels.write_bytes(gzip.compress(gzip.decompress(labels.read_bytes())[:-1] + b"\x0a"))
-    refused(config, data, folder, "labels from 0 to 10, not 0 to 9")
-
-    cifar = fashion_config(source="cifar10")
-    copy = tmp_path / "cifar_copy" / "cifar-10-batches-py"
-    copy.mkdir(parents=True)
-    for file in (cifar_source / "cifar-10-batches-py").iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    refused(cifar, data, tmp_path, "data_batch_1 is missing")
-    for bad in (b"", pickle.dumps({b"data": 1}), pickle.dumps(print)):
-        (copy / "data_batch_3").write_bytes(bad)
-        refused(cifar, data, copy.parent, "data_batch_3 is not the file that CIFAR's authors published")
-
-    stl = fashion_config(source="stl10")
-    refused(stl, data, tmp_path, "train_y.bin is missing; train_X.bin is missing")
-
-
-def test_a_download_that_fails_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fashion_config: Config
-) -> None:
-    import torchvision.datasets
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
-    for name, source in (
-        ("FashionMNIST", "fashion_mnist"),
-        ("CIFAR10", "cifar10"),
-        ("CIFAR100", "cifar100"),
-        ("STL10", "stl10"),
-    ):
-        monkeypatch.setattr(torchvision.datasets, name, unreachable)
-        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
-        refused(
-            fashion_config(source=source), tmp_path, None, r"cannot download .* \(no network\); get it by other means"
-        )
-
-
-def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
-    if not fashion_mnist.DEBIAN_FOLDER.is_dir():
-        pytest.skip("the Debian package dataset-fashion-mnist is not installed")
-    manifest = prepare(fashion_config(), tmp_path, progress=False)
-    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
-    assert counts == {"train": [5000] * 10, "tuning": [1000] * 10, "test": [1000] * 10}
-    assert manifest.class_names[:3] == ["t-shirt/top", "trouser", "pullover"]
+    refused(config, root, "the splits overlap: ", "ant_001.jpg", " are one file")
+    (root / "train" / "cat").rename(root / "train" / "dog")
+    refused(config, root, "val/ lacks 1 classes of train/: dog; train/ lacks 1 classes of val/: cat")
 
 
 def test_progress_in_a_log_is_plain_lines(

@@ -1,23 +1,36 @@
-"""CIFAR-100 as it is published, and all that is wrong with a source of arrays in one line."""
+"""Fashion-MNIST, CIFAR and STL-10 as they are published, and all that is wrong with one of them in one line."""
 
 from __future__ import annotations
 
+import gzip
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torchvision.datasets
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.prepare import open_source, prepare
 from regbench.datasets.published import Published
+from regbench.datasets.sources import fashion_mnist
+from regbench.datasets.sources.base import Split
 from regbench.datasets.sources.stl10 import STL10
+from tests.datasets.preparing import counts, opened, refused
 
 Config = Callable[..., DatasetConfig]
+
+
+def pixels(split: Split) -> Sequence[npt.NDArray[np.uint8]]:
+    return [image for image, _ in split.images() if isinstance(image, np.ndarray)]
+
+
+def per_class(split: Split) -> list[int]:
+    found: list[int] = np.bincount(split.labels).tolist()
+    return found
 
 
 @pytest.fixture
@@ -26,13 +39,11 @@ def cifar100_source(tmp_path: Path) -> Path:
     folder = tmp_path / "source" / "cifar-100-python"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(3)
-    for name, per_class in (("train", 10), ("test", 2)):
-        labels = rng.permutation(np.repeat(np.arange(100), per_class)).tolist()
-        content = {
-            b"data": rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8),
-            b"fine_labels": labels,
-            b"coarse_labels": [label // 5 for label in labels],
-        }
+    for name, number in (("train", 10), ("test", 2)):
+        labels = rng.permutation(np.repeat(np.arange(100), number)).tolist()
+        data = rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+        coarse = [label // 5 for label in labels]
+        content = {b"data": data, b"fine_labels": labels, b"coarse_labels": coarse}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     names = {b"fine_label_names": [f"class {i}".encode() for i in range(100)], b"coarse_label_names": []}
     (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
@@ -44,30 +55,77 @@ def cifar100() -> DatasetConfig:
     return load_run(["dataset=cifar100", "dataset.source.published=false"])[0].dataset
 
 
-def refused(config: DatasetConfig, source: Path, *reasons: str) -> None:
-    with pytest.raises(RegbenchError) as refusal:
-        open_source(config, source, source)
-    for reason in reasons:
-        assert reason in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+def test_fashion_mnist(fashion_source: Path, fashion_config: Config) -> None:
+    contents = opened(fashion_config(), fashion_source)
+    assert counts(contents) == {"train": 100, "tuning": 20, "test": 30}
+    content = gzip.decompress((fashion_source / "train-images-idx3-ubyte.gz").read_bytes())
+    images = np.frombuffer(content[16:], np.uint8).reshape(120, 28, 28)
+    labels = np.frombuffer(gzip.decompress((fashion_source / "train-labels-idx1-ubyte.gz").read_bytes())[8:], np.uint8)
+    for name, part in (("train", slice(0, 10)), ("tuning", slice(10, 12))):
+        # In the file's order, not class by class; of each class the last are for tuning.
+        rows = np.sort(np.concatenate([np.flatnonzero(labels == label)[part] for label in range(10)]))
+        split = contents.splits[name]
+        assert split.labels.tolist() == labels[rows].tolist()
+        np.testing.assert_array_equal(pixels(split), images[rows])
+        assert [origin for _, origin in split.images()] == [f"fashion_mnist train[{row}]" for row in rows]
 
 
-def test_cifar100(tmp_path: Path, cifar100_source: Path, cifar100: DatasetConfig) -> None:
-    manifest = prepare(cifar100, tmp_path, source_dir=cifar100_source, progress=False)
-    counts = {name: entry["counts_per_class"] for name, entry in manifest.splits.items()}
-    assert counts == {"train": [9] * 100, "tuning": [1] * 100, "test": [2] * 100}
-    assert manifest.class_names[7] == "class 7"
+def test_cifar10(cifar_source: Path, fashion_config: Config) -> None:
+    contents = opened(fashion_config(source="cifar10"), cifar_source)
+    assert [per_class(split) for split in contents.splits.values()] == [[18] * 10, [2] * 10, [2] * 10]
+    batch = pickle.loads((cifar_source / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")
+    assert contents.splits["test"].labels.tolist() == batch[b"labels"]
+    expected = batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(pixels(contents.splits["test"]), expected)
+
+
+def test_cifar100(cifar100_source: Path, cifar100: DatasetConfig) -> None:
+    contents = opened(cifar100, cifar100_source)
+    assert [per_class(split) for split in contents.splits.values()] == [[9] * 100, [1] * 100, [2] * 100]
+    assert contents.class_names[7] == "class 7"
     content = pickle.loads((cifar100_source / "cifar-100-python" / "train").read_bytes())
-    labels = np.array(content[b"fine_labels"])
-    tuning = Beton(tmp_path / "cifar100" / "tuning.beton")
-    for i in (0, 17, 99):
-        # The last one of its class.
-        row = np.flatnonzero(labels == tuning.labels[i])[-1]
-        planes = content[b"data"][row].reshape(3, 32, 32)
-        np.testing.assert_array_equal(tuning.image(i), np.stack(list(planes), axis=2))
+    tuning = contents.splits["tuning"]
+    # The last one of its class.
+    rows = [np.flatnonzero(np.array(content[b"fine_labels"]) == label)[-1] for label in tuning.labels]
+    np.testing.assert_array_equal(pixels(tuning), content[b"data"][rows].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def test_all_that_is_wrong_with_cifar100_is_listed(cifar100_source: Path, cifar100: DatasetConfig) -> None:
+def test_stl10(stl_source: Path, fashion_config: Config) -> None:
+    contents = opened(fashion_config(source="stl10"), stl_source)
+    assert counts(contents) == {"train": 40, "tuning": 10, "test": 20, "unlabeled": 30}
+    assert contents.splits["unlabeled"].labels.tolist() == [-1] * 30
+    third = (stl_source / "stl10_binary" / "unlabeled_X.bin").read_bytes()[2 * 27648 : 3 * 27648]
+    image = pixels(contents.splits["unlabeled"])[2]
+    # Plane by plane, column by column.
+    for channel, row, column in [(0, 0, 1), (1, 5, 90), (2, 95, 0)]:
+        assert image[row, column, channel] == third[channel * 9216 + column * 96 + row]
+    test_labels = np.frombuffer((stl_source / "stl10_binary" / "test_y.bin").read_bytes(), np.uint8)
+    assert contents.splits["test"].labels.tolist() == (test_labels.astype(int) - 1).tolist()
+
+
+def test_all_that_is_wrong_with_fashion_mnist_is_listed(
+    tmp_path: Path, fashion_source: Path, fashion_config: Config
+) -> None:
+    refused(fashion_config(), tmp_path, "train-labels-idx1-ubyte.gz is missing; ", "; get it from https://github")
+    folder = Path(shutil.copytree(fashion_source, tmp_path / "copy"))
+    images, labels = (folder / f"t10k-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1"))
+    good = images.read_bytes()
+    for bad, reason in [
+        (good[:-20], "is damaged"),
+        (b"plain", "is damaged"),
+        (gzip.compress(b"\0\0\x0d\3" + bytes(100)), "is not an IDX file"),
+        (gzip.compress(gzip.decompress(good)[:-5]), "is cut short"),
+    ]:
+        images.write_bytes(bad)
+        refused(fashion_config(), folder, reason)
+    images.write_bytes(good)
+    labels.write_bytes(gzip.compress(gzip.decompress(labels.read_bytes())[:-1] + b"\x0a"))
+    refused(fashion_config(), folder, "labels from 0 to 10, not 0 to 9")
+
+
+def test_all_that_is_wrong_with_cifar_is_listed(
+    tmp_path: Path, cifar100_source: Path, cifar100: DatasetConfig, cifar_source: Path, fashion_config: Config
+) -> None:
     folder = cifar100_source / "cifar-100-python"
     content = pickle.loads((folder / "train").read_bytes())
     (folder / "train").write_bytes(pickle.dumps(content | {b"fine_labels": content[b"fine_labels"][1:]}))
@@ -84,65 +142,58 @@ def test_all_that_is_wrong_with_cifar100_is_listed(cifar100_source: Path, cifar1
     refused(cifar100, cifar100_source, "train: labels from 0 to 100, not 0 to 99; test is missing")
     (folder / "meta").write_bytes(pickle.dumps(print))
     refused(cifar100, cifar100_source, "meta is not the file that CIFAR's authors published (it names builtins.print)")
+    copy = Path(shutil.copytree(cifar_source, tmp_path / "copy"))
+    (copy / "cifar-10-batches-py" / "data_batch_2").unlink()
+    (copy / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps({b"data": 1}))
+    refused(fashion_config(source="cifar10"), copy, "data_batch_2 is missing; test_batch is not the file that")
 
 
-def test_cifar10_and_stl10_list_what_is_wrong(
-    tmp_path: Path, cifar_source: Path, stl_source: Path, fashion_config: Config
-) -> None:
-    for source, folder in ((cifar_source, "cifar-10-batches-py"), (stl_source, "stl10_binary")):
-        (tmp_path / folder).mkdir()
-        for path in (source / folder).iterdir():
-            (tmp_path / folder / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "cifar-10-batches-py" / "data_batch_2").unlink()
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"x")
-    refused(
-        fashion_config(source="cifar10"),
-        tmp_path,
-        "data_batch_2 is missing; test_batch is not the file that",
-        "get it from https://www.cs.toronto.edu/~kriz/cifar.html (cifar-10-python.tar.gz)",
-    )
-    stl = tmp_path / "stl10_binary"
-    (stl / "train_y.bin").write_bytes((stl / "train_y.bin").read_bytes()[:-1])
-    (stl / "test_X.bin").write_bytes((stl / "test_X.bin").read_bytes()[:-1])
-    (stl / "unlabeled_X.bin").unlink()
+def test_all_that_is_wrong_with_stl10_is_listed(tmp_path: Path, stl_source: Path, fashion_config: Config) -> None:
+    copy = Path(shutil.copytree(stl_source, tmp_path / "copy"))
+    for name in ("train_y.bin", "test_X.bin"):
+        path = copy / "stl10_binary" / name
+        path.write_bytes(path.read_bytes()[:-1])
+    (copy / "stl10_binary" / "unlabeled_X.bin").unlink()
     refused(
         fashion_config(source="stl10"),
-        tmp_path,
+        copy,
         "train_y.bin: 50 images but 49 labels; test_X.bin is cut short: 552,959 bytes, no multiple of 27,648; "
         "unlabeled_X.bin is missing or empty; get it from https://cs.stanford.edu/~acoates/stl10/",
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("fashion_mnist", "train has 120 images, not 60,000; test has 30 images, not 10,000; get it from https://git"),
-        ("cifar10", "train has 200 images, not 50,000; test has 20 images, not 10,000; get it from https://www.cs"),
-        (
-            "stl10",
-            "train has 50 images, not 5,000; test has 20 images, not 8,000; unlabeled has 30 images, not 100,000",
-        ),
-    ],
-)
-def test_the_presets_ask_for_the_published_counts(
-    name: str, reason: str, fashion_source: Path, cifar_source: Path, stl_source: Path
+def test_the_published_numbers_of_images_are_asked_for(
+    fashion_source: Path, cifar_source: Path, stl_source: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = {"fashion_mnist": fashion_source, "cifar10": cifar_source, "stl10": stl_source}[name]
-    refused(load_run([f"dataset={name}"])[0].dataset, source, reason, "dataset.source.published=false")
-
-
-def test_published_counts_are_accepted(
-    stl_source: Path, fashion_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    counts = {"train": 50, "test": 20, "unlabeled": 30}
-    monkeypatch.setattr(STL10, "about", Published("STL-10", "nowhere", counts))
-    source = open_source(fashion_config(source="stl10", published=True), stl_source, tmp_path)
-    assert list(source.splits) == ["train", "tuning", "test", "unlabeled"]
-
-
-def test_a_download_that_was_cut_short_says_how_to_repeat_it(tmp_path: Path, cifar100: DatasetConfig) -> None:
-    (tmp_path / "cifar-100-python").mkdir()
-    with pytest.raises(
-        RegbenchError, match=r"cifar-100-python, which was downloaded \(remove it to try again\), is not"
+    for name, source, reason in (
+        ("fashion_mnist", fashion_source, "train has 120 images, not 60,000; test has 30 images, not 10,000; get it"),
+        ("cifar10", cifar_source, "train has 200 images, not 50,000; test has 20 images, not 10,000; get it from"),
+        ("stl10", stl_source, "test has 20 images, not 8,000; unlabeled has 30 images, not 100,000"),
     ):
-        open_source(cifar100, None, tmp_path)
+        refused(load_run([f"dataset={name}"])[0].dataset, source, reason, "dataset.source.published=false")
+    monkeypatch.setattr(STL10, "about", Published("STL-10", "", {"train": 50, "test": 20, "unlabeled": 30}))
+    assert opened(fashion_config(source="stl10", published=True), stl_source)
+
+
+def test_downloads_that_fail_are_one_line(
+    tmp_path: Path, cifar100: DatasetConfig, fashion_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
+    sources = {"FashionMNIST": "fashion_mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "STL10": "stl10"}
+    for name, source in sources.items():
+        monkeypatch.setattr(torchvision.datasets, name, unreachable)
+        message = "(no network); get it by other means from "
+        refused(fashion_config(source=source), None, "cannot download ", message, downloads=tmp_path)
+    (tmp_path / "cifar-100-python").mkdir()
+    again = "cifar-100-python, which was downloaded (remove it to try again), is not"
+    refused(cifar100, None, again, downloads=tmp_path)
+
+
+def test_debians_fashion_mnist(tmp_path: Path, fashion_config: Config) -> None:
+    if not fashion_mnist.DEBIAN_FOLDER.is_dir():
+        pytest.skip("the Debian package dataset-fashion-mnist is not installed")
+    contents = fashion_config(published=True).source.open(None, tmp_path)
+    assert [per_class(split) for split in contents.splits.values()] == [[5000] * 10, [1000] * 10, [1000] * 10]

@@ -17,7 +17,7 @@ from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.published import PUBLISHED, Published
 from regbench.datasets.sources.base import SOURCES
-from tests.datasets.preparing import refused, stored
+from tests.datasets.preparing import images, opened, refused
 
 Config = Callable[..., DatasetConfig]
 WNIDS = ("n01440764", "n01443537", "n01484850")
@@ -87,45 +87,29 @@ def config_of(preset: str, **changes: object) -> DatasetConfig:
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle"])
-def test_a_flat_val_is_read_with_the_published_labels(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    source: Path = request.getfixturevalue(f"{kind}_source")
-    images = source if kind == "devkit" else source / "ILSVRC" / "Data" / "CLS-LOC"
-    manifest = prepare(config_of("in100"), tmp_path, source_dir=source, progress=False)
-    assert manifest.class_names == list(WNIDS)
-    assert manifest.splits["train"]["counts_per_class"] == [4, 4, 4]
-    expected = [
-        (label, (images / "val" / f"ILSVRC2012_val_{i + 1:08d}.JPEG").read_bytes())
-        for label in range(3)
-        for i in range(len(TRUTH))
-        if TRUTH[i] == label
-    ]
-    assert stored(tmp_path, "in100", "test") == expected
+def test_a_flat_val_is_read_with_the_published_labels(kind: str, request: pytest.FixtureRequest) -> None:
+    contents = opened(config_of("in100"), request.getfixturevalue(f"{kind}_source"))
+    assert contents.class_names == list(WNIDS)
+    assert contents.splits["train"].labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    folder = "val" if kind == "devkit" else "ILSVRC/Data/CLS-LOC/val"
+    numbers = [(label, i) for label in range(3) for i, truth in enumerate(TRUTH, 1) if truth == label]
+    expected = [(label, f"{folder}/ILSVRC2012_val_{i:08d}.JPEG") for label, i in numbers]
+    assert images(contents, "test") == expected
 
 
-def test_in20_is_cut_from_the_published_folder(tmp_path: Path, devkit_source: Path) -> None:
-    config = config_of("in20", train_per_class=2, tuning_per_class=1)
-    prepare(config, tmp_path, source_dir=devkit_source, progress=False)
+def test_in20_is_cut_from_the_published_folder(devkit_source: Path) -> None:
+    contents = opened(config_of("in20", train_per_class=2, tuning_per_class=1), devkit_source)
     for split, numbers in (("train", (0, 1)), ("tuning", (3,))):
-        assert stored(tmp_path, "in20", split) == [
-            (label, (devkit_source / "train" / wnid / f"{wnid}_{i}.JPEG").read_bytes())
-            for label, wnid in enumerate(WNIDS)
-            for i in numbers
-        ]
+        expected = [(label, f"train/{wnid}/{wnid}_{i}.JPEG") for label, wnid in enumerate(WNIDS) for i in numbers]
+        assert images(contents, split) == expected
     # The preset asks for 260 and 260, and one between them.
-    refused(
-        config_of("in20", train_per_class=260, tuning_per_class=260),
-        tmp_path / "more",
-        devkit_source,
-        "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has 4",
-    )
+    reason = "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has 4"
+    refused(config_of("in20", train_per_class=260, tuning_per_class=260), devkit_source, reason)
 
 
 def test_wrong_counts_are_refused_unless_it_is_said_to_be_a_part(tmp_path: Path, devkit_source: Path) -> None:
     refused(
         config_of("in20", published="ilsvrc2012"),
-        tmp_path,
         devkit_source,
         "source is not the complete ImageNet (ILSVRC2012): train has 12 images, not 1,281,167; val has 6 images, not "
         "50,000",
@@ -153,7 +137,7 @@ def test_the_imagenet_presets_are_the_published_data_sets() -> None:
 
 
 def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source: Path) -> None:
-    config, data = config_of("in100", published="ilsvrc2012"), tmp_path / "data"
+    config = config_of("in100", published="ilsvrc2012")
     val, devkit = devkit_source / "val", devkit_source / "ILSVRC2012_devkit_t12" / "data"
     (val / "ILSVRC2012_val_00000003.JPEG").unlink()
     picture(val / "holiday.jpg", 1)
@@ -162,7 +146,6 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
     (devkit_source / "train" / WNIDS[2]).rename(devkit_source / "away")
     refused(
         config,
-        data,
         devkit_source,
         "1 images lie in train/ itself, the first is stray.jpg",
         "1 class folders of train/ have no images: n09999999",
@@ -174,22 +157,21 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
         "2 more faults; get it from https://image-net.org/",
     )
     (devkit / "meta.mat").write_bytes(b"no MATLAB file")
-    refused(config, data, devkit_source, "ILSVRC2012_devkit_t12/data/ cannot be read (")
+    refused(config, devkit_source, "ILSVRC2012_devkit_t12/data/ cannot be read (")
     (devkit / "meta.mat").unlink()
-    refused(config, data, devkit_source, "ILSVRC2012_devkit_t12/data/meta.mat cannot be found")
+    refused(config, devkit_source, "ILSVRC2012_devkit_t12/data/meta.mat cannot be found")
 
 
 def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path, kaggle_source: Path) -> None:
-    config, data, labels = config_of("in100"), tmp_path / "data", kaggle_source / "LOC_val_solution.csv"
+    config, labels = config_of("in100"), kaggle_source / "LOC_val_solution.csv"
     for content in ("ImageId,PredictionString\na\n", "ImageId,Solution\na,b\n", "ImageId,PredictionString\na,\n"):
         labels.write_text(content)
-        refused(config, data, kaggle_source, "LOC_val_solution.csv cannot be read (")
+        refused(config, kaggle_source, "LOC_val_solution.csv cannot be read (")
     labels.write_bytes(b"\xff\xfe\x00")
-    refused(config, data, kaggle_source, "LOC_val_solution.csv cannot be read (")
+    refused(config, kaggle_source, "LOC_val_solution.csv cannot be read (")
     labels.unlink()
     refused(
         config,
-        data,
         kaggle_source,
         "val/ has no class folders, and neither ILSVRC2012_devkit_t12/data/ nor LOC_val_solution.csv",
     )
@@ -215,7 +197,6 @@ def test_links_that_lead_nowhere_are_listed(tmp_path: Path, devkit_source: Path)
         path.symlink_to(tmp_path / "gone")
     refused(
         config_of("in100"),
-        tmp_path / "data",
         devkit_source,
         "2 of 20 images are not there: train/n01440764/n01440764_9.JPEG, train/n01443537/n01443537_9.JPEG",
     )
@@ -244,18 +225,15 @@ def places_source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("folder", ["data/vision/torralba/deeplearning/images256", "images256"])
-def test_places205_is_read_as_it_is_published(folder: str, tmp_path: Path, places_source: Path) -> None:
+def test_places205_is_read_as_it_is_published(folder: str, places_source: Path) -> None:
     (places_source / "data/vision/torralba/deeplearning/images256").rename(places_source / "images")
     (places_source / folder).parent.mkdir(parents=True, exist_ok=True)
     (places_source / "images").rename(places_source / folder)
-    manifest = prepare(config_of("places205"), tmp_path, source_dir=places_source, progress=False)
-    assert manifest.class_names == ["abbey", "apartment_building/outdoor", "bar"]
+    contents = opened(config_of("places205"), places_source)
+    assert contents.class_names == ["abbey", "apartment_building/outdoor", "bar"]
     for split, numbers in (("train", (7, 8, 9)), ("test", (5, 6))):
-        assert stored(tmp_path, "places205", split) == [
-            (label, (places_source / folder / place / f"gsun_{i}{label}.jpg").read_bytes())
-            for place, label in PLACES.items()
-            for i in numbers
-        ]
+        expected = [(n, f"{folder}/{place}/gsun_{i}{n}.jpg") for place, n in PLACES.items() for i in numbers]
+        assert images(contents, split) == expected
 
 
 def test_places205_as_class_folders_is_still_read(tmp_path: Path) -> None:
@@ -263,14 +241,14 @@ def test_places205_as_class_folders_is_still_read(tmp_path: Path) -> None:
         for label in range(3):
             for i in range(count):
                 picture(tmp_path / "source" / part / f"{label:03d}" / f"{i}.jpg", 10 * label + i + 5 * (part == "val"))
-    manifest = prepare(config_of("places205"), tmp_path, source_dir=tmp_path / "source", progress=False)
-    assert manifest.splits["train"]["counts_per_class"] == [2, 2, 2]
+    contents = opened(config_of("places205"), tmp_path / "source")
+    assert contents.splits["train"].labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_source: Path) -> None:
-    config, data = config_of("places205", published="places205"), tmp_path / "data"
+    config = config_of("places205", published="places205")
     address = "get it from http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz"
-    refused(config, data, places_source, "train has 9 images, not 2,448,873; val has 6 images, not 20,500", address)
+    refused(config, places_source, "train has 9 images, not 2,448,873; val has 6 images, not 20,500", address)
     lists = places_source / "trainvalsplit_places205"
     train, val = lists / "train_places205.csv", lists / "val_places205.csv"
     good = train.read_text()
@@ -280,7 +258,6 @@ def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_sourc
     )
     refused(
         config,
-        data,
         places_source,
         "train_places205.csv has 3 lines that are no image with its label: 11, 12, 13",
         "train_places205.csv names 1 images more than once",
@@ -291,18 +268,18 @@ def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_sourc
     )
     train.write_text(good)
     val.write_text("".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n")
-    refused(config, data, places_source, "labels of val_places205.csv that train_places205.csv has not: 7")
+    refused(config, places_source, "labels of val_places205.csv that train_places205.csv has not: 7")
     val.unlink()
-    refused(config, data, places_source, "trainvalsplit_places205/val_places205.csv cannot be read (")
+    refused(config, places_source, "trainvalsplit_places205/val_places205.csv cannot be read (")
 
 
 def test_places205_without_its_images_is_refused(tmp_path: Path, places_source: Path) -> None:
-    config, data = config_of("places205"), tmp_path / "data"
+    config = config_of("places205")
     images = places_source / "data/vision/torralba/deeplearning/images256"
     (images / "b/bar/gsun_92.jpg").unlink()
-    refused(config, data, places_source, "1 of 15 images are not there: data/vision", "b/bar/gsun_92.jpg")
+    refused(config, places_source, "1 of 15 images are not there: data/vision", "b/bar/gsun_92.jpg")
     images.rename(places_source / "elsewhere")
-    refused(config, data, places_source, "data/vision/torralba/deeplearning/images256/ is missing")
+    refused(config, places_source, "data/vision/torralba/deeplearning/images256/ is missing")
 
 
 def test_an_image_in_both_lists_is_refused(tmp_path: Path, places_source: Path) -> None:
@@ -310,7 +287,7 @@ def test_an_image_in_both_lists_is_refused(tmp_path: Path, places_source: Path) 
     line = (lists / "train_places205.csv").read_text().splitlines()[4]
     with (lists / "val_places205.csv").open("a") as file:
         file.write(f"{line}\n")
-    refused(config_of("places205"), tmp_path / "data", places_source, "the splits overlap", "are one file", line[:-2])
+    refused(config_of("places205"), places_source, "the splits overlap", "are one file", line[:-2])
 
 
 def test_manifests_say_nothing_of_what_was_accepted(tmp_path: Path, devkit_source: Path) -> None:

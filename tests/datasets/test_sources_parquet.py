@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
@@ -91,7 +92,6 @@ def test_a_tuning_split_is_cut_as_from_folders(tmp_path: Path, source: Path, con
     assert stored(tmp_path, "shards", "tuning") == [(labels[i], jpeg(i)) for i in range(12, 18)]
     refused(
         config(train_per_class=4, tuning_per_class=2),
-        tmp_path / "more",
         source,
         "ant has 6 images; train_per_class and tuning_per_class need 7; bee has 6",
     )
@@ -167,47 +167,43 @@ def test_only_a_row_group_is_in_memory(tmp_path: Path, config: Config) -> None:
 
 
 def test_refusals_of_folders(tmp_path: Path, source: Path, config: Config) -> None:
-    data = tmp_path / "data"
-    refused(config(), data, None, "is made from parquet files of https://huggingface.co/datasets; give the folder")
+    refused(config(), None, "is made from parquet files of https://huggingface.co/datasets; give the folder")
     refused(
         config(),
-        data,
         tmp_path / "none",
         "it has no files of train; it has no files of validation or test; mend it, or give another folder",
     )
-    refused(config(num_classes=4), data, source, "3 classes, not 4")
+    refused(config(num_classes=4), source, "3 classes, not 4")
     (source / "data" / "train-00000-of-00002.parquet").unlink()
     write(source / "data" / "notes.parquet", [0])
     refused(
         config(),
-        data,
         source,
         "1 files belong to no split by their names: data/notes.parquet",
         "1 of the 2 files of train are missing: numbers 0",
     )
     write(source / "other" / "train-00000-of-00001.parquet", [0])
-    refused(config(), data, source, "it holds several data sets, of which one is to be given: data, other")
+    refused(config(), source, "it holds several data sets, of which one is to be given: data, other")
 
 
 def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None:
-    data, shard = tmp_path / "data", source / "data" / "train-00001-of-00002.parquet"
+    shard = source / "data" / "train-00001-of-00002.parquet"
     validation = source / "data" / "validation-00000-of-00001.parquet"
     good = shard.read_bytes()
     for bad in (b"", b"no parquet file", good[:-20]):
         shard.write_bytes(bad)
-        refused(config(), data, source, "train-00001-of-00002.parquet cannot be read (")
+        refused(config(), source, "train-00001-of-00002.parquet cannot be read (")
     write(shard, [0, 1, 2], columns=("image", "caption"), names=None)
     write(validation, [0, 1, 2], names=("ant", "bee", "dog"))
     refused(
         config(),
-        data,
         source,
         "train-00001-of-00002.parquet has no column of image files (image, img) or none of labels "
         "(label, labels, fine_label); it has image, caption",
         "validation-00000-of-00001.parquet has other columns or classes than the files before it",
     )
     pq.write_table(pa.table({"image": [[1, 2]], "label": [0]}), shard)
-    refused(config(), data, source, "train-00001-of-00002.parquet has no column of image files")
+    refused(config(), source, "train-00001-of-00002.parquet has no column of image files")
     write(validation, [0, 1, 2])
     # What stands before the images' first page, and before the labels'.
     for column, reason in ((0, "train-00001-of-00002.parquet cannot be read ("), (-1, "the labels of train-00001")):
@@ -216,17 +212,16 @@ def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None
         damaged = bytearray(good)
         damaged[page : page + 8] = bytes([255] * 8)
         shard.write_bytes(damaged)
-        refused(config(), data, source, reason)
+        refused(config(), source, reason)
 
 
 def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
-    data, shard = tmp_path / "data", source / "data" / "train-00001-of-00002.parquet"
+    shard = source / "data" / "train-00001-of-00002.parquet"
     write(shard, [0, 5, -1])
     write(source / "data" / "train-00000-of-00002.parquet", [0, 0, 1])
     write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, -1])
     refused(
         config(),
-        data,
         source,
         "2 images of train have no label, or one that is no class",
         "1 images of validation have no label",
@@ -241,12 +236,13 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
     table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
     rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
     pq.write_table(rows, shard)
-    refused(config(), data, source, "3 images of train are not in the files, or only their paths are")
+    refused(config(), source, "3 images of train are not in the files, or only their paths are")
     images = [{"bytes": jpeg(0)[:-30], "path": None}] + [{"bytes": jpeg(0), "path": None}] * 3
     rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
     pq.write_table(rows, shard)
     write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
-    refused(config(), data, source, "1 images cannot be read: data/train-00001-of-00002.parquet[0] (")
+    with pytest.raises(RegbenchError, match=r"1 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("):
+        prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
