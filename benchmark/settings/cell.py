@@ -39,6 +39,12 @@ class NetworkConfig:
         return BACKBONES.name(self.backbone)
 
 
+def _selects(name: str) -> bool:
+    """Whether hyperparameters can be chosen by an evaluation: it has a score for that, of the cell's own data set."""
+    known = name in EVALUATIONS.names() and bool(EVALUATIONS.of(name).selects)
+    return known and getattr(EVALUATIONS.build(name), "dataset", None) is None
+
+
 @settings
 class EvaluationOptions:
     """What all evaluations have in common.
@@ -66,9 +72,8 @@ class EvaluationOptions:
         for name in self.protocols:
             if name not in EVALUATIONS.names():
                 raise RegbenchError(f"evaluation.protocols: {unknown('evaluation', name, EVALUATIONS.names())}")
-        own = {name: getattr(EVALUATIONS.build(name), "dataset", None) is None for name in EVALUATIONS.names()}
-        able = [name for name in EVALUATIONS.names() if EVALUATIONS.of(name).selects and own[name]]
-        if any(name not in able for name in self.select_by) or len(set(self.select_by)) < len(self.select_by):
+        if not all(map(_selects, self.select_by)) or len(set(self.select_by)) < len(self.select_by):
+            able = filter(_selects, EVALUATIONS.names())
             raise RegbenchError(f"evaluation.select_by={shown(self.select_by)} must be of {', '.join(able)}, each once")
 
     @property

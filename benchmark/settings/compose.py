@@ -7,7 +7,6 @@ Defaults come from the classes of settings. Plug-ins and single settings are the
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import SOURCES
 from regbench.methods import METHODS
 from regbench.plugins import Registry
-from regbench.settings import from_plain, plain, read_yaml, shown, unknown
+from regbench.settings import defaults, from_plain, plain, read_yaml, shown, unknown
 
 GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
 """The groups of presets, and the default of each."""
@@ -122,8 +121,8 @@ def _hydra(groups: Sequence[str]) -> Tree:
     profile = own / "cluster" / f"{dict(group.split('=') for group in groups)['cluster']}.yaml"
     if profile.is_file():
         read_yaml(profile)  # which refuses more clearly than Hydra
-    defaults = [{group: name} for group, name in GROUPS.items()]
-    ConfigStore.instance().store(name="run", node={"defaults": ["_self_", *defaults]}, provider="regbench")
+    node = {"defaults": ["_self_", *({group: name} for group, name in GROUPS.items())]}
+    ConfigStore.instance().store(name="run", node=node, provider="regbench")
     try:
         with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
             data = OmegaConf.to_container(compose("run", [*groups, *path]), resolve=True)
@@ -136,40 +135,30 @@ def _hydra(groups: Sequence[str]) -> Tree:
 
 def _with_defaults(tree: Tree) -> Tree:
     """Return the tree with the settings that no preset states, those of its plug-ins too."""
-    defaults = _defaults()
     if not isinstance(tree.get("network"), dict) or not isinstance(tree["network"].get("backbone"), dict):
         raise RegbenchError("network: a preset of the network must hold backbone with its name")
     name = tree["network"]["backbone"].get("name")
-    whole = merged(copy.deepcopy(defaults), {"network": {"backbone": BACKBONES.plain(BACKBONES.build(str(name)))}})
+    whole = merged(copy.deepcopy(_defaults()), {"network": {"backbone": BACKBONES.plain(BACKBONES.build(str(name)))}})
     whole = merged(whole | {"runtime": plain(Runtime())}, tree)
     return whole | {"dataset": complete(tree["dataset"])}
+
+
+def evaluation_defaults() -> Tree:
+    """Return the settings of every registered evaluation, by its name."""
+    return {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
 
 
 @functools.cache
 def _defaults() -> Tree:
     """The settings that have a default, of all registered evaluations too."""
-    evaluation = plain(EvaluationOptions()) | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
     return {
-        **defaults_of(Cell),
+        **defaults(Cell),
         "method": METHODS.plain(METHODS.build("sfrik")),
-        "evaluation": evaluation,
-        "augmentation": defaults_of(AugmentationConfig),
+        "evaluation": plain(EvaluationOptions()) | evaluation_defaults(),
+        "augmentation": defaults(AugmentationConfig),
         "network": {"hidden_dim": None},
-        "cluster": defaults_of(Cluster),
+        "cluster": defaults(Cluster),
     }
-
-
-def defaults_of(cls: Any) -> Tree:
-    """Return the settings of a class that have a default, as plain data."""
-    found = {}
-    for field in dataclasses.fields(cls):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = plain(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-            registry = PLUG_INS.get(field.name)
-            found[field.name] = registry.plain(value) if registry else plain(value)
-    return found
 
 
 def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
@@ -192,18 +181,16 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     Raises:
         RegbenchError: If there is no such setting or plug-in.
     """
-    if key in PLUG_INS and not isinstance(value, Mapping):
+    chosen = key in PLUG_INS and not isinstance(value, Mapping)
+    if chosen:
         value = PLUG_INS[key].plain(PLUG_INS[key].build(str(value)))
-        whole = True
-    else:
-        whole = False
     *path, name = key.split(".")
     group: Any = tree
     for part in path:
         group = group.get(part) if isinstance(group, dict) else None
     if not isinstance(group, dict) or (name not in group and not new):
         raise RegbenchError(unknown("setting", key, list(_keys(tree))))
-    if not whole and isinstance(value, Mapping) and isinstance(group.get(name), dict):
+    if not chosen and isinstance(value, Mapping) and isinstance(group.get(name), dict):
         merged(group[name], value)
     else:
         group[name] = value

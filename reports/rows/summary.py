@@ -34,7 +34,7 @@ DASH = "–"
 _TUNED = ("method.", "optimizer.", "seed", "external.")
 
 # Of the network, what no evaluation sees.
-_PROJECTOR = ("network.hidden_dim", "network.projector.")
+_PROJECTOR = "network.hidden_dim"
 
 # Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
 _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")

@@ -147,14 +147,16 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
 def plain(value: Any) -> Any:
     """Settings as the plain data that JSON and YAML have; `from_plain` reads it back."""
     if dataclasses.is_dataclass(value):
-        data = {}
-        for field in dataclasses.fields(value):
-            plug_in = _plug_in(_hints(type(value))[field.name])
-            data[field.name] = (plug_in.plain if plug_in else plain)(getattr(value, field.name))
-        return data
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain_field(type(value), name, getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _plain_field(cls: Any, name: str, value: Any) -> Any:
+    plug_in = _plug_in(_hints(cls)[name])
+    return (plug_in.plain if plug_in else plain)(value)
 
 
 def shown(value: object) -> str:
@@ -200,15 +202,24 @@ def describe(cls: Any, prefix: str = "") -> list[Setting]:
         cls: The class.
         prefix: What stands before the names in overrides.
     """
-    found, meanings = [], _meanings(cls)
+    found, meanings, known = [], _meanings(cls), defaults(cls)
     for field in dataclasses.fields(cls):
         hint, name = _hints(cls)[field.name], f"{prefix}{field.name}"
         if dataclasses.is_dataclass(hint):
             found += describe(hint, f"{name}.")
             continue
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        text = None if default is dataclasses.MISSING else shown(plain(default))
+        text = shown(known[field.name]) if field.name in known else None
         found.append(Setting(name, _words(hint), text, meanings.get(field.name, "")))
+    return found
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    """Return the settings of a class that have a default, as plain data."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value is not dataclasses.MISSING:
+            found[field.name] = _plain_field(cls, field.name, value)
     return found
 
 
