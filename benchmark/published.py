@@ -16,7 +16,7 @@ from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
 from regbench.benchmark.run import attempt_at, distinct_scores, images_record, past_attempts, score
-from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Cost, Record, read_record
 from regbench.benchmark.settings.cell import Cell
@@ -78,9 +78,7 @@ def evaluate_backbone(
         write_config(directory, plain)
         attempt.write("environment.json", json.dumps(surroundings, indent=2).encode())
         choices = Choices(attempt)
-        selected_on = "test" if cell.evaluation.select_on == "test" else "given"
-        nothing = dict.fromkeys(("score", "budget", "record", "sha256"))
-        choices.note("hyperparameters", {"selected_on": selected_on, **nothing})
+        choices.note_hyperparameters(GIVEN, on_test=cell.evaluation.select_on == "test")
         published.backbone.module.to(compute.device)
         subject = Subject(cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
         done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, remove_tensors
-from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import (
     read_numbered,
     remove_earlier_leftovers,
@@ -38,7 +38,6 @@ from regbench.benchmark.rundir.record import (
     PastAttempt,
     Record,
     Score,
-    read_choice,
     read_record,
     read_tuned,
 )
@@ -63,10 +62,11 @@ def run_cell(
     sweep: str,
     stages: Sequence[str] = STAGES,
     interruption: Interruption | None = None,
+    how_chosen: Mapping[str, Any] = GIVEN,
 ) -> Record | None:
-    """Brings a cell to its record: trains, evaluates, writes; goes on from whatever an earlier attempt left.
+    """Bring a cell to its record: trains, evaluates, writes; goes on from whatever an earlier attempt left.
 
-    One attempt at a time works in a run directory: another waits for it and takes its record. Started by torchrun
+    One attempt at a time works in a run directory; another waits for it and takes its record. Started by torchrun
     or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
 
     Args:
@@ -75,6 +75,7 @@ def run_cell(
         sweep: The folder under `runtime.runs_dir`.
         stages: Those to bring to their end, in the order of `STAGES`; the ones before must be done.
         interruption: Answers signals; without one they act as Python has them.
+        how_chosen: How its hyperparameters were chosen; the record says it.
 
     Returns:
         The record; None on ranks other than the first, and if the last stage is not asked for.
@@ -84,7 +85,7 @@ def run_cell(
         Interrupted: If a signal asked to stop.
         LeaseLost: If another process took over or finished the run, or the run directory was removed.
     """
-    run = _Run(cell, runtime, sweep, interruption or Interruption())
+    run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None
     with contextlib.ExitStack() as stack:
@@ -136,8 +137,11 @@ def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
 class _Run:
     """The stages of one cell in its directory."""
 
-    def __init__(self, cell: Cell, runtime: Runtime, sweep: str, interruption: Interruption) -> None:
-        self.cell, self.runtime, self.sweep, self.interruption = cell, runtime, sweep, interruption
+    def __init__(
+        self, cell: Cell, runtime: Runtime, sweep: str, interruption: Interruption, how_chosen: Mapping[str, Any]
+    ) -> None:
+        self.cell, self.runtime, self.sweep = cell, runtime, sweep
+        self.interruption, self.how_chosen = interruption, how_chosen
         self.directory = run_directory(runtime, sweep, cell)
         self.compute = resolve(runtime)
 
@@ -178,13 +182,9 @@ class _Run:
         return Trained(network=network, progress=progress, checkpoint=loaded[1] if loaded else None)
 
     def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
-        """The scores of the stages asked for and, with the last, the record; finished ones are not repeated.
-
-        Raises:
-            RegbenchError: If the final scores are asked for of a cell that its tuning has not chosen.
-        """
+        """Score the stages asked for and write the record of the last of them; do nothing twice."""
         choices = Choices(attempt)
-        choices.note("hyperparameters", chosen_hyperparameters(self.directory, self.cell, final="final" in stages))
+        choices.note_hyperparameters(self.how_chosen, on_test=self.cell.evaluation.select_on == "test")
         subject = _subject(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
@@ -279,35 +279,6 @@ def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str])
     return tuple({(score.name, score.split): score for score in scores}.values())
 
 
-def chosen_hyperparameters(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
-    """How a cell came to be evaluated: as the user gave it, or chosen by a tuning.
-
-    Args:
-        directory: Its run directory.
-        cell: The cell.
-        final: Whether the test split is to be opened.
-
-    Raises:
-        RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
-    """
-    folder = directory.absolute().parent
-    entry: dict[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
-    if (folder / "tune.json").exists():
-        choice = read_choice(folder)
-        configuration = replace(cell, seed=0).id
-        if choice and configuration in {chosen.configuration for chosen in choice.choices}:
-            entry |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
-            entry["record"] = str(folder / "choice.json")
-        elif final and cell.epochs:
-            what = "has not chosen yet" if choice is None else "chose other hyperparameters"
-            raise RegbenchError(
-                f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
-                f"see: regbench tune {folder.name}"
-            )
-    # Whatever is chosen on the test split, the scores there are no longer a test.
-    return entry | ({"selected_on": "test"} if cell.evaluation.select_on == "test" else {})
-
-
 def _subject(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
     encoder = Encoder(network.backbone, network.representation_dim)
     return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
@@ -356,8 +327,10 @@ def _cost(progress: Progress, evaluate_s: float) -> Cost:
     )
 
 
-def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence[str] = ()) -> list[Score]:
-    """Evaluates the final weights of a run directory anew.
+def evaluate_directory(
+    directory: Path, overrides: Sequence[str], only: Sequence[str] = (), how_chosen: Mapping[str, Any] = GIVEN
+) -> list[Score]:
+    """Evaluate the final weights of a run directory anew.
 
     What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
     else is only returned.
@@ -366,13 +339,13 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
         directory: With `config.yaml` and the last checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
         only: The protocols; none: those of the run.
+        how_chosen: See `run_cell`.
 
     Returns:
         The scores.
 
     Raises:
-        RegbenchError: If the directory does not hold the final weights, an override is refused, or the cell's tuning
-            has not chosen it.
+        RegbenchError: If the directory does not hold the final weights, or an override is refused.
     """
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
@@ -394,16 +367,14 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
             f"{there[0]} out of --only"
         )
     compute = resolve(runtime)
-    hyperparameters = chosen_hyperparameters(directory, own, final=True)
-    if cell.evaluation.select_on == "test":
-        hyperparameters["selected_on"] = "test"
     network = _network(own, _final_state(directory, own))
     scores = []
     # The run's own files stay as they are.
     with tempfile.TemporaryDirectory() as folder, attempt_at(Path(folder), runtime.lease_s) as attempt:
         assert attempt is not None
         choices = Choices(attempt)
-        choices.note("hyperparameters", hyperparameters)
+        on_test = "test" in (own.evaluation.select_on, cell.evaluation.select_on)
+        choices.note_hyperparameters(how_chosen, on_test=on_test)
         subject = _subject(cell, network.to(compute.device), compute, choices)
         if not only or "knn" in only:
             scores += subject.select()
@@ -420,7 +391,7 @@ def evaluate_directory(directory: Path, overrides: Sequence[str], only: Sequence
                 protocol=protocol,
                 scores=tuple(found),
                 seconds=time.perf_counter() - began_s,
-                choice={"hyperparameters": hyperparameters, **noted},
+                choice={"hyperparameters": choices.entries["hyperparameters"], **noted},
                 environment={**environment(compute.device), "loader": subject.backend},
                 finished=now(),
                 command=shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed]),

@@ -16,6 +16,7 @@ from typing import Any
 from submitit.core.utils import DelayedSubmission
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
@@ -35,11 +36,14 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
     """Runs stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
     from regbench.benchmark.run import run_cell
     from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and only jobs need it
+    from regbench.slurm.tune import how_chosen
 
     _log_to_file()
     interruption = Interruption()
     with interruption.listening(signal.SIGTERM):
-        run_cell(Cell.stored(cell), runtime, sweep, stages, interruption)
+        stored = Cell.stored(cell)
+        chosen = how_chosen(run_directory(runtime, sweep, stored), stored, final="final" in stages)
+        run_cell(stored, runtime, sweep, stages, interruption, chosen)
 
 
 class SlurmJob:
@@ -67,12 +71,16 @@ class SlurmJob:
         with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
             try:
                 from regbench.benchmark.run import run_cell  # takes seconds, in which signals may come
+                from regbench.slurm.tune import how_chosen
 
                 _log_to_file()
                 _export_ranks(rank)
+                stored = Cell.stored(cell)
+                directory = run_directory(runtime, sweep, stored)
                 if rank == 0:
-                    _refuse_fruitless(Path(runtime.runs_dir) / sweep / Cell.stored(cell).id)
-                run_cell(Cell.stored(cell), runtime, sweep, stages, interruption)
+                    _refuse_fruitless(directory)
+                chosen = how_chosen(directory, stored, final="final" in stages)
+                run_cell(stored, runtime, sweep, stages, interruption, chosen)
                 return
             except Interrupted as error:
                 interrupted = error

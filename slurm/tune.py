@@ -7,7 +7,7 @@ folder, so that the same call goes on wherever an earlier one was stopped:
 
 - `tune.json`: what is compared; it closes the test split for all cells of the folder.
 - `<cell>/tuning.json`: the record of a cell with its score on the tuning split.
-- `choice.json`: what was chosen and the runners-up; it opens the test split for the chosen.
+- `tuning_choice.json`: what was chosen and the runners-up; it opens the test split for the chosen.
 - `<cell>/record.json`: the final record of a chosen cell.
 """
 
@@ -18,20 +18,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from regbench import RegbenchError
 from regbench.benchmark.evaluate.base import Task, selection_name
 from regbench.benchmark.evaluate.subject import selection_splits
-from regbench.benchmark.rundir.record import (
+from regbench.benchmark.rundir.choice import GIVEN
+from regbench.benchmark.rundir.record import Record, read_record, read_tuned
+from regbench.benchmark.rundir.tuning_choice import (
+    TUNING_CHOICE,
     ChosenConfiguration,
     RankedConfiguration,
-    Record,
     TuningChoice,
     read_choice,
-    read_record,
-    read_tuned,
 )
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell
@@ -66,7 +67,7 @@ def tune(
     sweep, complete = propose()
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
-    while not (folder / "choice.json").exists():
+    while not (folder / TUNING_CHOICE).exists():
         begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal)
         if not bring(sweep, ("pretrain", "tune")):
             return None
@@ -131,7 +132,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )
-    if (folder / "choice.json").exists() and not {cell.id for cell in cells} <= set(_compared(folder)):
+    if (folder / TUNING_CHOICE).exists() and not {cell.id for cell in cells} <= set(_compared(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )
@@ -141,13 +142,13 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
 
 
 def choose(folder: Path) -> TuningChoice:
-    """The best configuration of each method in each setting; written to `choice.json` the first time, read later.
+    """Choose the best configuration of each method in each setting, once: a later call reads `tuning_choice.json`.
 
     Args:
         folder: Of a tuning whose cells have all ended.
 
     Returns:
-        The content of `choice.json`.
+        The content of `tuning_choice.json`.
 
     Raises:
         RegbenchError: If a cell has not ended.
@@ -170,10 +171,41 @@ def choose(folder: Path) -> TuningChoice:
             choices=tuple(choices),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        write_new(folder / "choice.json", made.text())
+        write_new(folder / TUNING_CHOICE, made.text())
         choice = read_choice(folder)
         assert choice is not None
     return choice
+
+
+def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
+    """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that was not.
+
+    Args:
+        directory: The cell's run directory.
+        cell: The cell.
+        final: Whether the test split is to be opened.
+
+    Returns:
+        What its record says: `benchmark.rundir.choice.GIVEN` outside a tuning.
+
+    Raises:
+        RegbenchError: If it belongs to a tuning that has not chosen it, and `final` scores are asked for.
+    """
+    folder = directory.absolute().parent
+    entry = dict(GIVEN)
+    if (folder / "tune.json").exists():
+        choice = read_choice(folder)
+        configuration = replace(cell, seed=0).id
+        if choice and configuration in {chosen.configuration for chosen in choice.choices}:
+            entry |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
+            entry["record"] = str(folder / TUNING_CHOICE)
+        elif final and cell.epochs:
+            what = "has not chosen yet" if choice is None else "chose other hyperparameters"
+            raise RegbenchError(
+                f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
+                f"see: regbench tune {folder.name}"
+            )
+    return entry
 
 
 def choice_table(choice: TuningChoice) -> str:

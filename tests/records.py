@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.record import (
-    ChosenConfiguration,
     Cost,
     Images,
-    RankedConfiguration,
     Record,
     Score,
+)
+from regbench.benchmark.rundir.tuning_choice import (
+    TUNING_CHOICE,
+    ChosenConfiguration,
+    RankedConfiguration,
     TuningChoice,
 )
 from regbench.files import cell_id
@@ -62,9 +65,9 @@ def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenC
 
 
 def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:
-    """Writes the `choice.json` of a tuning; returns its digest."""
+    """Write what a tuning chose into its folder; return the digest."""
     budget = max((len(entry.ranking) for entry in choices), default=0)
     how: dict[str, Any] = {"selected_on": "tuning", "score": "knn_top1", "budget": budget, "seeds": (0,)}
-    path = folder / "choice.json"
+    path = folder / TUNING_CHOICE
     path.write_text(TuningChoice(choices=choices, created="2026-11-22T05:30:00+00:00", **how).text())
     return TuningChoice.read(path).sha256

@@ -206,7 +206,7 @@ def test_a_damaged_tuning(sweeps: Sweeps, tmp_path: Path, options: tuple[str, ..
         rng = random.Random(f"tune {options} {seed}")
         runs = sweeps.copy(tmp_path / str(seed))
         if options:  # one configuration of two proposed, which the grid's runs have scored
-            (runs / "tuned" / "choice.json").unlink()
+            (runs / "tuned" / "tuning_choice.json").unlink()
             (runs / "tuned" / "tune.json").unlink()
             refused_or_done(call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}"))
         files = [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.files import signed
+
+GIVEN: Mapping[str, Any] = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+"""How the user chose the hyperparameters; for those that a tuning chose see `regbench.slurm.tune.how_chosen`."""
 
 
 class Choices:
@@ -21,7 +25,7 @@ class Choices:
     """
 
     def __init__(self, attempt: Attempt) -> None:
-        """Continues the file of the attempt before, if there is one.
+        """Continue the file of the attempt before, if there is one.
 
         Args:
             attempt: At the run.
@@ -35,7 +39,7 @@ class Choices:
         return self.attempt.path("choice.json")
 
     def note(self, what: str, entry: dict[str, Any]) -> None:
-        """Writes down one choice.
+        """Write down one choice.
 
         Raises:
             LeaseLost: If another process has taken over the run.
@@ -43,6 +47,15 @@ class Choices:
         if self._entries.get(what) != entry or not self.path.exists():
             self._entries[what] = entry
             self.attempt.write("choice.json", signed(self._entries).encode())
+
+    def note_hyperparameters(self, how: Mapping[str, Any], *, on_test: bool) -> None:
+        """Write down how the cell's hyperparameters were chosen.
+
+        Args:
+            how: `GIVEN`, or the same keys of a tuning.
+            on_test: Whether the evaluations choose on the test split; its scores are optimistic then.
+        """
+        self.note("hyperparameters", {**how, **({"selected_on": "test"} if on_test else {})})
 
     @property
     def entries(self) -> dict[str, Any]:

@@ -1,27 +1,23 @@
-"""Records: the signed files in which runs and tunings say what they found, and the one place that knows their schema.
+"""Records: the signed files in which runs say what they found, and the one place that knows their schema.
 
-A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`, a tuning a `TuningChoice`. Each
-carries the SHA-256 of its own content, so a reader notices when somebody has changed it. Nothing here needs torch.
+A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, FiniteFloat
 
-from regbench import RegbenchError
-from regbench.files import digest, parse_json, signed
-
-SCHEMA_VERSION = 6
+from regbench.benchmark.rundir.signed_file import SignedFile
+from regbench.files import parse_json
 
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
 
@@ -178,70 +174,7 @@ def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _SignedFile:
-    """What the files have in common.
-
-    Attributes:
-        path: Where it was read from.
-        sha256: The digest of its content, once it was written.
-    """
-
-    path: Path = Path()
-    sha256: str = ""
-
-    def text(self) -> str:
-        """The file's content."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del content["path"], content["sha256"]
-        return signed({"schema_version": SCHEMA_VERSION, **_plain(content)})
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            ValueError: Saying what is wrong with it.
-            OSError: If it cannot be read.
-        """
-        content = path.read_bytes()
-        try:
-            raw = parse_json(content)
-        except ValueError as error:
-            raise ValueError(f"not valid JSON, truncated? ({error})") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"holds {raw!r:.40}, not a JSON object")
-        if (version := raw.get("schema_version")) != SCHEMA_VERSION:
-            raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
-        try:
-            found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
-        except ValidationError as error:
-            raise ValueError(_reason(error)) from error
-        if digest({name: value for name, value in raw.items() if name != "sha256"}) != found.sha256:
-            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
-        return dataclasses.replace(found, path=path)
-
-    @classmethod
-    def read_if_there(cls, path: Path, remedy: str) -> Self | None:
-        """Read a file; None if it is not there.
-
-        Args:
-            path: The file.
-            remedy: What to do about one that is not what was written.
-
-        Raises:
-            RegbenchError: If it is not what was written.
-        """
-        try:
-            return cls.read(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-            raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Record(_SignedFile):
+class Record(SignedFile):
     """One finished cell: its `record.json`, or its `tuning.json` if it was a point of a tuning grid.
 
     Attributes:
@@ -368,7 +301,7 @@ def read_tuned(directory: Path) -> Record | None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LaterEvaluation(_SignedFile):
+class LaterEvaluation(SignedFile):
     """What `evaluations/<protocol>.json` adds to the record of a finished run.
 
     Attributes:
@@ -390,84 +323,6 @@ class LaterEvaluation(_SignedFile):
     command: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankedConfiguration:
-    """A configuration that a tuning tried.
-
-    Attributes:
-        cell_id: Of the first of its cells.
-        configuration: The cell's id without its seed.
-        value: Its score; None if a seed diverged.
-        status: "tuned" or "diverged".
-        hyperparameters: Those that were searched, by their full names.
-    """
-
-    cell_id: str
-    configuration: str
-    value: FiniteFloat | None
-    status: str
-    hyperparameters: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenConfiguration:
-    """What a tuning chose for a method in one setting.
-
-    Attributes:
-        method: Its registered name.
-        setting: Data set, backbone, embedding dimension, batch size and epochs.
-        chosen: The cell id of the best.
-        configuration: Its cell's id without the seed.
-        ranking: All that were tried, the best first.
-    """
-
-    label: str
-    method: str
-    setting: dict[str, Any]
-    chosen: str
-    configuration: str
-    ranking: tuple[RankedConfiguration, ...]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TuningChoice(_SignedFile):
-    """What a tuning chose: `choice.json` in the folder of its sweep.
-
-    Attributes:
-        selected_on: The split.
-        score: The name of the score that decided.
-        budget: The most configurations that any method had.
-        seeds: Of the grid.
-        created: When, ISO 8601.
-    """
-
-    selected_on: str
-    score: str
-    budget: int
-    seeds: tuple[int, ...]
-    choices: tuple[ChosenConfiguration, ...]
-    created: str
-
-
-def read_choice(folder: Path) -> TuningChoice | None:
-    """Read what the tuning in a sweep's folder chose; None if it has not yet.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
-    remedy = f"remove it, and choose again: regbench tune {folder.name}"
-    return TuningChoice.read_if_there(folder / "choice.json", remedy)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, without a copy of what is plain already."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in cell.items():
@@ -482,22 +337,6 @@ def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _flat_part(key: str, value: bytes) -> dict[str, str]:
     """What thousands of cells share, such as the augmentation, is made flat once."""
     return _flat({key: orjson.loads(value)})
-
-
-@functools.cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
-
-
-def _reason(error: ValidationError) -> str:
-    """The first of pydantic's refusals, in words."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    if first["type"] == "value_error":
-        return f"{where}: {first['ctx']['error']}"
-    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
 
 
 def _lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:

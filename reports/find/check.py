@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
 from regbench.reports.find.runs import Found, find_runs
 
@@ -70,7 +71,7 @@ def check_records(folders: Sequence[Path]) -> Check:
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
     """A tuning's choice, and that the cells which it chose are here."""
-    for path in (folder / "choice.json" for folder in found.sweeps):
+    for path in (folder / TUNING_CHOICE for folder in found.sweeps):
         choice = choices.read(path)
         if isinstance(choice, Misfit):
             yield choice

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regbench.benchmark.rundir.record import LaterEvaluation, NamedFile, Record, TuningChoice, on_test
+from regbench.benchmark.rundir.record import LaterEvaluation, NamedFile, Record, on_test
+from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.files import cell_id, parse_yaml
 from regbench.reports.find.runs import Run
 
@@ -51,7 +52,7 @@ class Judged:
 
 
 class TuningChoices:
-    """What tunings chose (`choice.json` of their sweeps); each file is read once."""
+    """What tunings chose (`tuning_choice.json` of their sweeps); each file is read once."""
 
     def __init__(self) -> None:
         """See the class."""

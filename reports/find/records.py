@@ -14,7 +14,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Record, TuningChoice
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
 
@@ -30,7 +31,7 @@ class Records:
         records: Those that can be trusted, ordered by sweep, label, seed and id.
         skipped: Records, later evaluations and choices that are left out, and the first reason for each.
         missing: Cells without a record, in the order of the plans.
-        choices: What tunings chose (`choice.json` of their sweeps), by path.
+        choices: What tunings chose (`tuning_choice.json` of their sweeps), by path.
         folders: Where was looked.
     """
 
@@ -74,7 +75,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     good: dict[tuple[str, str], Record] = {}
     skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
-    of_sweeps = [choices.read(folder / "choice.json") for folder in found.sweeps]
+    of_sweeps = [choices.read(folder / TUNING_CHOICE) for folder in found.sweeps]
     skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
         if run.record is None:

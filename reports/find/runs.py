@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench import RegbenchError
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.files import parse_json
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")
@@ -71,7 +72,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
             attempts = _json_files(folder / "attempts") if "attempts" in names and record is None else ()
             runs[folder] = Run(folder, record, evaluations, attempts)
             return
-        if not names.isdisjoint(("sweep.json", "choice.json")):
+        if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
             sweeps[folder] = None
         if depth < 2:
             for name in sorted(names):
@@ -83,7 +84,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
         if not folder.is_dir():
             raise RegbenchError(f"{folder} is not a folder; give a folder of runs, such as the one of `regbench sweep`")
         walk(folder, set(os.listdir(folder)), 0)  # noqa: PTH208
-        if (parent := folder.absolute().parent) not in sweeps and folder in runs and (parent / "choice.json").exists():
+        if (parent := folder.absolute().parent) not in sweeps and folder in runs and (parent / TUNING_CHOICE).exists():
             sweeps[parent] = None
     return Found([runs[path] for path in sorted(runs)], list(sweeps))
 

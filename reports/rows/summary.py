@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.record import Record, Score, TuningChoice
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.reports.find.runs import Missing
 from regbench.reports.rows.significance import LEVEL, Best, best
 
@@ -156,7 +157,7 @@ class Summary:
         on_test: Whether the test split chose: such numbers do not compare with those of other summaries.
         missing: What is planned and has no row.
         failures: Cells whose last attempt failed.
-        choices: What the tunings of these cells chose, by the path of their `choice.json`.
+        choices: What the tunings of these cells chose, by the path of their `tuning_choice.json`.
     """
 
     name: str
@@ -248,7 +249,7 @@ def summarize(
     Args:
         records: The good ones.
         missing: Cells that are planned or have begun and have no record.
-        choices: What tunings chose, by the path of their `choice.json`.
+        choices: What tunings chose, by the path of their `tuning_choice.json`.
     """
     settings = {r: _settings(r) for r in records}
     tasks: dict[object, dict[str, Record]] = {}

@@ -391,19 +391,6 @@ def test_a_config_that_is_not_the_cells_is_mended(tiny: list[str], caplog: pytes
     assert load_config(directory / "config.yaml")[0] == cell
 
 
-def test_an_untrained_network_in_a_tuning_has_nothing_to_choose(tiny: list[str]) -> None:
-    for epochs in (0, 1):
-        cell, runtime = load(tiny, f"epochs={epochs}", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
-        folder = run_directory(runtime, "tuned", cell).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tune.json").write_text("[]")
-        if epochs:
-            with pytest.raises(RegbenchError, match="has not chosen yet, so this cell gets no score on the test split"):
-                finish(cell, runtime, "tuned")
-        else:
-            assert "test" in {score.split for score in finish(cell, runtime, "tuned").scores}
-
-
 def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> None:
     cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.1,1.0]")
     at_once = finish(cell, runtime, "once")

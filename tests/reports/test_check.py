@@ -75,8 +75,8 @@ def _evaluation(path: Path, **changes: Any) -> None:
         (lambda path: _evaluation(path, cell_id="0" * 12), "voc07.json: of cell 000000000000"),
         (lambda path: _evaluation(path, protocol="VICReg"), "voc07.json: its content is not what its sha256"),
         (
-            lambda path: resign(path, choice={"hyperparameters": {"record": "gone/choice.json", "sha256": "0"}}),
-            "chosen in gone/choice.json, which is not here",
+            lambda path: resign(path, choice={"hyperparameters": {"record": "gone/t.json", "sha256": "0"}}),
+            "chosen in gone/t.json, which is not here",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
         return tuning_choice(runs / "quickstart", chosen("VICReg", ranked(best), **changes))
 
     digest = write()
-    origin = {"selected_on": "tuning", "record": "elsewhere/quickstart/choice.json", "sha256": digest}
+    origin = {"selected_on": "tuning", "record": "elsewhere/quickstart/tuning_choice.json", "sha256": digest}
     resign(path, choice={"hyperparameters": origin})
     assert check_records([runs]).misfits == ()
     write(chosen="0" * 12)
@@ -118,8 +118,8 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     write()
     (line,) = check_records([runs]).misfits
     assert f"{best}, chosen for VICReg, has no record beside it" in line
-    (runs / "quickstart" / "choice.json").write_text("{}")
-    assert any("choice.json: schema version None" in line for line in check_records([runs]).misfits)
+    (runs / "quickstart" / "tuning_choice.json").write_text("{}")
+    assert any("tuning_choice.json: schema version None" in line for line in check_records([runs]).misfits)
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:

@@ -156,7 +156,7 @@ def _change_config(path: Path) -> None:
 
 def _another_choice(path: Path) -> None:
     tuning_choice(path.parents[1])
-    origin = {"selected_on": "tuning", "record": "elsewhere/choice.json", "sha256": "ab" * 32}
+    origin = {"selected_on": "tuning", "record": "elsewhere/tuning_choice.json", "sha256": "ab" * 32}
     resign(path, choice={"hyperparameters": origin})
 
 
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
 def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(runs: Path, record: Make) -> None:
     path = record("VICReg", tuning=60.0)
     evaluation = later(path, score("voc07_map", 81.25))
-    choice = runs / "quickstart" / "choice.json"
+    choice = runs / "quickstart" / "tuning_choice.json"
     tuning_choice(choice.parent, chosen("AUH", ranked("a" * 12, 12.34)))
 
     def shown() -> str:

@@ -12,9 +12,11 @@ import yaml
 from click.testing import CliRunner
 
 from regbench import RegbenchError
-from regbench.benchmark.run import chosen_hyperparameters, run_cell
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
@@ -57,6 +59,12 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
 
+def final_run(cell: Cell, runtime: Runtime) -> Record | None:
+    """Score a cell of the tuning on the test split, as a job does."""
+    chosen = tune.how_chosen(run_directory(runtime, "mine", cell), cell, final=True)
+    return run_cell(cell, runtime, "mine", how_chosen=chosen)
+
+
 def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +87,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         with pytest.raises(
             RegbenchError, match="the tuning mine has not chosen yet, so this cell gets no score on the"
         ):
-            run_cell(cell, runtime, "mine")
+            final_run(cell, runtime)
     assert set(opened) == {"train", "tuning"}
     choice = tune.choose(folder)
     (entry,) = choice.choices
@@ -87,25 +95,25 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     assert entry.chosen == max(values, key=lambda name: values[name])
     chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
     with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
-        run_cell(other, runtime, "mine")
+        final_run(other, runtime)
     assert "test" not in opened
     (same,) = tune.final_cells(choice, folder, [], None)
     assert same == chosen
-    final = run_cell(chosen, runtime, "mine")
+    final = final_run(chosen, runtime)
     assert final is not None
     hyperparameters = final.choice["hyperparameters"]
     assert hyperparameters == {
         "selected_on": "tuning",
         "score": "knn_top1",
         "budget": 2,
-        "record": str(folder / "choice.json"),
+        "record": str(folder / "tuning_choice.json"),
         "sha256": choice.sha256,
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
     # Other seeds of what was chosen may be tested, too.
     (again,) = tune.final_cells(choice, folder, [5], None)
-    assert (again.seed, run_cell(again, runtime, "mine").status) == (5, "done")  # type: ignore[union-attr]
+    assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
 
 
 def test_the_choice_may_be_by_knn_and_linear_probing(
@@ -202,7 +210,7 @@ def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder:
     assert finals[1].label == "VICReg"
     # There was nothing to choose for the network without training, whose test split is open as that of the chosen.
     for cell, selected_on in ((untrained, "given"), (cells[0], "tuning")):
-        assert chosen_hyperparameters(folder / cell.id, cell, final=True)["selected_on"] == selected_on
+        assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
 
 
 def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: Path, tiny_data_dir: Path) -> None:
@@ -212,7 +220,7 @@ def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: 
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
     choice = tune.choose(tmp_path / "runs" / "mine")
     assert choice.selected_on == "test"
-    record = run_cell(cell, runtime, "mine")
+    record = final_run(cell, runtime)
     assert record is not None
     assert record.choice["hyperparameters"]["selected_on"] == "test"
     assert record.choice["probe_learning_rate"]["selected_on"] == "test"

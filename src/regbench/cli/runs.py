@@ -44,20 +44,23 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     from regbench.benchmark.settings.sweep import load_run
     from regbench.benchmark.training.distributed import environment_ranks
     from regbench.datasets.prepare import prepare_all
+    from regbench.slurm.tune import how_chosen
 
     cell, runtime = load_config(config, overrides) if config else load_run(overrides)
     if environment_ranks()[2] == 0:
         prepare_all(cell.datasets, Path(runtime.data_dir))
     interruption = Interruption()
     with interruption.listening(signal.SIGINT, signal.SIGTERM):
-        record = run_cell(cell, runtime, name, interruption=interruption)
+        directory = run_directory(runtime, name, cell)
+        chosen = how_chosen(directory, cell, final=True)
+        record = run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
     if record is None:  # another rank has it
         return
     if record.diverged:
         click.echo(f"diverged in step {record.diverged['step']}: {record.diverged['reason']}")
     else:
         print_scores(record.scores)
-    click.echo(f"run directory: {run_directory(runtime, name, cell)}")
+    click.echo(f"run directory: {directory}")
 
 
 @main.command()
@@ -112,6 +115,8 @@ def evaluate(
         click.echo(f"run directory: {directory}")
         return
     from regbench.benchmark.run import evaluate_directory
+    from regbench.benchmark.settings.stored import load_config
+    from regbench.slurm.tune import how_chosen
 
     if run is None or "=" in run:
         raise RegbenchError("what shall be evaluated? Give a run directory, or --backbone with published weights")
@@ -119,7 +124,9 @@ def evaluate(
         raise RegbenchError("--label is for --backbone; a run has the label of its method")
     if not Path(run).is_dir():
         raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
-    print_scores(evaluate_directory(Path(run), overrides, protocols))
+    directory = Path(run)
+    chosen = how_chosen(directory, load_config(directory / "config.yaml")[0], final=True)
+    print_scores(evaluate_directory(directory, overrides, protocols, chosen))
 
 
 def print_scores(scores: Sequence[Score]) -> None:

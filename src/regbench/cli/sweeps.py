@@ -122,8 +122,8 @@ def tune(
 
     NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on the tuning split, by
     weighted kNN or by its mean with linear probing (evaluation.select_by=[knn,probe]); the best of each method and
-    setting is kept in choice.json with the runners-up; then the chosen are scored on the test split, which no run of a
-    tuning can open before. Each step goes on where it was stopped: give the same command again.
+    setting is kept in tuning_choice.json with the runners-up; then the chosen are scored on the test split, which no
+    run of a tuning can open before. Each step goes on where it was stopped: give the same command again.
 
     \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report

@@ -1,0 +1,104 @@
+"""Files that carry the SHA-256 of their own content, so that a reader notices when somebody has changed them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from regbench import RegbenchError
+from regbench.files import digest, parse_json, signed
+
+SCHEMA_VERSION = 6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SignedFile:
+    """A signed JSON file whose fields are those of the dataclass.
+
+    Attributes:
+        path: Where it was read from.
+        sha256: The digest of its content, once it was written.
+    """
+
+    path: Path = Path()
+    sha256: str = ""
+
+    def text(self) -> str:
+        """The file's content."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del content["path"], content["sha256"]
+        return signed({"schema_version": SCHEMA_VERSION, **_plain(content)})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            ValueError: Saying what is wrong with it.
+            OSError: If it cannot be read.
+        """
+        content = path.read_bytes()
+        try:
+            raw = parse_json(content)
+        except ValueError as error:
+            raise ValueError(f"not valid JSON, truncated? ({error})") from error
+        if not isinstance(raw, dict):
+            raise ValueError(f"holds {raw!r:.40}, not a JSON object")
+        if (version := raw.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
+        try:
+            found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
+        except ValidationError as error:
+            raise ValueError(_reason(error)) from error
+        if digest({name: value for name, value in raw.items() if name != "sha256"}) != found.sha256:
+            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
+        return dataclasses.replace(found, path=path)
+
+    @classmethod
+    def read_if_there(cls, path: Path, remedy: str) -> Self | None:
+        """Read a file; None if it is not there.
+
+        Args:
+            path: The file.
+            remedy: What to do about one that is not what was written.
+
+        Raises:
+            RegbenchError: If it is not what was written.
+        """
+        try:
+            return cls.read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+            raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries, without a copy of what is plain already."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@functools.cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _reason(error: ValidationError) -> str:
+    """The first of pydantic's refusals, in words."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}"
+    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
