@@ -1,8 +1,13 @@
-"""What the tests of runs share: a tiny data set and the settings of a run that takes a second."""
+"""What the tests of runs share: a tiny data set and the settings of a run that takes a second.
+
+A test run begins with what this machine lacks for all of them, and how to get it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +28,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each of them
     torch.set_num_threads(1)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Name the tests that are left out or skipped here: a line each, with the remedy."""
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    needs: list[tuple[str, object, str]] = [
+        ("the report's page in a browser", any(map(shutil.which, browsers)), "apt-get install chromium"),
+        (
+            "sweeps on a real Slurm (make test-slurm)",
+            shutil.which("slurmctld"),
+            "apt-get install slurmctld slurmd slurm-client munge",
+        ),
+        ("tables set by LaTeX (make test-all)", shutil.which("pdflatex"), "apt-get install texlive-latex-recommended"),
+        (
+            "Fashion-MNIST as Debian has it",
+            Path("/usr/share/datasets/fashion-mnist").is_dir(),
+            "apt-get install dataset-fashion-mnist",
+        ),
+        ("FFCV's loader", importlib.util.find_spec("ffcv"), "make install; .venv/ffcv.log tells why it failed"),
+        ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
+    ]
+    needs += [(name, importlib.util.find_spec(name), "pip install -e '.[test]'") for name in ("optuna", "timm")]
+    lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]
+    for mark, target in (("slow", "make test-all"), ("slurm", "make test-slurm")):
+        if f"not {mark}" in config.option.markexpr:
+            lines.append(f"left out: tests marked {mark}; to run them: {target}")
+    return lines
+
 
 TINY = (
     "dataset=imagefolder",

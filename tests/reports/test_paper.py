@@ -4,58 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from regbench.reports.tables.paper import linear_top1, load_paper, paper_value
 
-
-@pytest.mark.parametrize(
-    ("label", "q", "value"),
-    [
-        ("SimCLR", 1024, 45.2),
-        ("AUH", 2048, 45.9),
-        ("VICReg", 1024, 40.6),
-        ("VICReg", 4096, 44.9),
-        ("SFRIK (L=2)", 4096, 46.9),
-        ("SFRIK (L=1)", 8192, 27.7),
-        ("SFRIK (L=3)", 8192, 47.5),
-        ("SFRIK (L=3)", 1024, None),
-        ("SFRIK (L=1)", 2048, None),
-    ],
-)
-def test_table_2(label: str, q: int, value: float | None) -> None:
-    assert paper_value(label, "linear_top1", 2, embedding_dim=q) == value
-
-
-@pytest.mark.parametrize(
-    ("label", "q", "epochs", "metric", "value"),
-    [
-        ("SimSiam", None, 200, "linear_top1", 70.0),
-        ("VICReg", 8192, 200, "labels1_top1", 49.4),
-        ("VICReg", 8192, 200, "voc07_map_full", 84.9),
-        ("SFRIK (L=2)", 8192, 400, "linear_top1", 70.8),
-        ("SFRIK (L=2)", 8192, 200, "linear_top1", 70.1),
-        ("SFRIK (L=2)", 16384, 200, "voc07_map_full", 85.2),
-        ("SFRIK (L=3)", 32768, 200, "linear_top5", 89.7),
-        ("SFRIK (L=3)", 8192, 200, "places205_top5", 83.9),
-        ("SFRIK (L=3)", 8192, 200, "labels10_top5", 87.7),
-    ],
-)
-def test_table_4(label: str, q: int | None, epochs: int, metric: str, value: float) -> None:
-    where = {"epochs": epochs} | ({"embedding_dim": q} if q else {})
-    assert paper_value(label, metric, 4, **where) == value
+TABLE_2: list[tuple[str, int, float | None]] = [
+    ("SimCLR", 1024, 45.2),
+    ("AUH", 2048, 45.9),
+    ("VICReg", 1024, 40.6),
+    ("VICReg", 4096, 44.9),
+    ("SFRIK (L=2)", 4096, 46.9),
+    ("SFRIK (L=1)", 8192, 27.7),
+    ("SFRIK (L=3)", 8192, 47.5),
+    ("SFRIK (L=3)", 1024, None),
+    ("SFRIK (L=1)", 2048, None),
+]
+TABLE_4 = [
+    ("SimSiam", None, 200, "linear_top1", 70.0),
+    ("VICReg", 8192, 200, "labels1_top1", 49.4),
+    ("VICReg", 8192, 200, "voc07_map_full", 84.9),
+    ("SFRIK (L=2)", 8192, 400, "linear_top1", 70.8),
+    ("SFRIK (L=2)", 8192, 200, "linear_top1", 70.1),
+    ("SFRIK (L=2)", 16384, 200, "voc07_map_full", 85.2),
+    ("SFRIK (L=3)", 32768, 200, "linear_top5", 89.7),
+    ("SFRIK (L=3)", 8192, 200, "places205_top5", 83.9),
+    ("SFRIK (L=3)", 8192, 200, "labels10_top5", 87.7),
+]
 
 
-@pytest.mark.parametrize(("batch", "vicreg", "sfrik"), [(256, 22.5, 10.3), (512, 25.4, 13.1), (1024, 31.1, 18.8)])
-def test_table_5(batch: int, vicreg: float, sfrik: float) -> None:
-    assert paper_value("VICReg", "peak_memory", 5, batch_size=batch) == vicreg
-    assert paper_value("SFRIK", "peak_memory", 5, batch_size=batch) == sfrik
-    assert paper_value("VICReg / SFRIK", "peak_memory_ratio", 5, batch_size=batch) == round(vicreg / sfrik, 1)
-
-
-def test_appendix() -> None:
-    assert paper_value("SFRIK (L=3)", "linear_top1", 13, embedding_dim=8192) == 47.6
-    assert paper_value("SFRIK (L=2)", "linear_top1", 13, embedding_dim=1024) == 44.2
+def test_printed_numbers() -> None:
+    places = {2: "embedding_dim", 13: "embedding_dim", 5: "batch_size"}
+    expected: list[tuple[int, str, int, str, float | None]] = [
+        *((2, label, q, "linear_top1", value) for label, q, value in TABLE_2),
+        (13, "SFRIK (L=3)", 8192, "linear_top1", 47.6),
+        (13, "SFRIK (L=2)", 1024, "linear_top1", 44.2),
+    ]
+    for batch, vicreg, sfrik in ((256, 22.5, 10.3), (512, 25.4, 13.1), (1024, 31.1, 18.8)):
+        expected.append((5, "VICReg", batch, "peak_memory", vicreg))
+        expected.append((5, "SFRIK", batch, "peak_memory", sfrik))
+        expected.append((5, "VICReg / SFRIK", batch, "peak_memory_ratio", round(vicreg / sfrik, 1)))
+    for table, label, size, metric, value in expected:
+        assert paper_value(label, metric, table, **{places[table]: size}) == value, (table, label, size)
+    for label, q, epochs, metric, value in TABLE_4:
+        where = {"epochs": epochs} | ({"embedding_dim": q} if q else {})
+        assert paper_value(label, metric, 4, **where) == value, (label, q, metric)
     assert paper_value("AUH", "places205_top1", 14) == 42.3
     assert paper_value("SFRIK (L=3)", "voc07_map_full", 14) == 74.1
 
@@ -85,22 +75,8 @@ def test_the_leaderboards_column() -> None:
 def test_each_table_is_whole() -> None:
     frame = load_paper()
     # Cells of the printed tables that hold a number.
-    assert frame.groupby("table").size().to_dict() == {
-        2: 18,
-        3: 3,
-        4: 66,
-        5: 9,
-        6: 12,
-        7: 16,
-        8: 16,
-        9: 36,
-        10: 30,
-        11: 14,
-        12: 28,
-        13: 18,
-        14: 9,
-        15: 32,
-    }
+    counts = [18, 3, 66, 9, 12, 16, 16, 36, 30, 14, 28, 18, 9, 32]
+    assert frame.groupby("table").size().to_dict() == dict(enumerate(counts, 2))
     keys = ["table", "label", "embedding_dim", "batch_size", "epochs", "metric"]
     assert not frame.duplicated(keys).any()
     orders = frame.loc[frame["label"].str.startswith("SFRIK (L="), ["label", "order"]].drop_duplicates()

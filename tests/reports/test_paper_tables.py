@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regbench.reports.tables.details import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.paper_tables import paper_tables
 from regbench.reports.tables.table import Table
@@ -100,17 +101,25 @@ def test_hyperparameter_tables_of_the_paper(runs: Path, record: Make) -> None:
 def test_rows_chosen_on_the_test_set_stand_apart(runs: Path, record: Make) -> None:
     on_test = {"hyperparameters": {"selected_on": "test", "budget": 4}}
     record("SFRIK (L=3)", linear=47.0, cell=in20(8192))
-    record("SFRIK (L=3)", linear=48.0, cell=in20(8192, optimizer={"base_lr": 2.0}), choice=on_test)
+    # Of two that the test split chose among, it is the test split that prefers the first.
+    for rate, linear, knn, tuning in ((2.0, 48.0, 39.0, 31.0), (1.0, 46.5, 38.0, 32.0)):
+        cell = in20(8192, optimizer={"base_lr": rate})
+        record("SFRIK (L=3)", linear=linear, knn=knn, tuning=tuning, cell=cell, choice=on_test)
+    record("SFRIK (L=2)", linear=44.5, cell=in20(1024), choice=on_test)
     first, second = tasks(runs)
     assert [s.on_test for s in (first, second)] == [False, True]
-    assert [len(s.rows) for s in (first, second)] == [1, 1]
+    assert [len(s.rows) for s in (first, second)] == [1, 2]
     assert "chosen on the test set" in second.name
     table = leaderboard(second)
     assert "chosen on the test set" in table.title
     assert any("optimistic" in note for note in table.notes)
+    assert any("highest kNN top-1 on the test split" in note for note in table.notes)
+    assert "kNN top-1 (%), test" in [column.name for column in hyperparameters_table(second).columns]
     found = {table.slug: grid(table) for table, _ in paper_tables([first, second])}
     assert found["paper_table2"]["q = 8192"]["SFRIK (L=3)"] == "47.00 / 47.5 / −0.50"
+    assert found["paper_table2"]["q = 1024"]["SFRIK (L=2)"].startswith("– / ")
     assert found["paper_table13"]["q = 8192"]["SFRIK (L=3)"] == "48.00 / 47.6 / +0.40"
+    assert found["paper_table13"]["q = 1024"]["SFRIK (L=2)"] == "44.50 / 44.2 / +0.30"
 
 
 def test_other_sweeps_have_no_table_of_the_paper(runs: Path, record: Make) -> None:
