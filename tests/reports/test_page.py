@@ -62,7 +62,13 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
                 )
     record("untrained", 0, knn=65.0, linear=68.0)
     record(EVIL, 0, environment={"hardware": EVIL}, cell={"method": {"name": "evil", "odd": ODD}})
-    tuned = {"selected_on": "test", "score": "linear_top1", "budget": 4, "record": "choice.json", "sha256": "ef" * 32}
+    tuned = {
+        "selected_on": "test",
+        "score": "linear_top1",
+        "budget": 4,
+        "record": "tuning_choice.json",
+        "sha256": "ef" * 32,
+    }
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
     (folder / "cost.csv").write_text(COST)
     return write_report(folder / "runs", folder / "report", cost=folder / "cost.csv").page

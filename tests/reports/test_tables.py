@@ -462,7 +462,13 @@ def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
 
 def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make) -> None:
     """A tuning over three weights on seed 0, of which one has its final scores on seeds 0 to 2."""
-    origin = {"selected_on": "tuning", "score": "knn_top1", "budget": 3, "record": "runs/x/choice.json", "sha256": "0"}
+    origin = {
+        "selected_on": "tuning",
+        "score": "knn_top1",
+        "budget": 3,
+        "record": "runs/x/tuning_choice.json",
+        "sha256": "0",
+    }
     for value, tuning in ((1.0, 60.0), (3.0, 62.0)):
         record("VICReg", status="tuned", knn=None, linear=None, tuning=tuning, cell=weight(value))
     for seed in range(3):
