@@ -9,7 +9,9 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +42,21 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop as train_module
+from regbench.benchmark.training import loop
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from tests.benchmark.steps import before_steps
+from tests.conftest import TINY
 from tests.waiting import PATIENCE_S
 
 TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
-
-
-DEFAULTS = ("evaluation.protocols=[knn,probe,measures]", "evaluation.measures.view_images=8")
 MEASURES = ("alignment", "uniformity", "rankme", "alpha_req", "lidar", "feature_spread")
+UNTRAINED = ("epochs=0", "optimizer.warmup_epochs=0")
+SHORT = ("method=vicreg", "epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
 
 
 def finish(cell: Cell, runtime: Runtime, sweep: str) -> Record:
@@ -76,6 +79,65 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 def load(tiny: list[str], *overrides: str) -> tuple[Cell, Runtime]:
     return load_run([*tiny, *overrides])
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@dataclass
+class Run:
+    """A finished run that tests read and leave as it is.
+
+    Attributes:
+        drawn: The numbers that python, numpy and torch drew after each step.
+    """
+
+    cell: Cell
+    runtime: Runtime
+    record: Record
+    directory: Path
+    drawn: list[tuple[float, ...]] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The overrides of `tiny` for runs that several tests read."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
+
+
+def drawing(patch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
+    """Let every generator draw after each step; return the list of what was drawn."""
+    step, drawn = Step.__call__, []
+
+    def also_drawing(self: Step, *views: torch.Tensor) -> Stepped:
+        stepped = step(self, *views)
+        drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
+        return stepped
+
+    patch.setattr(Step, "__call__", also_drawing)
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared: list[str]) -> Run:
+    """A run of a method that draws random numbers, which chooses among the probe's learning rates."""
+    cell, runtime = load(shared, "method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]")
+    with pytest.MonkeyPatch.context() as patch:
+        drawn = drawing(patch)
+        record = finish(cell, runtime, "undisturbed")
+    return Run(cell, runtime, record, run_directory(runtime, "undisturbed", cell), drawn)
+
+
+@pytest.fixture(scope="module")
+def complete(shared: list[str]) -> Run:
+    """A run with measures, whose checkpoints are due after its end."""
+    measured = ("evaluation.protocols=[knn,probe,measures]", "evaluation.measures.view_images=8")
+    seldom = ("runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=1.5", "runtime.loss_form=textbook")
+    cell, runtime = load(shared, "method=sfrik_l2", "evaluation.knn.k=1", "seed=7", *measured, *seldom)
+    record = finish(cell, runtime, "mine")
+    return Run(cell, runtime, record, run_directory(runtime, "mine", cell))
 
 
 def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
@@ -140,11 +202,9 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
     assert moved > 20
 
 
-def test_the_record_is_complete(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=sfrik_l2", "evaluation.probe.learning_rates=[0.1,1.0]", "seed=7", *DEFAULTS)
-    record = finish(cell, runtime, "mine")
-    directory = run_directory(runtime, "mine", cell)
-    assert directory == Path(runtime.runs_dir) / "mine" / cell.id
+def test_the_record_is_complete(complete: Run) -> None:
+    cell, record, directory = complete.cell, complete.record, complete.directory
+    assert directory == Path(complete.runtime.runs_dir) / "mine" / cell.id
     expected = {
         "cell_id": cell.id,
         "sweep": "mine",
@@ -167,28 +227,15 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
         assert score.head == score.name.replace("knn", "kNN").replace("_top", " top-") + " (%)"
         assert 0 <= score.value <= 100
         assert score.value == 100 or score.name != "linear_top5"  # three classes
-    protocols = {score.protocol for score in record.scores}
-    assert any("k=5" in protocol for protocol in protocols)
-    assert any("chosen on tuning from 0.1, 1" in protocol for protocol in protocols)
+    assert any("k=1" in score.protocol for score in record.scores)
     assert [row["epoch"] for row in record.history] == [1, 2]
     for row in record.history:
         assert row["loss"] == pytest.approx(sum(row["terms"].values()))
         assert row["terms"].keys() == {"alignment", "uniformity", "diagonal"}
         assert row["terms"]["diagonal"] == pytest.approx(21 / 32)
-        assert row["images"] == 96
-        assert 0 < row["loss_ms"] < row["step_ms"]
-    cost: Any = record.cost
-    assert cost.train_s == pytest.approx(sum(row["epoch_s"] for row in record.history))
-    assert cost.img_per_s == pytest.approx(192 / cost.train_s)
-    assert cost.evaluate_s > 0
-    assert cost.peak_memory_bytes > 1e7
-    assert cost.peak_reserved_bytes >= cost.peak_memory_bytes
-    assert cost.checkpoint_s > 0
-    parts_ms = [getattr(cost, f"{part}_ms") for part in ("forward", "loss", "backward", "optimizer")]
-    assert all(part_ms > 0 for part_ms in (cost.data_ms, *parts_ms))
-    assert sum(parts_ms) == pytest.approx(cost.step_ms, rel=0.5)  # medians of parts and of the whole
     assert record.environment["world_size"] == 1
     assert record.environment["loader"] == "torchvision"
+    assert record.environment["loss_form"] == "textbook"
     assert record.environment["threads"] == 1
     assert record.data.content_sha256.keys() == {"train", "tuning", "test"}
     assert len(record.attempts) == 1
@@ -198,12 +245,11 @@ def test_the_record_is_complete(tiny: list[str]) -> None:
     assert len((directory / record.metrics.file).read_text().splitlines()) == 2
 
 
-def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_data_dir: Path) -> None:
+def test_the_evaluation_is_that_of_the_frozen_backbone(complete: Run) -> None:
     """k = 1 at scale: the nearest training image by cosine similarity of the representations."""
-    cell, runtime = load(tiny, "method=vicreg", "evaluation.knn.k=1", "evaluation.probe.epochs=1")
-    record = finish(cell, runtime, "here")
+    cell, directory = complete.cell, complete.directory
     network = SiameseNetwork(cell.network, 16, 3, seed=0)
-    network.load_state_dict(weights(run_directory(runtime, "here", cell)))
+    network.load_state_dict(weights(directory))
     network.eval()
     features = {}
     for split in ("train", "test"):
@@ -211,11 +257,11 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
             EvalLoader(
                 cell.dataset,
                 split,
-                data_dir=tiny_data_dir,
+                data_dir=Path(complete.runtime.data_dir),
                 batch_size=64,
                 device=torch.device("cpu"),
                 backend="torchvision",
-                choice=run_directory(runtime, "here", cell) / "choice-0001.json",
+                choice=directory / "choice-0001.json",
             ) as loader,
             loader.epoch() as batches,
             torch.no_grad(),
@@ -225,141 +271,120 @@ def test_the_evaluation_is_that_of_the_frozen_backbone(tiny: list[str], tiny_dat
     assert [len(y) for _, y in features.values()] == [120, 30]
     nearest = (features["test"][0] @ features["train"][0].T).argmax(dim=1)
     expected = 100 * (features["train"][1][nearest] == features["test"][1]).double().mean().item()
-    (found,) = [s.value for s in record.scores if (s.name, s.split) == ("knn_top1", "test")]
-    assert found == pytest.approx(expected)
+    assert complete.record.score("knn_top1", "test") == pytest.approx(expected)
 
 
-def test_a_finished_cell_is_not_run_again(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "epochs=1", "optimizer.warmup_epochs=0")
-    first = finish(cell, runtime, "here")
-    path = run_directory(runtime, "here", cell) / "record.json"
-    written_ns = path.stat().st_mtime_ns
-    assert finish(cell, runtime, "here").sha256 == first.sha256
-    assert path.stat().st_mtime_ns == written_ns
+def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(complete: Run) -> None:
+    (file,) = checkpoint_files(complete.directory)
+    assert complete.record.checkpoint == Saved(file.name, hashlib.sha256(file.read_bytes()).hexdigest(), 6)
 
 
-def interrupting(monkeypatch: pytest.MonkeyPatch, after_epoch: int, error: BaseException) -> None:
-    """Stops training where a checkpoint is written: once epoch `after_epoch` is saved, or, for 0, before the first."""
-    saved: list[int] = []
-
-    def stop(*args: Any) -> Saved:
-        if len(saved) == after_epoch:
-            raise error
-        saved.append(1)
-        return save_checkpoint(*args)
-
-    monkeypatch.setattr(train_module, "save_checkpoint", stop)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("after_epoch", [0, 2])
-def test_an_interrupted_run_ends_as_an_undisturbed_one(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch, precision: str, after_epoch: int
-) -> None:
-    cell, runtime = load(tiny, "method=simclr", "epochs=3", f"precision={precision}")
-    undisturbed = finish(cell, runtime, "undisturbed")
-    with monkeypatch.context() as patch:
-        interrupting(patch, after_epoch, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            finish(cell, runtime, "disturbed")
-    directory = run_directory(runtime, "disturbed", cell)
-    assert bool(checkpoint_files(directory)) == bool(after_epoch)
-    assert read_record(directory) is None
-    resumed = finish(cell, runtime, "disturbed")
-    assert numbers(resumed) == numbers(undisturbed)
-    expected = weights(run_directory(runtime, "undisturbed", cell))
-    assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert [attempt.ended for attempt in resumed.attempts] == ["interrupted", None]
-    assert [attempt.from_step for attempt in resumed.attempts] == [None, 6 if after_epoch else None]
+def test_a_finished_run_stays_as_it_is(complete: Run, shared: list[str]) -> None:
+    """Run again it gives its record; evaluated anew it gives its scores, or others that are only shown."""
+    directory, record = complete.directory, complete.record
+    before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+    assert finish(complete.cell, complete.runtime, "mine").sha256 == record.sha256
+    own = [override for override in shared if override.startswith("runtime.")]
+    assert tuple(evaluate_directory(directory, own)) == record.scores
+    assert "k=9" in evaluate_directory(directory, [*own, "evaluation.knn.k=9"], ["knn"])[0].protocol
+    assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
+    with pytest.raises(RegbenchError, match="evaluation"):
+        evaluate_directory(directory, [*own, "seed=3"])
+    with pytest.raises(RegbenchError, match="is missing"):
+        evaluate_directory(directory.parent, own)
 
 
-@pytest.mark.parametrize("method", ["simclr", "sigreg"])
-def test_a_signal_stops_a_run_in_mid_epoch_and_it_ends_as_an_undisturbed_one(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """With a method that draws random numbers, and one that does not. An epoch has three steps."""
-    cell, runtime = load(tiny, f"method={method}", "epochs=4")
-    undisturbed = finish(cell, runtime, "undisturbed")
+# ------------------------------------------------------------------ interruptions
+
+
+class Clock:
+    """A clock on which every step of training takes 40 s."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.perf_counter = 0.0, time.perf_counter
+        patch.setattr(loop, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def kill_at(self, step: int) -> None:
+        """Begin a step, and kill the process at the sixth."""
+        self.now_s += 40
+        if step == 5:
+            raise KeyboardInterrupt
+
+
+def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
+    """Kill the process when it writes a checkpoint of this number."""
+    written: list[int] = []
+
+    def save(*arguments: Any) -> Saved:
+        written.append(1)
+        if len(written) == checkpoint:
+            raise KeyboardInterrupt
+        return save_checkpoint(*arguments)
+
+    patch.setattr(loop, "save_checkpoint", save)
+
+
+def signal_at_the_fifth(step: int) -> None:
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int | None]] = {
+    "killed before the first checkpoint": (lambda patch: kill_while_it_writes(patch, 1), (), None),
+    "killed after the second epoch": (lambda patch: kill_while_it_writes(patch, 3), (), 6),
+    "told by a signal in mid-epoch": (lambda patch: before_steps(patch, signal_at_the_fifth), (), 5),
+    "killed between checkpoints by the minute": (
+        lambda patch: before_steps(patch, Clock(patch).kill_at),
+        ("runtime.checkpoint_minutes=1", "runtime.checkpoint_epochs=100"),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str], undisturbed: Run) -> None:
+    """It has three epochs of three steps."""
+    interrupt, overrides, step = INTERRUPTIONS[how]
+    cell, runtime = undisturbed.cell, load(tiny, *overrides)[1]
     interruption = Interruption()
-    seed_once = train_module._seed
-
-    def seed(number: int, step: int) -> None:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        seed_once(number, step)
-
-    with monkeypatch.context() as patch, interruption.listening(signal.SIGUSR1):
-        patch.setattr(train_module, "_seed", seed)
-        with pytest.raises(Interrupted, match="SIGUSR1"):
+    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
+        interrupt(patch)
+        with pytest.raises(Interrupted if "signal" in how else KeyboardInterrupt):
             run_cell(cell, runtime, "disturbed", interruption=interruption)
     directory = run_directory(runtime, "disturbed", cell)
-    assert checkpoint_files(directory)[0].name.startswith("checkpoint-0001-000000005-")
+    steps = [int(file.name.split("-")[2]) for file in checkpoint_files(directory)]
+    assert steps[:1] == [step][: step is not None]
+    assert read_record(directory) is None
     torch.randn(3)  # what else the process drew does not matter
     resumed = finish(cell, runtime, "disturbed")
-    assert numbers(resumed) == numbers(undisturbed)
-    expected = weights(run_directory(runtime, "undisturbed", cell))
+    assert numbers(resumed) == numbers(undisturbed.record)
+    expected = weights(undisturbed.directory)
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
-    assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, 5)]
-    assert resumed.history[1]["epoch_s"] > 0
-    assert (resumed.cost.checkpoint_s or 0) > 0
+    assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, step)]
 
 
-def test_checkpoints_come_by_the_minute_too(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed without a word, a run loses what came after the last one."""
-    assert resolve(load(tiny, "runtime.checkpoint_minutes=2.5")[1]).runtime.checkpoint_minutes == 2.5
-    periods = ("runtime.checkpoint_minutes=0", "runtime.checkpoint_epochs=100")
-    cell, runtime = load(tiny, "method=vicreg", "epochs=4", *periods)
-    seed_once = train_module._seed
-
-    def seed(number: int, step: int) -> None:
-        if step == 7:
-            raise KeyboardInterrupt
-        seed_once(number, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "_seed", seed)
-        with pytest.raises(KeyboardInterrupt):
-            run_cell(cell, runtime, "disturbed")
-    resumed = finish(cell, runtime, "disturbed")
-    assert resumed.attempts[1].from_step == 7
-    assert numbers(resumed) == numbers(finish(cell, runtime, "undisturbed"))
+def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str], undisturbed: Run) -> None:
+    cell, runtime = undisturbed.cell, load(tiny)[1]
+    with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
+        run_cell(cell, runtime, "staged", ["tune"])
+    for stage in ("pretrain", "tune"):
+        assert run_cell(cell, runtime, "staged", [stage]) is None
+    scores = read_numbered(run_directory(runtime, "staged", cell), "scores.json")
+    splits = {score["split"] for entry in scores["done"].values() for score in entry["scores"]}
+    assert splits == {"tuning"}  # the test split is not opened before the last stage
+    staged = run_cell(cell, runtime, "staged", ["final"])
+    assert staged is not None
+    assert numbers(staged) == numbers(undisturbed.record)
 
 
-def test_the_last_checkpoint_holds_the_final_weights_though_none_was_due(tiny: list[str]) -> None:
-    """Minutes and epochs between checkpoints are long; the record names the last one, and evaluations take it."""
-    cell, runtime = load(tiny, "method=vicreg", "runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=1.5")
-    assert runtime.checkpoint_minutes == 1.5
-    record = finish(cell, runtime, "here")
-    directory = run_directory(runtime, "here", cell)
-    (file,) = checkpoint_files(directory)
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert record.checkpoint == Saved(file.name, sha256, 6)
-    own = [override for override in tiny if override.startswith("runtime.")]
-    assert tuple(evaluate_directory(directory, own)) == record.scores
-
-
-def test_what_killed_attempts_left_goes_and_what_others_write_stays(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
-    directory = run_directory(runtime, "here", cell)
-    (directory / "attempts").mkdir(parents=True)
-    ended = {"ended": None, "heartbeat": 0.0, "beat": 3, "lease_s": 60}
-    (directory / "attempts" / "0004.json").write_text(json.dumps(ended))
-    earlier = [".checkpoint-0003-000000005.pt.x_1", ".evaluation-probe-0004-000000001.pt.y", ".metrics-0004.jsonl.z"]
-    others = [".nfs0123456789", ".record.json.w"]
-    for name in (*earlier, *others):
-        (directory / name).touch()
-    finish(cell, runtime, "here")
-    assert sorted(path.name for path in directory.glob(".*")) == others
-    later = [".checkpoint-0006-000000005.pt.x", ".metrics-0005.jsonl.z"]
-    for name in (*earlier, *later):
-        (directory / name).touch()
-    remove_earlier_leftovers(directory, 5)  # as a process does that was stopped just before
-    assert sorted(path.name for path in directory.glob(".*")) == sorted([*others, *later])
-
-
-def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_other_weights_are_not_taken_up(
+    tiny: list[str], undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The final checkpoint is damaged between two stages; the weights are trained again, and scored."""
-    cell, runtime = load(tiny, "method=vicreg", "evaluation.protocols=[knn]")
+    cell, runtime = undisturbed.cell, load(tiny)[1]
     directory = run_directory(runtime, "here", cell)
     assert run_cell(cell, runtime, "here", ["pretrain", "tune"]) is None
     final, _ = checkpoint_files(directory)
@@ -376,57 +401,9 @@ def test_scores_of_other_weights_are_not_taken_up(tiny: list[str], monkeypatch: 
     monkeypatch.setattr(Subject, "select", counted)
     record = finish(cell, runtime, "here")
     assert selected == [1]
-    assert numbers(record) == numbers(finish(cell, runtime, "undisturbed"))
+    assert numbers(record) == numbers(undisturbed.record)
     assert record.checkpoint
     assert record.checkpoint.file == checkpoint_files(directory)[0].name
-
-
-def test_a_config_that_is_not_the_cells_is_mended(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
-    directory = run_directory(runtime, "here", cell)
-    directory.mkdir(parents=True)
-    (directory / "config.yaml").write_text("seed: 3\n")
-    finish(cell, runtime, "here")
-    assert f"{directory / 'config.yaml'} is not that of the cell" in caplog.text
-    assert load_config(directory / "config.yaml")[0] == cell
-
-
-def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.1,1.0]")
-    at_once = finish(cell, runtime, "once")
-    with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
-        run_cell(cell, runtime, "staged", ["tune"])
-    for stage in ("pretrain", "tune"):
-        assert run_cell(cell, runtime, "staged", [stage]) is None
-    scores = read_numbered(run_directory(runtime, "staged", cell), "scores.json")
-    splits = {score["split"] for entry in scores["done"].values() for score in entry["scores"]}
-    assert splits == {"tuning"}  # the test split is not opened before the last stage
-    staged = run_cell(cell, runtime, "staged", ["final"])
-    assert staged is not None
-    assert numbers(staged) == numbers(at_once)
-
-
-def test_micro_batches_train(tiny: list[str]) -> None:
-    """BN sees parts of the batch, so the numbers differ, but not by much; and it is another cell."""
-    whole, runtime = load(tiny, "method=vicreg", "precision=fp32")
-    parts, _ = load(tiny, "method=vicreg", "precision=fp32", "micro_batch_size=16")
-    assert whole.id != parts.id
-    losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=0.1)
-    with pytest.raises(RegbenchError, match="micro_batch_size=12 must divide batch_size=32"):
-        load(tiny, "micro_batch_size=12")
-
-
-@pytest.mark.slow
-def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
-    records = []
-    for compiled in ("false", "true"):
-        cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.compile={compiled}")
-        records.append(finish(cell, runtime, compiled))
-    assert records[0].cell_id == records[1].cell_id
-    plain, compiled_ = ([row["loss"] for row in record.history] for record in records)
-    assert compiled_ == pytest.approx(plain, rel=1e-3)
 
 
 def test_a_failed_evaluation_does_not_train_again(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,43 +453,88 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
     assert record.metrics.sha256 == hashlib.sha256(curve.read_bytes()).hexdigest()
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_decides_the_run_and_another_gives_another(tiny: list[str], undisturbed: Run) -> None:
     """Whatever a step draws, from any generator, is of the seed and the step."""
-    cells = [load(tiny, "method=vicreg", f"seed={seed}")[0] for seed in (0, 1)]
-    runtime = load(tiny)[1]
-    drawn: list[tuple[float, ...]] = []
-    step = Step.__call__
-
-    def drawing(self: Step, *views: torch.Tensor) -> Stepped:
-        drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
-        return step(self, *views)
-
-    monkeypatch.setattr(Step, "__call__", drawing)
-    first, other, again = (finish(cells[i], runtime, f"run{j}") for j, i in enumerate((0, 1, 0)))
-    assert numbers(first) == numbers(again)
-    assert first.history[0]["loss"] != other.history[0]["loss"]
-    assert drawn[:6] == drawn[12:]
-    for numbers_of_a_generator in zip(*drawn[:12], strict=True):
-        assert len(set(numbers_of_a_generator)) == 12
+    runs = []
+    for seed in (0, 1):
+        cell, runtime = load(tiny, "method=sigreg", *SHORT[1:], f"seed={seed}")
+        with pytest.MonkeyPatch.context() as patch:
+            drawn = drawing(patch)
+            runs.append((finish(cell, runtime, "here"), drawn))
+    (_, again), (other, others) = runs
+    assert again == undisturbed.drawn[:3]
+    assert other.history[0]["loss"] != undisturbed.record.history[0]["loss"]
+    for numbers_of_a_generator in zip(*undisturbed.drawn, *others, strict=True):
+        assert len(set(numbers_of_a_generator)) == 9 + 3
 
 
-def test_the_untrained_network_has_scores_and_no_history(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0")
-    record = finish(cell, runtime, "here")
+def test_micro_batches_train(tiny: list[str]) -> None:
+    """BN sees parts of the batch, so the numbers differ, but not by much; and it is another cell."""
+    whole, runtime = load(tiny, *SHORT, "precision=fp32")
+    parts = replace(whole, micro_batch_size=16)
+    assert whole.id != parts.id
+    losses = [finish(cell, runtime, "here").history[-1]["loss"] for cell in (whole, parts)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_as_the_plain_one(tiny: list[str]) -> None:
+    records = []
+    for compiled in ("false", "true"):
+        cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.compile={compiled}")
+        records.append(finish(cell, runtime, compiled))
+    assert records[0].cell_id == records[1].cell_id
+    plain, compiled_ = ([row["loss"] for row in record.history] for record in records)
+    assert compiled_ == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def untrained(shared: list[str]) -> Run:
+    """A run without training in a directory in which killed attempts and others left files."""
+    cell, runtime = load(shared, *UNTRAINED)
+    directory = run_directory(runtime, "untrained", cell)
+    (directory / "attempts").mkdir(parents=True)
+    (directory / "config.yaml").write_text("seed: 3\n")
+    ended = {"ended": None, "heartbeat": 0.0, "beat": 3, "lease_s": 60}
+    (directory / "attempts" / "0004.json").write_text(json.dumps(ended))
+    for name in (*EARLIER, *OTHERS):
+        (directory / name).touch()
+    return Run(cell, runtime, finish(cell, runtime, "untrained"), directory)
+
+
+EARLIER = (".checkpoint-0003-000000005.pt.x_1", ".evaluation-probe-0004-000000001.pt.y", ".metrics-0004.jsonl.z")
+OTHERS = (".nfs0123456789", ".record.json.w")
+
+
+def test_the_untrained_network_has_scores_and_no_history(untrained: Run) -> None:
+    record = untrained.record
     assert (record.label, record.metrics, record.status) == ("untrained", None, "done")
     assert len(record.scores) == 8
     cost: Any = record.cost
     assert [getattr(cost, key) for key in ("img_per_s", "step_ms", "loss_ms", "peak_memory_bytes")] == [None] * 4
 
 
+def test_a_config_that_is_not_the_cells_is_mended(untrained: Run) -> None:
+    assert load_config(untrained.directory / "config.yaml")[0] == untrained.cell
+
+
+def test_what_killed_attempts_left_goes_and_what_others_write_stays(untrained: Run) -> None:
+    directory = untrained.directory
+    assert sorted(path.name for path in directory.glob(".*")) == sorted(OTHERS)
+    later = (".checkpoint-0006-000000005.pt.x", ".metrics-0005.jsonl.z")
+    for name in (*EARLIER, *later):
+        (directory / name).touch()
+    remove_earlier_leftovers(directory, 5)  # as a process does that was stopped just before
+    assert sorted(path.name for path in directory.glob(".*")) == sorted([*OTHERS, *later])
+
+
+# ------------------------------------------------------------------ divergence and refusals
+
+
 def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=1")
-    assert finish(cell, runtime, "spread").status == "done"
-    monkeypatch.setattr("regbench.benchmark.training.loop.COLLAPSED_SPREAD", 1.1)
+    monkeypatch.setattr(loop, "COLLAPSED_SPREAD", 1.1)
     record = finish(cell, runtime, "collapsed")
     assert (record.status, record.scores) == ("diverged", ())
     what = record.diverged or {}
@@ -522,40 +544,30 @@ def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.M
     assert len(record.history) == 1
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "epochs=4")
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LOGGING_STEPS", 2)
+    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
     record = finish(cell, runtime, "here")
     assert (record.status, record.scores, record.metrics) == ("diverged", (), None)
     what = record.diverged or {}
     assert "not finite" in what["reason"]
-    assert (what["epoch"], what["step"]) == (1, 3)  # the first step's rate is 0, so the second still sees good weights
+    # The first step's rate is 0, so the second still sees good weights; the loop looks at the loss after every second.
+    assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
+    assert math.isfinite(what["last_good"]["loss"])
     assert (record.cost.train_s or 0) > 0
     assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
 
 
-def test_divergence_is_noticed_within_a_logging_step(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regbench.benchmark.training.loop.LOGGING_STEPS", 2)
-    cell, runtime = load(tiny, "method=vicreg", "optimizer.base_lr=1e30", "batch_size=12", "epochs=4")
-    what = finish(cell, runtime, "here").diverged or {}
-    assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
-    assert math.isfinite(what["last_good"]["loss"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["batch_size=4096"], "batch size 4096 is larger than the 120 training images; choose at most 120"),
-        (["dataset.name=nowhere"], "data set 'nowhere' is not prepared.*regbench prepare"),
-        (["dataset.source.train_per_class=39"], "was prepared with"),
-        (["evaluation.knn.k=121"], "evaluation.knn.k=121 is larger than the 120 training images"),
-        (["runtime.device=tpu"], "runtime.device=tpu must be auto, cpu or cuda"),
-        (["runtime.loader=dali"], "runtime.loader=dali must be auto, ffcv or torchvision"),
-        (["network=resnet18", "network.backbone.stem=big"], "network.backbone.stem=big must be imagenet or small"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(tiny: list[str], overrides: Sequence[str], message: str) -> None:
-    with pytest.raises(RegbenchError, match=message):
-        finish(*load(tiny, *overrides, "epochs=1", "optimizer.warmup_epochs=0"), "here")
+def test_what_cannot_be_run_is_refused(tiny: list[str]) -> None:
+    for override, message in (
+        ("batch_size=4096", "batch size 4096 is larger than the 120 training images; choose at most 120"),
+        ("dataset.name=nowhere", "data set 'nowhere' is not prepared.*regbench prepare"),
+        ("dataset.source.train_per_class=39", "was prepared with"),
+        ("evaluation.knn.k=121", "evaluation.knn.k=121 is larger than the 120 training images"),
+        ("runtime.loss_form=covariance", "SimCLR has no covariance form; it has textbook, gram"),
+    ):
+        with pytest.raises(RegbenchError, match=message):
+            finish(*load(tiny, "method=simclr", *SHORT[1:], override), "here")
 
 
 def test_several_learning_rates_need_a_tuning_split(tiny: list[str], tiny_source: Path, tmp_path: Path) -> None:
@@ -617,79 +629,21 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     assert len(records[0].attempts) == 1
 
 
-def test_evaluating_a_directory_anew_gives_its_scores(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=vicreg", "evaluation.probe.learning_rates=[0.5]")
-    record = finish(cell, runtime, "here")
-    directory = run_directory(runtime, "here", cell)
-    before = {path: path.stat().st_mtime_ns for path in directory.iterdir()}
-    own = [override for override in tiny if override.startswith("runtime.")]
-    assert tuple(evaluate_directory(directory, own)) == record.scores
-    other = evaluate_directory(directory, [*own, "evaluation.knn.k=9"])
-    assert "k=9" in other[0].protocol
-    assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
-    with pytest.raises(RegbenchError, match="evaluation"):
-        evaluate_directory(directory, [*own, "seed=3"])
-    with pytest.raises(RegbenchError, match="is missing"):
-        evaluate_directory(directory.parent, own)
-
-
-def test_probing_augmented_features_runs(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "epochs=0", "optimizer.warmup_epochs=0", "evaluation.probe.features=augmented", "seed=2")
-    record = finish(cell, runtime, "here")
-    assert "augmented features" in record.scores[-1].protocol
-    assert numbers(record) == numbers(finish(cell, runtime, "again"))
-
-
-def test_the_form_of_the_loss_changes_its_cost_only(tiny: list[str]) -> None:
-    records = {}
-    for form in ("auto", "textbook", "gram"):
-        cell, runtime = load(tiny, "method=vicreg", "precision=fp32", f"runtime.loss_form={form}")
-        records[form] = finish(cell, runtime, form)
-        assert records[form].environment["loss_form"] == form
-    assert len({record.cell_id for record in records.values()}) == 1
-    first, *others = ([row["loss"] for row in record.history] for record in records.values())
-    for losses in others:
-        assert losses == pytest.approx(first, rel=1e-3)
-
-
-def test_a_form_that_the_method_lacks_is_refused(tiny: list[str]) -> None:
-    cell, runtime = load(tiny, "method=simclr", "runtime.loss_form=covariance")
-    with pytest.raises(RegbenchError, match="SimCLR has no covariance form; it has textbook, gram"):
-        finish(cell, runtime, "here")
-
-
-def test_an_interrupted_run_of_a_random_method_ends_as_an_undisturbed_one(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cell, runtime = load(tiny, "method=sigreg", "epochs=3", "method.directions=8")
-    undisturbed = finish(cell, runtime, "undisturbed")
-    with monkeypatch.context() as patch:
-        interrupting(patch, 1, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            finish(cell, runtime, "interrupted")
-    torch.randn(3)  # what else the process drew does not matter
-    resumed = finish(cell, runtime, "interrupted")
-    losses = [[row["loss"] for row in record.history] for record in (resumed, undisturbed)]
-    assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize(
-    ("surroundings", "threads", "expected"),
-    [
-        ({}, 0, 1),  # other work may share the cores
-        ({"SLURM_JOB_ID": "7"}, 0, 6),  # they are the job's
-        ({"SLURM_JOB_ID": "7", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
-        ({}, 5, 5),
-        ({"SLURM_JOB_ID": "7"}, 5, 5),
-    ],
-)
-def test_threads_of_a_run_on_a_cpu(
-    surroundings: dict[str, str], threads: int, expected: int, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     ranks = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    for name, value in {**ranks, **surroundings}.items():
-        monkeypatch.setenv(name, value)
-    resolve(load_run([*tiny, f"runtime.threads={threads}"])[1])
-    assert torch.get_num_threads() == expected
+    job = {"SLURM_JOB_ID": "7"}
+    runtime = load(tiny)[1]
+    for surroundings, threads, expected in (
+        ({}, 0, 1),  # other work may share the cores
+        (job, 0, 6),  # they are the job's
+        (job | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
+        ({}, 5, 5),
+        (job, 5, 5),
+    ):
+        with monkeypatch.context() as patch:
+            patch.delenv("SLURM_JOB_ID", raising=False)
+            for name, value in {**ranks, **surroundings}.items():
+                patch.setenv(name, value)
+            resolve(replace(runtime, threads=threads))
+        assert torch.get_num_threads() == expected
