@@ -10,7 +10,7 @@ from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import MAX_SEED, Cell
-from regbench.benchmark.settings.compose import Composer, points
+from regbench.benchmark.settings.compose import compose_cell, points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
@@ -69,7 +69,7 @@ def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
         RegbenchError: If an override is refused.
     """
     (point,) = points(overrides)
-    composed = Composer().compose(point, prepared=False)
+    composed = compose_cell(point, prepared=False)
     return composed.cell.dataset, composed.runtime
 
 
@@ -180,10 +180,9 @@ def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
     notes: dict[str, None] = {}
-    composer = Composer()
     for row in rows:
         for point in points(row):
-            cell, runtime, cluster, fitting = composer.compose(point)
+            cell, runtime, cluster, fitting = compose_cell(point)
             cells.setdefault(cell.id, (cell, cluster))
             notes[fitting] = None
     for note in filter(None, notes):

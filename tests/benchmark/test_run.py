@@ -109,7 +109,8 @@ def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 def drawing(patch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
     """Let every generator draw after each step; return the list of what was drawn."""
-    step, drawn = Step.__call__, []
+    step = Step.__call__
+    drawn: list[tuple[float, ...]] = []
 
     def also_drawing(self: Step, *views: torch.Tensor) -> Stepped:
         stepped = step(self, *views)
