@@ -52,7 +52,7 @@ def test_order_is_a_permutation_that_changes_with_seed_and_epoch() -> None:
     assert all((orders[0] != other).mean() > 0.9 for other in orders[1:])
 
 
-@pytest.mark.parametrize(("height", "width"), [(28, 28), (375, 500), (500, 200)])
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (375, 500)])
 def test_boxes_have_torchvisions_distribution(height: int, width: int) -> None:
     n = 4000
     key = draws.keys(0, 0, np.arange(n), draws.CROP)

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from PIL import Image
 
 from regbench.datasets.beton import JPEG, RAW, Sample
@@ -46,14 +45,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_other_kinds_of_images_become_rgb(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_bytes(KINDS[name])
-    sample = encode(path, 4, name, ImageFolder())
-    assert isinstance(sample, Sample)
-    assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (RAW, 20, 30, 4, name)
-    np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
+def test_other_kinds_of_images_become_rgb(tmp_path: Path) -> None:
+    for name, content in KINDS.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        sample = encode(path, 4, name, ImageFolder())
+        assert isinstance(sample, Sample)
+        assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (RAW, 20, 30, 4, name)
+        np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
 
 
 def test_large_images_of_other_kinds_become_good_jpegs() -> None:
@@ -64,26 +63,21 @@ def test_large_images_of_other_kinds_become_good_jpegs() -> None:
     assert np.abs(pixels(sample).astype(int) - image).max() <= 4
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_of_16_bits_the_upper_8_are_kept(kind: str) -> None:
-    found = pixels(encode(saved(Image.fromarray(GREY16), kind), 0, "", ImageFolder()))
-    np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
-
-
-def test_big_endian_16_bits() -> None:
+def test_of_16_bits_the_upper_8_are_kept() -> None:
     # A PGM with levels above 255 is big-endian.
-    content = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
-    found = pixels(encode(content, 0, "", ImageFolder()))
-    np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
+    big_endian = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
+    for content in (*(saved(Image.fromarray(GREY16), kind) for kind in ("PNG", "TIFF")), big_endian):
+        found = pixels(encode(content, 0, "", ImageFolder()))
+        np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
 
 
-@pytest.mark.parametrize("kind", ["i4", "f4"])
-def test_pixels_of_unknown_range_are_not_guessed(kind: str) -> None:
-    image = Image.fromarray(GREY16.astype(kind) * 7)
-    found = encode(saved(image, "TIFF"), 0, "deep.tif", ImageFolder())
-    assert isinstance(found, Unreadable)
-    assert found.origin == "deep.tif"
-    assert "whose range is not known; convert it to 8 or 16 bits" in found.reason
+def test_pixels_of_unknown_range_are_not_guessed() -> None:
+    for kind in ("i4", "f4"):
+        image = Image.fromarray(GREY16.astype(kind) * 7)
+        found = encode(saved(image, "TIFF"), 0, "deep.tif", ImageFolder())
+        assert isinstance(found, Unreadable)
+        assert found.origin == "deep.tif"
+        assert "whose range is not known; convert it to 8 or 16 bits" in found.reason
 
 
 def test_what_is_too_long_for_a_jpeg_is_unreadable() -> None:
@@ -118,9 +112,8 @@ def test_the_exif_orientation_is_ignored() -> None:
     assert not Image.open(io.BytesIO(shrunk.data)).getexif()
 
 
-@pytest.mark.parametrize(
-    ("size", "side", "px", "stored"),
-    [
+def test_only_larger_images_are_shrunk() -> None:
+    cases: list[tuple[tuple[int, int], Literal["shorter", "longer"], int, tuple[int, int]]] = [
         ((30, 20), "shorter", 10, (15, 10)),
         ((20, 30), "longer", 10, (6, 10)),
         ((30, 20), "shorter", 20, (30, 20)),
@@ -128,17 +121,14 @@ def test_the_exif_orientation_is_ignored() -> None:
         ((30, 20), "longer", 29, (29, 19)),
         ((300, 1), "longer", 10, (10, 1)),
         ((1, 1), "shorter", 1, (1, 1)),
-    ],
-)
-def test_only_larger_images_are_shrunk(
-    size: tuple[int, int], side: Literal["shorter", "longer"], px: int, stored: tuple[int, int]
-) -> None:
-    content = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
-    sample = encode(content, 0, "", ImageFolder(resize_px=px, resize_side=side))
-    assert isinstance(sample, Sample)
-    assert (sample.width, sample.height) == stored
-    assert pixels(sample).shape[:2] == stored[::-1]
-    assert (sample.data == content) == (size == stored)
+    ]
+    for size, side, px, stored in cases:
+        content = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
+        sample = encode(content, 0, "", ImageFolder(resize_px=px, resize_side=side))
+        assert isinstance(sample, Sample)
+        assert (sample.width, sample.height) == stored
+        assert pixels(sample).shape[:2] == stored[::-1]
+        assert (sample.data == content) == (size == stored)
 
 
 def test_shrinking_averages_and_quality_is_obeyed() -> None:

