@@ -18,8 +18,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("methods", "datasets", "benchmark", "slurm", "reports")
-# Prints where `datasets` comes from, and a name that only Hugging Face's has.
-WHOSE_DATASETS = "import datasets; print(datasets.__file__, datasets.load_dataset.__name__)"
+# Prints where `datasets` would be imported from.
+WHOSE_DATASETS = "from importlib.util import find_spec; print(find_spec('datasets').origin)"
+# Imports both packages, and prints a name that only Hugging Face's has.
+BOTH = """
+import datasets, regbench.datasets.config
+print(datasets.__file__, datasets.load_dataset.__name__, regbench.datasets.config.__file__, regbench.__version__)
+"""
 
 
 def sources() -> dict[str, Path]:
@@ -148,14 +153,14 @@ def test_lives_beside_hugging_face_datasets(kind: str, built: Built, environment
     python = environment.python
     before = environment.files()
     whose = run([python, "-c", WHOSE_DATASETS], tmp_path)
-    assert whose.startswith(str(environment.folder)) and whose.split()[-1] == "load_dataset"
+    assert whose.startswith(str(environment.folder))
 
     file = getattr(built, kind)
-    pip(python, "install", "--no-deps", "--no-index", "--no-build-isolation", file, cwd=tmp_path)
+    pip(python, "install", "--no-compile", "--no-deps", "--no-index", "--no-build-isolation", file, cwd=tmp_path)
 
-    code = "import regbench.methods, regbench.datasets.config; print(regbench.methods.__file__, regbench.__version__)"
-    imported, version = run([python, "-c", code], tmp_path).split()
-    assert imported.startswith(str(environment.folder))
+    theirs, name, ours, version = run([python, "-c", BOTH], tmp_path).split()
+    assert (theirs, name) == (whose.strip(), "load_dataset")
+    assert ours.startswith(str(environment.folder))
     assert version == distribution("regbench").version
     assert "Usage: regbench" in run([environment.folder / "bin" / "regbench", "--help"], tmp_path)
     assert run([python, "-c", WHOSE_DATASETS], tmp_path) == whose

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from regbench import RegbenchError
-from regbench.cli.completion import complete_dataset, complete_more_methods
+from regbench.cli.completion import complete_dataset, complete_method
 from regbench.cli.group import main
 from regbench.cli.options import comma_separated, make_folder, positive, settings, whole_numbers
 
@@ -22,7 +22,7 @@ COST_HELP = """
 
 
 @main.command(epilog=COST_HELP)
-@click.argument("methods", nargs=-1, shell_complete=complete_more_methods)
+@click.argument("methods", nargs=-1, shell_complete=complete_method)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
 @click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
