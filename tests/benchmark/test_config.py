@@ -111,6 +111,12 @@ OTHERS: dict[str, Any] = {
     "augmentation.interpolation": "area",
     "network.backbone.name": None,
     "optimizer.name": None,
+    "optimizer.lr_scaling": "sqrt",
+    "optimizer.warmup_steps": 3,
+    "optimizer.schedule": "wsd",
+    "optimizer.clip_grad_norm": 0.5,
+    "optimizer.clip_lr": True,
+    "optimizer.exclude_bias_and_norm": False,
     "network.hidden_dim": 99,
     "evaluation.protocols": ["knn"],
     "evaluation.select_on": "test",
@@ -346,6 +352,11 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
         ("evaluation.probe.learning_rates=[]", ["evaluation.probe.learning_rates=[] must be a list of numbers"]),
         ("optimizer.warmup_epochs=5", ["optimizer.warmup_epochs=5", "less than epochs=5"]),
         ("optimizer.warmup_epochs=6", ["optimizer.warmup_epochs=6", "less than epochs=5"]),
+        (
+            "optimizer.warmup_epochs=4.5 optimizer.schedule=wsd",
+            ["optimizer.warmup_epochs=4.5 and optimizer.decay_fraction=0.2 take more than epochs=5 together"],
+        ),
+        ("optimizer=sgd optimizer.nesterov=true optimizer.momentum=0", ["nesterov=true needs optimizer.momentum"]),
         ("method=sfric", ["unknown method 'sfric'", "sfrik"]),
         ("dataset=imagenet21k", ["unknown dataset 'imagenet21k'", "fashion_mnist"]),
         ("dataset=3", ["unknown dataset '3'", "fashion_mnist"]),
@@ -363,7 +374,7 @@ def test_a_setting_of_a_source_can_be_given(tmp_path: Path) -> None:
     ],
 )
 def test_refusals_name_the_setting(override: str, parts: list[str]) -> None:
-    message = refusal(override)
+    message = refusal(*override.split())
     for part in parts:
         assert part in message
 

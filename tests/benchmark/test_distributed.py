@@ -123,10 +123,17 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
             assert record.environment["world_size"] == size
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(tiny: list[str]) -> None:
-    for process in launch(2, DRIVER, json.dumps({"odd": [*tiny, "batch_size=33", "method=vicreg"]})):
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["batch_size=33"], "batch_size=33 cannot be shared equally between 2 processes"),
+        (["optimizer=adamw", "runtime.shard_optimizer=true"], "adamw keeps its state whole on every rank"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(tiny: list[str], overrides: list[str], message: str) -> None:
+    for process in launch(2, DRIVER, json.dumps({"refused": [*tiny, *overrides, "method=vicreg"]})):
         assert process.returncode == 1
-        assert "batch_size=33 cannot be shared equally between 2 processes" in process.stderr
+        assert message in process.stderr
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
