@@ -43,7 +43,7 @@ from regbench.benchmark.rundir.record import (
 )
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
-from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.stored import load_cell, load_config
 from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Diverged, Progress, Trained, train, write_metrics
 from regbench.benchmark.training.network import SiameseNetwork
@@ -327,6 +327,20 @@ def _cost(progress: Progress, evaluate_s: float) -> Cost:
     )
 
 
+def trained_cell(directory: Path) -> Cell:
+    """Read the cell of a run directory that holds weights.
+
+    Raises:
+        RegbenchError: If it is none, or holds scores of published weights.
+    """
+    if not (directory / "config.yaml").exists():
+        raise RegbenchError(f"{directory / 'config.yaml'} is missing; give the directory of a run that has trained")
+    record = read_record(directory)
+    if record is not None and record.method == "external":
+        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record.command}")
+    return load_cell(directory / "config.yaml")
+
+
 def evaluate_directory(
     directory: Path, overrides: Sequence[str], only: Sequence[str] = (), how_chosen: Mapping[str, Any] = GIVEN
 ) -> list[Score]:
@@ -350,12 +364,7 @@ def evaluate_directory(
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
             raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
-    if not (directory / "config.yaml").exists():
-        raise RegbenchError(f"{directory / 'config.yaml'} is missing; give the directory of a run that has trained")
-    record = read_record(directory)
-    if record is not None and record.method == "external":
-        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record.command}")
-    own, _ = load_config(directory / "config.yaml")
+    own, record = trained_cell(directory), read_record(directory)
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
     new = [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]

@@ -114,8 +114,7 @@ def evaluate(
         print_scores(record.scores)
         click.echo(f"run directory: {directory}")
         return
-    from regbench.benchmark.run import evaluate_directory
-    from regbench.benchmark.settings.stored import load_config
+    from regbench.benchmark.run import evaluate_directory, trained_cell
     from regbench.slurm.tune import how_chosen
 
     if run is None or "=" in run:
@@ -125,7 +124,7 @@ def evaluate(
     if not Path(run).is_dir():
         raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
     directory = Path(run)
-    chosen = how_chosen(directory, load_config(directory / "config.yaml")[0], final=True)
+    chosen = how_chosen(directory, trained_cell(directory), final=True)
     print_scores(evaluate_directory(directory, overrides, protocols, chosen))
 
 
