@@ -30,12 +30,13 @@ class SmallLinear(nn.Linear):
         return out
 
 
-_BLOCK_ELEMENTS = 2**23  # 16 MB cast, which a GPU's cache holds until the product has read it
+BLOCK_ELEMENTS = 2**23
+"""Elements of a weight that are cast at a time: 16 MB, which a GPU's cache holds until the product has read them."""
 
 
 def _blocks(length: int, width: int) -> Iterator[slice]:
     """Slices of so many rows (or columns) of a width each, that no block is large."""
-    step = max(1, _BLOCK_ELEMENTS // width)
+    step = max(1, BLOCK_ELEMENTS // width)
     for start in range(0, length, step):
         yield slice(start, start + step)
 

@@ -16,23 +16,24 @@ from regbench.benchmark.training.distributed import environment_ranks
 from tests.conftest import TINY
 from tests.ranks import launch
 
-# Steps of one batch each, so that an epoch's row is a step's. At this low rate twenty of them are not yet chaotic.
+# Steps of one batch each, so that an epoch's row is a step's. At this low rate four of them are not yet chaotic.
 STEPS = (
     *("precision=fp32", "batch_size=120", "optimizer.warmup_epochs=2", "optimizer.base_lr=0.005", "method=vicreg"),
-    *("evaluation.probe.epochs=1", "runtime.checkpoint_epochs=9"),
+    *("evaluation.protocols=[knn]", "runtime.checkpoint_epochs=9"),
 )
 CASES = {
-    "plain": ("epochs=20",),
-    "sharded": ("epochs=5", "runtime.shard_optimizer=true"),
-    "stopped": ("epochs=5", "runtime.shard_optimizer=true"),
-    "micro": ("epochs=5", "micro_batch_size=40"),
-    "random": ("epochs=5", "method=sigreg", "method.directions=8"),
-    "bf16": ("epochs=5", "precision=bf16"),
+    "plain": ("epochs=4",),
+    "sharded": ("epochs=4", "runtime.shard_optimizer=true"),
+    "stopped": ("epochs=4", "runtime.shard_optimizer=true"),
+    "micro": ("epochs=3", "micro_batch_size=40"),
+    "random": ("epochs=4", "method=sigreg", "method.directions=8"),
+    "bf16": ("epochs=4", "precision=bf16"),
 }
 # Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
 from regbench.benchmark.training import loop as train
+from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.meters import PeakMemory
@@ -66,7 +67,7 @@ with interruption.listening(signal.SIGUSR1):
         steps = 0
         try:
             run_cell(cell, runtime, name, interruption=interruption)
-        except Interrupted as error:
+        except (Interrupted, RegbenchError) as error:
             print(name, error)
 """
 
@@ -88,16 +89,19 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["plain", "sharded", "micro", "stopped"]),
-        pytest.param(2, ["random", "bf16"], marks=pytest.mark.slow),
+        (2, ["plain", "micro", "stopped"]),
+        pytest.param(2, ["sharded", "random", "bf16"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )
 def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int, names: list[str]) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
-    for process in launch(size, DRIVER, json.dumps(cases)):
+    odd = {"odd": [*tiny, "batch_size=33", "method=vicreg"]}
+    for process in launch(size, DRIVER, json.dumps(odd | cases)):
         assert process.returncode == 0, process.stderr
-        assert process.stdout == "stopped interrupted by SIGUSR1\n" * ("stopped" in names)
+        refused, *stopped = process.stdout.splitlines()
+        assert refused == f"odd batch_size=33 cannot be shared equally between {size} processes"
+        assert stopped == ["stopped interrupted by SIGUSR1"] * ("stopped" in names)
     for name in names:
         cell, runtime = load_run([*one, *STEPS, *CASES[name]])
         run_cell(cell, runtime, name)  # unless an earlier test did
@@ -121,19 +125,6 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
             assert cost.energy_cpu_joules == 10 * len(rows)
             assert cost.energy_gpu_joules == sum(range(1, size + 1)) * len(rows)
             assert record.environment["world_size"] == size
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["batch_size=33"], "batch_size=33 cannot be shared equally between 2 processes"),
-        (["optimizer=adamw", "runtime.shard_optimizer=true"], "adamw keeps its state whole on every rank"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(tiny: list[str], overrides: list[str], message: str) -> None:
-    for process in launch(2, DRIVER, json.dumps({"refused": [*tiny, *overrides, "method=vicreg"]})):
-        assert process.returncode == 1
-        assert message in process.stderr
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,16 +231,18 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
     evaluator = make("run", probe=config)
     evaluator.run("probe")
     (found,) = kept
+    by_hand = evaluator.state("by-hand", config)
     images, backbone, cpu = evaluator.images(), evaluator.encoder, torch.device("cpu")
     bank, _ = images.features(backbone, "train", config.interpolation, 64)
     for weights_seed, batches_seed in ((1, 1), (0, 1), (1, 0)):
         heads = LinearHeads(backbone.dim, 3, config, weights_seed, cpu)
         with images.augmented(config, batches_seed) as epochs:
             if features == "cached":
-                heads.fit(partial(shuffled, bank, config.batch_size, batches_seed, cpu))
+                heads.fit(partial(shuffled, bank, config.batch_size, batches_seed, cpu), by_hand)
             else:
-                heads.fit(lambda number, epochs=epochs: ((backbone.represent(x), y) for x, y in epochs(number)))  # type: ignore[misc]
-        assert torch.equal(heads._weight_HDC, found) == (weights_seed == batches_seed == 1)
+                represented = lambda number, epochs=epochs: ((backbone.represent(x), y) for x, y in epochs(number))  # noqa: E731
+                heads.fit(represented, by_hand)
+        assert torch.equal(kept[-1], found) == (weights_seed == batches_seed == 1)
 
 
 def test_choosing_on_the_test_split_says_so(make: Make, few: DatasetConfig, tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from regbench.benchmark.rundir.directory import checkpoint_files, run_directory
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop as train_module
-from regbench.benchmark.training.step import Step
 from regbench.datasets.prepare import prepare
 from regbench.reports.find.check import check_records
+from tests.benchmark.steps import before_steps
 from tests.conftest import TINY, stripes
+from tests.waiting import PATIENCE_S
 
 SMALL = (
     *("method=vicreg", "epochs=3", "optimizer.warmup_epochs=1", "batch_size=12"),
@@ -216,37 +216,33 @@ def test_a_process_that_loses_its_run_while_it_writes_a_file_changes_nothing_els
     lose(small, at, operations, record, finish=finish)
 
 
-class Steps:
-    """Lets something happen before a step of training, and then waits for a heartbeat.
-
-    Attributes:
-        done: The steps that began.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, happens: Callable[[], None]) -> None:
-        self.done: list[int] = []
-        begin, beat, beaten = train_module._seed, Attempt.beat, threading.Event()
-
-        def beats(attempt: Attempt) -> None:
-            beat(attempt)
-            beaten.set()
-
-        def begins(seed: int, step: int) -> None:
-            self.done.append(step)
-            if step == at:
-                happens()
-                beaten.clear()
-                assert beaten.wait(60)
-            begin(seed, step)
-
-        patch.setattr(Attempt, "beat", beats)
-        patch.setattr(train_module, "_seed", begins)
+SELDOM = ("runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=100", "runtime.lease_s=0.3")
+"""The attempt's heartbeats come every 0.1 s, and nothing but them lets a process look whether it still has the run."""
 
 
-def test_a_process_that_has_lost_its_run_stops_at_the_next_step(
-    small: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = Process([*small, "runtime.lease_s=0.3"], monkeypatch)
+def at_the_second_step(patch: pytest.MonkeyPatch, happens: Callable[[], None]) -> list[int]:
+    """Let something happen before the second step, which waits for a heartbeat; return the list of steps begun."""
+    steps: list[int] = []
+    beat, beaten = Attempt.beat, threading.Event()
+
+    def beats(attempt: Attempt) -> None:
+        beat(attempt)
+        beaten.set()
+
+    def begins(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            happens()
+            beaten.clear()
+            assert beaten.wait(PATIENCE_S)
+
+    patch.setattr(Attempt, "beat", beats)
+    before_steps(patch, begins)
+    return steps
+
+
+def test_a_process_that_has_lost_its_run_takes_no_step_more(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process([*small, *SELDOM], monkeypatch)
 
     def take_over() -> None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -254,21 +250,21 @@ def test_a_process_that_has_lost_its_run_stops_at_the_next_step(
         assert attempt is not None
         attempt.end("interrupted")
 
-    steps = Steps(monkeypatch, 1, take_over)
+    steps = at_the_second_step(monkeypatch, take_over)
     with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
         process.run()
-    assert steps.done == [0, 1]
+    assert steps == [0, 1]
     assert not checkpoint_files(process.directory)
     assert [attempt["ended"] for attempt in read_attempts(process.directory)] == ["superseded", "interrupted"]
 
 
 def test_a_run_whose_folder_is_removed_ends_itself(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, runtime = load_run([*small, "runtime.lease_s=0.3"])
+    cell, runtime = load_run([*small, *SELDOM])
     directory = run_directory(runtime, "here", cell)
-    steps = Steps(monkeypatch, 1, lambda: shutil.rmtree(directory))
+    steps = at_the_second_step(monkeypatch, lambda: shutil.rmtree(directory))
     with pytest.raises(LeaseLost, match=r"attempts/0001\.json was removed; this process writes no more"):
         run_cell(cell, runtime, "here")
-    assert steps.done == [0, 1]
+    assert steps == [0, 1]
     assert not directory.exists()
 
 
@@ -286,17 +282,6 @@ def test_a_process_whose_folder_is_removed_while_it_waits_makes_no_other(
     assert not directory.exists()
 
 
-def stop_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    begin = train_module._seed
-
-    def begins(seed: int, number: int) -> None:
-        if number == step:
-            raise KeyboardInterrupt
-        begin(seed, number)
-
-    patch.setattr(train_module, "_seed", begins)
-
-
 def test_numbers_go_on_where_somebody_removed_the_attempts(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch has two steps, and a checkpoint at its end; earlier ones are of the third attempt."""
     cell, runtime = load_run([*small, "epochs=5"])
@@ -305,9 +290,14 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(small: list[str], mon
         attempt = claim(directory, 60.0)
         assert attempt is not None
         attempt.end("interrupted")
-    for step in (5, 7):
+    for killed_at in (5, 3):  # steps of this process; the second goes on after the fourth
+
+        def kill(step: int, at: int = killed_at) -> None:
+            if step == at:
+                raise KeyboardInterrupt
+
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            stop_at(patch, step)
+            before_steps(patch, kill)
             run_cell(cell, runtime, "here")
         shutil.rmtree(directory / "attempts")
     record = run_cell(cell, runtime, "here")
@@ -364,28 +354,3 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 assert check_records([directory]).misfits == ()
         finally:
             process.kill()
-
-
-def test_a_process_that_was_superseded_takes_no_step_more(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seldom = ["runtime.checkpoint_epochs=100", "runtime.checkpoint_minutes=100", "runtime.lease_s=0.3", "epochs=30"]
-    cell, runtime = load_run([*small, *seldom])
-    attempts = run_directory(runtime, "here", cell) / "attempts"
-    take, taken = Step.__call__, 0
-
-    def beat() -> int:
-        return int(json.loads((attempts / "0001.json").read_bytes())["beat"])
-
-    def step(self: Step, *views: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        if taken == 3:
-            shutil.copy(attempts / "0001.json", attempts / "0002.json")
-            until = beat() + 2  # then it has looked
-            while beat() < until:
-                time.sleep(0.01)
-        return take(self, *views)
-
-    monkeypatch.setattr(Step, "__call__", step)
-    with pytest.raises(LeaseLost, match="superseded by attempt 2"):
-        run_cell(cell, runtime, "here")
-    assert taken == 3

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.datasets.voc import open_voc07, whole_images
+from tests.conftest import TINY
 from tests.records import chosen, ranked, tuning_choice
 from tests.voc import TEST, TRAINVAL, write_voc07
 
-SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
+SHORT = ("epochs=2", "optimizer.warmup_epochs=0", "method=vicreg", "evaluation.protocols=[knn]")
 VOC = (
     f"evaluation.voc07.num_images=[{TRAINVAL},{TEST}]",
     *("evaluation.voc07.resize=28", "evaluation.voc07.image_size=24", "evaluation.voc07.costs=[0.1,10]"),
@@ -68,12 +70,19 @@ def voc_data_dir(tiny_data_dir: Path) -> Path:
     return tiny_data_dir
 
 
-@pytest.fixture
-def finished(tiny: list[str]) -> Path:
+@pytest.fixture(scope="module")
+def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with kNN alone."""
-    cell, runtime = load_run([*tiny, *SHORT, "evaluation.protocols=[knn]"])
+    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path_factory.mktemp('runs')}"]
+    cell, runtime = load_run([*TINY, *overrides, *SHORT])
     assert run_cell(cell, runtime, "here")
     return run_directory(runtime, "here", cell)
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test that changes it."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / "here" / trained.name))
 
 
 @pytest.fixture
@@ -146,39 +155,35 @@ def all_files(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("without", [(), ("record.json",)], ids=["finished", "without a record"])
 def test_no_weights_but_the_final_ones_are_evaluated(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
+    tiny: list[str], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell, runtime = load_run([*tiny, *SHORT, "epochs=2", "evaluation.protocols=[knn]"])
-    assert run_cell(cell, runtime, "here")
-    directory = run_directory(runtime, "here", cell)
-    for name in without:
-        (directory / name).unlink()
-    evaluate = (str(directory), *own(tiny), *MEASURES, "--only", "measures")
-    final, _ = checkpoint_files(directory)
+    evaluate = (*own(tiny), *MEASURES, "--only", "measures")
+    final, _ = checkpoint_files(finished)
     content = bytearray(final.read_bytes())
     content[len(content) // 2] ^= 1
     final.write_bytes(content)
-    before = all_files(directory)
-    refused = call(*evaluate)
-    assert refused.exit_code == 2, refused.output
-    line = refused.stderr.splitlines()[-1]
-    if without:
-        assert "is not trained to the end" in line
+    unfinished = Path(shutil.copytree(finished, tmp_path / "unfinished"))
+    (unfinished / "record.json").unlink()
+
+    def refused(directory: Path) -> str:
+        before = all_files(directory)
+        result = call(str(directory), *evaluate)
+        assert result.exit_code == 2, result.output
         assert set(all_files(directory).values()) == set(before.values())
-        return
+        return result.stderr.splitlines()[-1]
+
+    assert "is not trained to the end" in refused(unfinished)
+    line = refused(finished)
     assert f"{final}, which holds the final weights, cannot be evaluated: its content is not what" in line
-    assert all_files(directory) == before
     final.unlink()
-    assert "it is not there" in call(*evaluate).stderr
-    assert all_files(directory) == {path: data for path, data in before.items() if path != final}
+    assert "it is not there" in refused(finished)
     monkeypatch.chdir(tmp_path)
     _, _, remedy = line.partition("train them again: regbench ")
     again = CliRunner().invoke(main, [*remedy.split(), *own(tiny)])
     assert again.exit_code == 0, again.output
-    (directory,) = (Path(runtime.runs_dir) / "again").iterdir()
-    assert call(str(directory), *own(tiny), *MEASURES, "--only", "measures").exit_code == 0
+    (directory,) = (tmp_path / "runs" / "again").iterdir()
+    assert call(str(directory), *evaluate).exit_code == 0
 
 
 def test_a_run_without_a_record_gets_none_beside_it(tiny: list[str], finished: Path) -> None:

@@ -47,11 +47,10 @@ def rewrite(directory: Path, **changes: Any) -> None:
 def stopped(directory: Path, **owner: Any) -> Attempt:
     """An attempt whose owner is `owner` and gives no more sign of life."""
     attempt = claimed(directory)
-    attempt._stopped.set()
-    attempt._thread.join()
+    attempt.end("interrupted")
     last = last_attempt(directory)
     assert last is not None
-    rewrite(directory, owner={**last["owner"], **owner})
+    rewrite(directory, ended=None, finished=None, owner={**last["owner"], **owner})
     return attempt
 
 

@@ -77,10 +77,14 @@ def test_an_unknown_scenario_is_refused() -> None:
 
 # ----------------------------------------------------------------------------------------------------- contestants
 
-# FFCV's own loader compiles for seconds each time, and what it compiles makes noise when it is collected: it is in the
-# test of the command.
+# FFCV compiles for many seconds. What its own loader compiles makes noise when it is collected: it is in the test of
+# the command.
 CASES = [
-    pytest.param(contestant, part, id=f"{contestant.name} {contestant.interpolation} {part}")
+    pytest.param(
+        *(contestant, part),
+        id=f"{contestant.name} {contestant.interpolation} {part}",
+        marks=[pytest.mark.slow] * contestant.needs_ffcv,
+    )
     for contestant in CONTESTANTS
     for part in contestant.parts
     if not contestant.name.startswith("FFCV")
@@ -113,6 +117,7 @@ def test_it_delivers_two_different_views(
     assert not torch.equal(first[0], first[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FFCV, reason="needs FFCV")
 def test_a_decode_per_view_makes_the_same_crops(jpegs: Images) -> None:
     task = task_of(jpegs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regbench import RegbenchError
+from regbench.benchmark import plan
 from regbench.benchmark.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
@@ -155,26 +158,23 @@ def test_memory_parameters_checkpoint_and_what_is_sent() -> None:
 
 
 def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
-    one, again, four = (predict(small_cell(), world_size=ranks) for ranks in (1, 1, 4))
-    assert one == again
+    one, four = (predict(small_cell(), world_size=ranks) for ranks in (1, 4))
     assert four.flop_per_step == pytest.approx(one.flop_per_step, rel=0.01)
 
 
 def test_sharing_the_momentum() -> None:
     whole, shared = (predict(small_cell(), world_size=4, shard_optimizer=shard) for shard in (False, True))
-    state_bytes = [needs.parts_bytes["optimizer state"] for needs in (whole, shared)]
-    assert state_bytes[1] < 0.3 * state_bytes[0]
-    assert whole.peak_bytes - shared.peak_bytes == state_bytes[0] - state_bytes[1]
-    assert whole.checkpoint_bytes == shared.checkpoint_bytes
+    assert shared.parts_bytes["momentum"] < 0.3 * whole.parts_bytes["momentum"]
+    assert whole.peak_bytes - shared.peak_bytes == whole.parts_bytes["momentum"] - shared.parts_bytes["momentum"]
     assert shared.flop_per_step == whole.flop_per_step
     assert shared.sent_bytes_per_step > whole.sent_bytes_per_step
 
 
 def test_micro_batches_need_less() -> None:
-    cell = small_cell("batch_size=128")
-    parts = replace(cell, micro_batch_size=32)
+    cell = small_cell("batch_size=64")
+    parts = replace(cell, micro_batch_size=16)
     alone = predict(parts).peak_bytes
-    assert alone < 0.5 * predict(cell).peak_bytes
+    assert alone < 0.6 * predict(cell).peak_bytes
     assert predict(parts, world_size=2).peak_bytes < alone
 
 
@@ -184,14 +184,18 @@ def test_other_methods(method: str) -> None:
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
 
 
-@pytest.mark.parametrize("what", ["batch_size", pytest.param("embedding_dim", marks=pytest.mark.slow)])
-def test_largest(what: str) -> None:
-    limit_bytes = 9_500_000
-    size = largest(small_cell(), limit_bytes, what, world_size=2)
-    assert size is not None
-    fits, too_large = (small_cell(f"{what}={value}") for value in (size, 2 * size))
-    assert predict(fits, world_size=2).peak_bytes <= limit_bytes < predict(too_large, world_size=2).peak_bytes
-    assert largest(small_cell(), 1_000_000, what) is None
+def test_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sizes that double, the last that fits; a GPU has its share of the batch."""
+
+    def needed(cell: Cell, *, world_size: int) -> Any:
+        return SimpleNamespace(peak_bytes=cell.batch_size * cell.embedding_dim // world_size)
+
+    monkeypatch.setattr(plan, "predict", needed)
+    cell = small_cell()
+    assert largest(cell, 64 * 32, "batch_size") == 32
+    assert largest(cell, 64 * 33, "batch_size", world_size=3) == 96
+    assert largest(cell, 32 * 100, "embedding_dim") == 64
+    assert largest(cell, 100, "batch_size") is None
 
 
 def test_refusals() -> None:

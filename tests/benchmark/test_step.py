@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "t
 
 def views(seed: int, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(16, 3, 64, 64, generator=generator).to(memory_format=layout) for _ in range(2)]
+    return [torch.randn(16, 3, 32, 32, generator=generator).to(memory_format=layout) for _ in range(2)]
 
 
 def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_format, given: bool) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def gradients(network: SiameseNetwork, precision: str, layout: torch.memory_form
 def test_the_network_equals_that_of_plain_layers(
     layout: torch.memory_format, precision: str, given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(layers, "BLOCK_ELEMENTS", 1000)
     plain = gradients(PlainSiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
     ours = gradients(SiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
     assert plain.keys() == ours.keys()
@@ -61,7 +61,7 @@ def test_the_network_equals_that_of_plain_layers(
 
 
 def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(layers, "BLOCK_ELEMENTS", 1000)
     kept: dict[type[SiameseNetwork], list[Tensor]] = {SiameseNetwork: [], PlainSiameseNetwork: []}
     for kind, tensors in kept.items():
         network = kind(CONFIG, 96, 3, 0)
@@ -80,7 +80,7 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def _train(rank: int, folder: Path) -> None:
     """Three steps of a rank of two, of networks of three kinds; the first rank saves their weights."""
     torch.set_num_threads(1)
-    layers._BLOCK_ELEMENTS = 1000
+    layers.BLOCK_ELEMENTS = 1000
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     group = dist.group.WORLD
     for name, kind, sharing in (
