@@ -374,7 +374,7 @@ def kill(image, label, origin, config):
 encoding.encode = kill
 config = DatasetConfig(name="insects", source=SOURCES.build("imagefolder"), image_size=32,
                        mean=(0.5,) * 3, std=(0.5,) * 3, num_classes=3, eval_resize=40)
-prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]), workers=1)
+prepare.prepare(config, Path(sys.argv[1]), source_dir=Path(sys.argv[2]))
 """
 
 

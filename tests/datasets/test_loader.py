@@ -504,10 +504,11 @@ class _Compiling:
         self._decode = decode
         self._looked = threading.Event()
 
-    @property
-    def overloads(self) -> dict[object, None]:
+    def __getattr__(self, name: str) -> dict[object, None]:
         self._looked.set()
-        return {}
+        if name == "overloads":
+            return {}
+        raise AttributeError(name)
 
     def __call__(self, *arguments: object) -> None:
         assert self._looked.wait(PATIENCE_S)

@@ -71,9 +71,8 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
     assert images(opened(listed("few.txt"), root), "train") == files(1, 4, 6)
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
+def test_a_list_that_does_not_fit_is_refused(path: Path, root: Path, listed: Config) -> None:
+    cases: list[tuple[list[str], str]] = [
         ([*NAMES, "ant_099.jpg"], "train: line 10: ant_099.jpg: it is not in train/; get the list again, or mend"),
         ([*NAMES, "dog/dog_001.jpg"], "line 10: dog/dog_001.jpg: its class dog is not in train/"),
         ([*NAMES, "ant/bee_001.jpg"], "line 10: ant/bee_001.jpg: it is not in train/"),
@@ -82,13 +81,10 @@ def test_a_list_is_sought_beside_the_images_and_then_here(
         (["bee_000.jpg"], "names 1 images and none of 2 of the 3 classes (ant, cat); is it cut short?"),
         ([], "names 0 images and none of 3 of the 3 classes"),
         (["\udcff\udcfe"], "cannot read the list of training images"),
-    ],
-)
-def test_a_list_that_does_not_fit_is_refused(
-    lines: list[str], reason: str, path: Path, root: Path, listed: Config
-) -> None:
-    path.write_text("\n".join(lines), errors="surrogateescape")
-    refused(listed(path), root, "few.txt", reason)
+    ]
+    for lines, reason in cases:
+        path.write_text("\n".join(lines), errors="surrogateescape")
+        refused(listed(path), root, "few.txt", reason)
 
 
 def test_a_name_in_two_classes_needs_its_class(path: Path, make_imagefolder: MakeFolder, listed: Config) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.runtime import STAGES
-from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.benchmark.training.distributed import PeerLost
 from regbench.cli import main
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
@@ -32,6 +32,7 @@ from regbench.slurm.status import CellStatus
 from tests.plugin import install
 from tests.records import knn_top1, made
 from tests.slurm.standin import Standin
+from tests.waiting import wait_for
 
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -41,8 +42,8 @@ Process = Callable[..., dict[str, str]]
 class User:
     """Somebody at the command line, with a sweep file and stand-ins for Slurm."""
 
-    def __init__(self, slurm: Standin, tiny: list[str], folder: Path, program: str) -> None:
-        self.slurm, self.tiny, self.folder, self.program = slurm, tiny, folder, program
+    def __init__(self, slurm: Standin, tiny: list[str], folder: Path) -> None:
+        self.slurm, self.tiny, self.folder = slurm, tiny, folder
         self.sweep = folder / "runs" / "own"
 
     def write(self, *cells: str) -> None:
@@ -72,15 +73,8 @@ class User:
 
 
 @pytest.fixture
-def user(standin: Standin, tiny: list[str], tmp_path: Path, program: str) -> User:
-    return User(standin, tiny, tmp_path, program)
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, f"waited in vain for {what}"
-        time.sleep(0.02)
+def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
+    return User(standin, tiny, tmp_path)
 
 
 # ------------------------------------------------------------------ submission
@@ -88,8 +82,6 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 600.0) 
 
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
-    assert "4 cells, 0 done, 4 to run" in user.submit("--plan")
-    assert not user.slurm.tasks()
     options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
     assert "submitted 4 cells as 1, 4" in user.submit(*options, "cluster.modules=[cuda/13]", "cluster.gpus=2")
     array, single = (user.slurm.tasks()[name] for name in ("1_0", "4"))
@@ -192,50 +184,36 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not answer" in user.run("status", "own")
 
 
-@pytest.mark.parametrize("name", ["50%j", "back\\slash"])
-def test_folders_whose_names_slurm_would_change_are_refused(user: User, name: str) -> None:
+def test_folders_whose_names_slurm_would_change_are_refused(user: User) -> None:
     user.write("method=vicreg")
-    refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, f"runtime.runs_dir='{user.folder / name}'")
-    assert refused.exit_code == 2, refused.output
-    assert name in refused.output
-    assert "choose another folder" in refused.output
+    for name in ("50%j", "back\\slash"):
+        runs = f"runtime.runs_dir='{user.folder / name}'"
+        refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, runs)
+        assert refused.exit_code == 2, refused.output
+        assert name in refused.output
+        assert "choose another folder" in refused.output
     assert not user.slurm.tasks()
 
 
 # ------------------------------------------------------------------ two at a time, killed half-way
 
 
-def test_two_submissions_at_a_time_submit_each_cell_once(user: User) -> None:
+def test_two_submissions_at_a_time_submit_each_cell_once(user: User, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "regbench")
     user.write("method=vicreg")
     (user.slurm.folder / "hold").touch()
-    command = [user.program, "sweep", "own.yaml", *OPTIONS]
-    environment = {**os.environ, "REGBENCH_RUNS_DIR": str(user.sweep.parent)}
+    runs = f"runtime.runs_dir={user.sweep.parent}"
     first, second = (
-        subprocess.Popen(
-            [*command, seeds],
-            cwd=user.folder,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for seeds in ("seed=0,1", "seed=1,2")
+        load_sweep(str(user.folder / "own.yaml"), [*OPTIONS, runs, seeds]) for seeds in ("seed=0,1", "seed=1,2")
     )
-    said: list[str] = []
-    try:
-        wait_for((user.slurm.folder / "holding").exists, "one of them to submit")
-        # The other finds it at work, and says so on its standard error.
-        readers = [threading.Thread(target=lambda p=p: said.extend(p.stderr), daemon=True) for p in (first, second)]
-        for reader in readers:
-            reader.start()
-        wait_for(lambda: any("is at work here; waiting" in line for line in said), "the other to say that it waits")
+    with ThreadPoolExecutor(2) as pool:
+        submitted = [pool.submit(manage.submit_sweep, first, STAGES)]
+        wait_for((user.slurm.folder / "holding").exists)
+        submitted.append(pool.submit(manage.submit_sweep, second, STAGES))
+        wait_for(lambda: "is at work here; waiting" in caplog.text)
         (user.slurm.folder / "hold").unlink()
-        outputs = [process.communicate(timeout=600)[0] for process in (first, second)]
-    finally:
-        for process in (first, second):
-            process.kill()
-    assert sorted(re.findall(r"submitted (\d) cells", "".join(outputs))) == ["1", "2"]
-    assert [status.seed for status in sorted(user.statuses(), key=lambda status: status.seed)] == [0, 1, 2]
+    assert [future.result() for future in submitted] == [(2, ["1"]), (1, ["3"])]
+    assert [status.seed for status in user.statuses()] == [0, 1, 2]
     assert user.states() == ["queued"] * 3
     assert len(user.slurm.tasks()) == 3
 
@@ -257,15 +235,12 @@ def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: py
 
 
 def test_a_job_that_does_not_know_what_to_do_makes_way(user: User) -> None:
-    """Whoever submits is killed before it gave the job its arguments."""
+    """Slurm has it, but whoever submits has not heard so, and has not given it its arguments."""
     user.write("method=vicreg seed=0,1")
-    (user.slurm.folder / "kill").touch()
-    command = [user.program, "sweep", "own.yaml", *OPTIONS]
-    environment = {**os.environ, "REGBENCH_RUNS_DIR": str(user.sweep.parent)}
-    killed = subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, check=False, timeout=600)
-    assert killed.returncode == -signal.SIGKILL
+    (user.slurm.folder / "late").touch()
+    assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 2
     assert user.slurm.queued() == ["1_0", "1_1"]
-    (user.slurm.folder / "kill").unlink()
+    (user.slurm.folder / "late").unlink()
     assert "submitted 2 cells as 3" in user.submit()
     assert user.slurm.queued() == ["3_0", "3_1"]
 
@@ -390,10 +365,11 @@ def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
 
 
 def _leave_when_trained(slurm: Standin, directory: Path) -> None:
-    wait_for(lambda: list((directory / "attempts").glob("*.json")), "the job to begin")
+    wait_for(lambda: list((directory / "attempts").glob("*.json")))
     slurm.away(2)
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_ends_the_job_and_a_kill_does_not(user: User, faults: Path) -> None:
     user.write("method=vicreg epochs=4")
     user.submit("cluster.nodes=2")
@@ -473,6 +449,40 @@ def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: lis
     ):
         write(3, **more)
         assert process(**single)
+
+
+def test_the_batch_script_queues_a_killed_job_again_and_no_other(user: User) -> None:
+    user.write("method=vicreg")
+    instead = user.folder / "instead"  # of Python: what a job leaves, and the code that it ends with
+    user.submit(f"cluster.container={instead}")
+    note = user.sweep / "jobs" / "logs" / "1"
+    for error, code, requeued in ((False, 137, True), (False, 1, False), (True, 137, False)):
+        lines = [f"rm {note}_missed", f"touch {note}_error" if error else "", f"exit {code}"]
+        instead.write_text("\n".join(["#!/bin/sh", *lines]))
+        instead.chmod(0o755)
+        assert user.slurm.run("1") == (None if requeued else code)
+
+
+def test_what_a_job_leaves_for_its_batch_script(
+    process: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A note of an error of its own, but of no other's; and none that it did not come to run."""
+
+    def ends(error: Exception) -> list[str]:
+        (tmp_path / "7_missed").touch()
+
+        def run(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+        with pytest.raises(type(error)):
+            process(JOB_ID="7", PROCID="0", LOCALID="0", NTASKS="2", NNODES="1", JOB_NODELIST="node1")
+        return sorted(path.name for path in tmp_path.glob("7_*"))
+
+    assert ends(PeerLost("rank 1 was lost")) == []
+    assert ends(LeaseLost("another process has it")) == []
+    assert ends(ValueError("the true error")) == ["7_error"]
+    assert (tmp_path / "7_error").read_text() == "ValueError: the true error"
 
 
 def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None:

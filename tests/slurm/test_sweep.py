@@ -112,21 +112,20 @@ def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
     assert sweep_status(tmp_path)[0].state == "running"
 
 
-@pytest.mark.parametrize(
-    ("owner", "silent_s", "state"),
-    [
-        (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
-        ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
-        ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
-        (ELSEWHERE, 5.0, "running"),
-        (ELSEWHERE, 1000.0, "interrupted"),
-        ({}, 5.0, "running"),
-    ],
-)
-def test_who_is_alive(tmp_path: Path, owner: dict[str, Any], silent_s: float, state: str) -> None:
-    plan(tmp_path, "cell")
-    attempt(tmp_path / "cell", owner=owner, silent_s=silent_s)
-    assert sweep_status(tmp_path)[0].state == state
+def test_who_is_alive(tmp_path: Path) -> None:
+    cases: dict[str, tuple[dict[str, Any], float, str]] = {
+        "seen": (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
+        "gone": ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
+        "other": ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
+        "heard": (ELSEWHERE, 5.0, "running"),
+        "silent": (ELSEWHERE, 1000.0, "interrupted"),
+        "unknown": ({}, 5.0, "running"),
+    }
+    plan(tmp_path, *cases)
+    for name, (owner, silent_s, _) in cases.items():
+        attempt(tmp_path / name, owner=owner, silent_s=silent_s)
+    expected = {name: state for name, (_, _, state) in cases.items()}
+    assert {cell.cell_id: cell.state for cell in sweep_status(tmp_path)} == expected
 
 
 def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
