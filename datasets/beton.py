@@ -202,7 +202,7 @@ class Beton:
             )
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Count the samples."""
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,12 +214,12 @@ class Beton:
         return np.memmap(self.path, np.uint8, "r")
 
     def stored_bytes(self, index: int) -> npt.NDArray[np.uint8]:
-        """The bytes of image `index` as they are stored."""
+        """Return the bytes of image `index` as they are stored."""
         start = self.start[index]
         return self._map[start : start + self.size[index]]
 
     def image(self, index: int) -> npt.NDArray[np.uint8]:
-        """Image `index`, (height, width, 3), RGB.
+        """Decode image `index`: (height, width, 3), RGB.
 
         Raises:
             RegbenchError: the stored JPEG cannot be decoded, or has not the recorded size.

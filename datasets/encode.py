@@ -14,6 +14,7 @@ What a picture looks like does not depend on the loader, so it is settled here, 
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -109,8 +110,8 @@ def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
     return picture.convert("RGB")
 
 
-def samples_of(split: Split, source: Source, workers: int) -> Iterator[Sample | Unreadable]:
-    """Give what is stored of every image of a split, in order; image files are read in `workers` threads.
+def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
+    """Give what is stored of every image of a split, in order; image files are read in several threads.
 
     Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
     """
@@ -123,7 +124,7 @@ def samples_of(split: Split, source: Source, workers: int) -> Iterator[Sample | 
         assert not isinstance(image, np.ndarray), "a source of image files gives files"
         return encode(image, label, origin, files)
 
-    return in_order(encoded, images, workers)
+    return in_order(encoded, images)
 
 
 def _raw(pixels: Image, label: int, origin: str) -> Sample:
@@ -146,13 +147,14 @@ def stored_bytes(split: Split, source: Source) -> int:
     return split.total_bytes * stored // read if read else split.total_bytes
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """Give the results of `function` in the order of `items`, from threads that are never far ahead of the reader."""
+def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Give the results of `function` in the order of `items`, from a thread per core, never far ahead of the reader."""
     waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    threads = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(threads) as pool:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) > 16 * workers:
+            if len(waiting) > 16 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -79,7 +79,7 @@ def fitting(
 
 
 def _manifest(dataset: Mapping[str, Any], data_dir: Path | None) -> Manifest | None:
-    """The manifest of one's own images, if they are prepared."""
+    """Read the manifest of one's own images, if they are prepared."""
     if data_dir is None or not (data_dir / str(dataset["name"]) / FILE_NAME).exists():
         return None
     return Manifest.load(data_dir, str(dataset["name"]))

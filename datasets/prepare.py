@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import sys
 import zlib
@@ -40,7 +39,6 @@ def prepare(
     data_dir: Path,
     *,
     source_dir: Path | None = None,
-    workers: int | None = None,
     progress: bool = True,
     force: bool = False,
     skip_unreadable: bool = False,
@@ -55,7 +53,6 @@ def prepare(
         config: the data set.
         data_dir: the folder of all prepared data sets; made if missing.
         source_dir: the folder that holds the source; None for the usual place or a download.
-        workers: threads that read, check and shrink image files; None for one per core.
         progress: show progress on stderr.
         force: write again what is there.
         skip_unreadable: leave out the images that cannot be read, instead of refusing all when they are listed.
@@ -76,9 +73,13 @@ def prepare(
         contents = open_source(config, source_dir, data_dir / ".downloads")
         if force:
             (folder / UNFINISHED).unlink(missing_ok=True)
-        splits = _write_splits(config, contents, folder, workers or len(os.sched_getaffinity(0)), progress)
-        if not skip_unreadable:
-            _refuse_unreadable(config.name, folder, splits)
+        splits = _write_splits(config, contents, folder, progress)
+        left_out = {origin: reason for entry in splits.values() for origin, reason in entry["left_out"].items()}
+        if left_out and not skip_unreadable:
+            raise RegbenchError(
+                f"data set '{config.name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or "
+                "leave them out with --skip-unreadable, which goes on from what is converted"
+            )
         manifest = Manifest(
             name=config.name,
             source=prepared_from(config),
@@ -134,7 +135,7 @@ def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path)
 
 
 def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
-    """The manifest if all is there, None if something is missing."""
+    """Return the manifest if all is there, None if something is missing."""
     if not (data_dir / config.name / FILE_NAME).exists():
         return None
     manifest = Manifest.load(data_dir, config)
@@ -146,9 +147,7 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
     return None
 
 
-def _write_splits(
-    config: DatasetConfig, contents: Contents, folder: Path, workers: int, progress: bool
-) -> dict[str, SplitEntry]:
+def _write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
     """Write the splits that no interrupted run has finished, and list what cannot be read."""
     made_of = {
         name: split.identity and json.dumps([__version__, prepared_from(config), split.identity])
@@ -173,7 +172,7 @@ def _write_splits(
         for name, split in todo.items():
             left_out[name] = {}
             title = f"{config.name}/{name}"
-            samples = shown(samples_of(split, config.source, workers), len(split.labels), title, progress)
+            samples = shown(samples_of(split, config.source), len(split.labels), title, progress)
             entries[name] = _write_split(folder, name, split, samples, contents.class_names, left_out[name])
             if made_of[name]:
                 noted[name] = {"made_of": made_of[name], "entry": entries[name]}
@@ -202,7 +201,7 @@ def _noted(folder: Path) -> dict[str, _Note]:
 
 
 def _whole(folder: Path, entry: SplitEntry) -> bool:
-    """Whether a split's files are those of its entry, as far as can be seen without reading all images."""
+    """Tell whether a split's files are those of its entry, as far as can be seen without reading all images."""
     beton, origins = folder / entry["file"], folder / entry["origins"]
     if not beton.is_file() or not origins.is_file():
         return False
@@ -274,24 +273,10 @@ def _write_split(
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
-    """The number of images of each class; none if there are no labels."""
+    """Count the images of each class; an empty list if there are no labels."""
     labelled = labels[labels >= 0]
     counts: list[int] = np.bincount(labelled, minlength=num_classes).tolist() if len(labelled) else []
     return counts
-
-
-def _refuse_unreadable(name: str, folder: Path, splits: dict[str, SplitEntry]) -> None:
-    """Refuse a data set whose images could not all be read.
-
-    Raises:
-        RegbenchError: with the first of them.
-    """
-    left_out = {origin: reason for entry in splits.values() for origin, reason in entry["left_out"].items()}
-    if left_out:
-        raise RegbenchError(
-            f"data set '{name}': {_listed_unreadable(folder, left_out)}; mend them and prepare again, or leave them "
-            "out with --skip-unreadable, which goes on from what is converted"
-        )
 
 
 def _listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tarfile
 import tempfile
@@ -25,7 +24,6 @@ def prepare_voc07(
     num_images: tuple[int, int],
     *,
     source_dir: Path | None = None,
-    workers: int | None = None,
     progress: bool = True,
     force: bool = False,
 ) -> dict[str, VOCSplit]:
@@ -37,7 +35,6 @@ def prepare_voc07(
         data_dir: the folder of all data sets.
         num_images: that "trainval" and "test" must have.
         source_dir: the folder that holds the two archives, or VOCdevkit/, to which a link is made.
-        workers: threads that read the images; None for one per core.
         progress: show progress on stderr.
         force: replace what is there by what is in `source_dir`.
 
@@ -46,7 +43,6 @@ def prepare_voc07(
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
-    threads = workers or len(os.sched_getaffinity(0))
     with only_one(folder, progress):
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
@@ -54,14 +50,14 @@ def prepare_voc07(
             new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
             try:
                 _bring(source_dir, new, progress)
-                _check(new / "VOCdevkit", str(source_dir), num_images, threads, progress)
+                _check(new / "VOCdevkit", str(source_dir), num_images, progress)
                 if place.is_symlink() or place.exists():
                     place.rename(new / "replaced")
                 (new / "VOCdevkit").rename(place)
             finally:
                 shutil.rmtree(new)
             return read_voc07(place / "VOC2007", num_images)
-        return _check(place, str(place), num_images, threads, progress)
+        return _check(place, str(place), num_images, progress)
 
 
 def _bring(source_dir: Path, new: Path, progress: bool) -> None:
@@ -88,11 +84,11 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
             ) from error
 
 
-def _check(devkit: Path, where: str, num_images: tuple[int, int], workers: int, progress: bool) -> dict[str, VOCSplit]:
-    """The splits, if all is there and every image can be read."""
+def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool) -> dict[str, VOCSplit]:
+    """Read the splits, if all is there and every image can be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
     paths = [path for split in SPLITS for path in splits[split].paths]
-    faults = shown(in_order(_fault, paths, workers), len(paths), "VOC2007: reading", progress)
+    faults = shown(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
     if wrong := [fault for fault in faults if fault]:
         raise RegbenchError(
             f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: {few(wrong)}; get it again "
@@ -102,7 +98,7 @@ def _check(devkit: Path, where: str, num_images: tuple[int, int], workers: int, 
 
 
 def _fault(path: Path) -> str:
-    """What is wrong with an image; empty if nothing is."""
+    """Return the name of an image that cannot be read; empty if it can."""
     try:
         with Image.open(path) as image:
             image.load()

@@ -67,7 +67,7 @@ SIMCLR_LISTS = "https://raw.githubusercontent.com/google-research/simclr/master/
 
 
 def few(names: Sequence[object]) -> str:
-    """The first names, and how many more there are."""
+    """Join the first names, and say how many more there are."""
     more = len(names) - _LISTED
     return ", ".join(str(name) for name in names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from regbench.datasets.progress import shown
 from regbench.files import file_sha256
 
 
-def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: bool = True) -> tuple[int, list[str]]:
+def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, list[str]]:
     """Read every image of the data set `name` back.
 
     Args:
         name: Of the data set.
         data_dir: The folder of all prepared data sets.
-        workers: Threads; None for one per core.
         progress: Show progress on stderr.
 
     Returns:
@@ -42,8 +40,7 @@ def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: b
             problems.append(str(error))
             continue
         images += len(beton)
-        title = f"verify {name}/{split}"
-        wrong, content_sha256 = _read_back(beton, origins, title, workers or len(os.sched_getaffinity(0)), progress)
+        wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
         problems += wrong
         if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):
             problems.append(f"{beton.path}: labels from {beton.labels.min()} to {beton.labels.max()} are no classes")
@@ -55,7 +52,7 @@ def verify(name: str, data_dir: Path, *, workers: int | None = None, progress: b
 
 
 def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
-    """The CRC-32 of each image, and where it came from."""
+    """Read the CRC-32 of each image, and where it came from."""
     path = folder / entry["origins"]
     if not path.is_file() or file_sha256(path) != entry["origins_sha256"]:
         raise RegbenchError(
@@ -65,10 +62,8 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
 
-def _read_back(
-    beton: Beton, origins: list[tuple[int, str]], title: str, workers: int, progress: bool
-) -> tuple[list[str], str]:
-    """A line for each image that is not as it was written, and the content's hash, see `write_beton`."""
+def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str, progress: bool) -> tuple[list[str], str]:
+    """Return a line for each image that is not as it was written, and the content's hash, see `write_beton`."""
 
     def wrong(index: int) -> str | None:
         crc, origin = origins[index]
@@ -83,7 +78,7 @@ def _read_back(
 
     digest = hashlib.sha256()
     lines = []
-    found = shown(in_order(wrong, range(len(beton)), workers), len(beton), title, progress)
+    found = shown(in_order(wrong, range(len(beton))), len(beton), title, progress)
     for index, line in enumerate(found):
         digest.update(int(beton.labels[index]).to_bytes(8, "little", signed=True))
         digest.update(beton.stored_bytes(index).data)

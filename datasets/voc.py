@@ -44,7 +44,7 @@ class VOCSplit:
 
 
 def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
-    """The splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
+    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
 
     Args:
         data_dir: The folder of all data sets.
@@ -57,7 +57,7 @@ def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSpli
 
 
 def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
-    """The splits "trainval" and "test" of a folder VOC2007/.
+    """Read the splits "trainval" and "test" of a folder VOC2007/.
 
     Args:
         folder: VOC2007/.
@@ -102,7 +102,7 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
 
 
 def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str, int]:
-    """The lines of one file: image -> 1, 0 or -1. What is wrong is added to `wrong`."""
+    """Read one file: image -> 1, 0 or -1. What is wrong is added to `wrong`."""
     path = folder / "ImageSets" / "Main" / f"{name}_{split}.txt"
     try:
         lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
@@ -121,7 +121,7 @@ def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str
 def whole_images(
     paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
 ) -> Iterator[Tensor]:
-    """Batches (n, 3, size, size) uint8 of whole images, in order.
+    """Make batches (n, 3, size, size) uint8 of whole images, in order.
 
     The shorter side is resized first, then all of the image to a square, whatever its shape: what VISSL does.
 

@@ -33,7 +33,7 @@ _RETRY_S = 1.0
 
 
 def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
-    """Runs stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
+    """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
     from regbench.benchmark.run import run_cell
     from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and only jobs need it
     from regbench.slurm.tune import how_chosen
@@ -59,7 +59,7 @@ class SlurmJob:
     """
 
     def __call__(self, cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
-        """Runs the stages and returns when they are done; if interrupted, waits to be ended by Slurm."""
+        """Run the stages and return when they are done; if interrupted, wait to be ended by Slurm."""
         from regbench.benchmark.rundir.interruption import Interrupted, Interruption
         from regbench.benchmark.training.distributed import PeerLost
 
@@ -101,19 +101,19 @@ class SlurmJob:
         raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
 
     def checkpoint(self, *args: Any) -> DelayedSubmission:
-        """For submitit's own handler, should the signal come before ours listens: the same again."""
+        """Tell submitit's own handler, if the signal comes before ours listens, to do the same again."""
         return DelayedSubmission(self, *args)
 
 
 def _own_file(what: str) -> Path:
-    """Of this job, beside its logs."""
+    """Name a file of this job, beside its logs."""
     array, job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ["SLURM_JOB_ID"]
     name = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else job
     return Path(os.environ["SUBMITIT_FOLDER"]) / f"{name}_{what}"
 
 
 def _requeue(end_s: float) -> None:
-    """Puts the job back into the queue; until `end_s` it tries again while Slurm's controller is away."""
+    """Put the job back into the queue; while Slurm's controller is away, try again until `end_s`."""
     log.info("putting the job back into the queue")
     while time.monotonic() < end_s:
         try:
@@ -130,7 +130,7 @@ def _log_to_file() -> None:
 
 
 def _export_ranks(rank: int) -> None:
-    """Tells torch.distributed of the job's processes, as torchrun would."""
+    """Tell torch.distributed of the job's processes, as torchrun would."""
     if int(os.environ["SLURM_NTASKS"]) > 1:
         first = subprocess.run(
             ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
@@ -151,7 +151,7 @@ def _export_ranks(rank: int) -> None:
 
 
 def _refuse_fruitless(directory: Path) -> None:
-    """Ends what would go round for ever, such as jobs whose time does not suffice for the first checkpoint.
+    """Refuse to go round for ever, as with jobs whose time does not suffice for the first checkpoint.
 
     Raises:
         RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation.

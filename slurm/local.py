@@ -1,4 +1,4 @@
-"""Runs the cells of a sweep on this machine through submitit, a few at a time, and waits for the end."""
+"""Run the cells of a sweep on this machine through submitit, a few at a time, and wait for the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLL_S = 1.0
 
 
 def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
-    """Runs every unfinished cell of a sweep on this machine and waits for the end.
+    """Run every unfinished cell of a sweep on this machine and wait for the end.
 
     Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
     and is tried again by the next call.
@@ -64,7 +64,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
 
 
 def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: int) -> None:
-    """Keeps `parallel` jobs going until none is left; on Ctrl-C ends them and passes it on."""
+    """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
     running: dict[int, tuple[Cell, LocalJob[Any]]] = {}
     finished, count, finished_epochs = 0, len(todo), 0
     bar = tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
@@ -119,7 +119,7 @@ def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu:
 
 
 def _end(jobs: Sequence[LocalJob[Any]]) -> None:
-    """Ends jobs and waits until they have written their checkpoints and are gone."""
+    """End jobs and wait until they have written their checkpoints and are gone."""
     for job in jobs:
         if not job.done():
             os.kill(int(job.job_id), signal.SIGTERM)  # submitit's controller, which passes it to the job
@@ -129,7 +129,7 @@ def _end(jobs: Sequence[LocalJob[Any]]) -> None:
 
 
 def _announce_others(directory: Path, cell: Cell) -> None:
-    """Says that a cell will wait for somebody who is at work on it: a job of a cluster, or another command."""
+    """Say that a cell will wait for somebody who is at work on it: a job of a cluster, or another command."""
     attempt = last_attempt(directory)
     if attempt is not None and is_running(attempt):
         owner = attempt["owner"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.settings import from_plain
-from regbench.slurm.queue import adopt, cancel, jobs_of, release, require_slurm, submissions, was_submitted
+from regbench.slurm.queue import adopt, jobs_of, require_slurm, submissions, tell, was_submitted
 from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ log = logging.getLogger("regbench")
 
 
 def is_free(status: CellStatus, stages: Collection[str]) -> bool:
-    """Whether a cell can be submitted for the stages: it has not come through them, and nobody is at work on it."""
+    """Tell whether a cell can be submitted: it has not come through the stages, and nobody is at work on it."""
     return status.state not in (*ends(stages), "running", "queued")
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """How the cells stand, the scheduler asked too; all of the sweep's, or those whose ids begin as `cells` do.
+    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids begin as `cells` do.
 
     Raises:
         RegbenchError: If a cell is unknown, or begins the ids of several.
@@ -77,7 +77,7 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
 
 
 def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
-    """Plans a sweep and submits those of its cells that are neither finished nor in the queue.
+    """Plan a sweep and submit those of its cells that are neither finished nor in the queue.
 
     Returns:
         The number of cells that were submitted, and the ids of their job arrays.
@@ -117,7 +117,7 @@ class Retried:
 
 
 def retry(folder: Path, cells: Sequence[str]) -> Retried:
-    """Submits again what is neither finished nor in the queue, as it was submitted last; releases jobs that are held.
+    """Submit again what is neither finished nor in the queue, as it was submitted last; release jobs that are held.
 
     Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs that still wait for a
     finished cell, such as one that is held, have nothing left to do and are cancelled.
@@ -149,7 +149,7 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         jobs = jobs_of(folder)
         found = _chosen(folder, cells, jobs)
         held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
-        release([status.job for status in held])
+        tell([status.job for status in held], "scontrol", "release")
         dropped = [
             name
             for status in found
@@ -157,7 +157,7 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
             for name, state in jobs[status.cell_id].queued.items()
             if state == "PENDING"
         ]
-        cancel(dropped)
+        tell(dropped, "scancel")
         todo = [status for status in found if status.cell_id in how and is_free(status, wanted[status.cell_id])]
         gone = [status for status in todo if not (status.directory / "config.yaml").exists()]
         todo = [status for status in todo if status not in gone]
@@ -174,7 +174,7 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
-    """Cancels what is in the queue or runs as a job; returns those cells."""
+    """Cancel what is in the queue or runs as a job; return those cells."""
     if not was_submitted(folder):
         return []
     require_slurm()
@@ -185,14 +185,14 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
         if any(jobs[status.cell_id].state == "?" for status in chosen):
             raise RegbenchError("Slurm does not answer; nothing was cancelled")
         names = [name for status in chosen for name in jobs[status.cell_id].queued]
-        cancel(names)
+        tell(names, "scancel")
         for name in names:
             (folder / "jobs" / "logs" / f"{name}_cancelled").touch()
     return chosen
 
 
 def logs(folder: Path, cell: str) -> Path:
-    """The newest log file of a cell.
+    """Find the newest log file of a cell.
 
     Raises:
         RegbenchError: If there is none.
@@ -212,7 +212,7 @@ class Cleaned:
 
 
 def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
-    """Removes what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
+    """Remove what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
 
     Args:
         folder: The sweep.

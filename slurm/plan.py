@@ -54,7 +54,7 @@ class Planned:
 
 
 def plan(sweep: Sweep) -> list[Planned]:
-    """What each cell of a sweep will take; nothing is run and no GPU is needed.
+    """Tell what each cell of a sweep will take; nothing is run and no GPU is needed.
 
     Args:
         sweep: The grid.
@@ -63,7 +63,7 @@ def plan(sweep: Sweep) -> list[Planned]:
         RegbenchError: If a batch cannot be shared by a cell's GPUs.
     """
     folder = Path(sweep.runtime.runs_dir)
-    hours = _Hours(folder)
+    times = _times(folder)
     known: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
@@ -78,7 +78,7 @@ def plan(sweep: Sweep) -> list[Planned]:
         limit = pretrain.gpu_memory_gib
         fits = None if needs is None or limit is None else needs.peak_bytes <= GPU_SHARE * limit * 2**30
         done = (folder / sweep.name / cell.id / "record.json").exists()
-        known_hours = None if done else hours.of(cell)
+        known_hours = None if done else _known_hours(cell, times)
         flop_hours = None
         if not done and known_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
             flop_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
@@ -88,7 +88,7 @@ def plan(sweep: Sweep) -> list[Planned]:
 
 
 def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
-    """GPU hours of the training; None if the number of images is not known."""
+    """Estimate the GPU hours of the training; None if the number of images is not known."""
     dataset = cell.dataset
     try:
         manifest = Manifest.load(data_dir, dataset.name)
@@ -144,61 +144,55 @@ def refuse_oversized(sweep: Sweep) -> None:
 
 
 def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
-    """Where a cell will run, as arguments of `predict`."""
+    """Describe where a cell will run, as arguments of `predict`."""
     ranks = cluster.processes
     shard = runtime.shard_optimizer and ranks > 1
     return {"world_size": ranks, "loss_form": runtime.loss_form, "shard_optimizer": shard}
 
 
 def _shape(cell: Cell, processes: int) -> Any:
-    """What the needs of a step depend on: not on seeds, rates and most hyperparameters, of which a grid has many."""
+    """Return what the needs of a step depend on; a grid has many seeds, rates and hyperparameters, which do not."""
     method = methods.registry_name(cell.method)
     sizes = (cell.embedding_dim, cell.batch_size, cell.micro_batch_size, cell.precision, processes)
     return (method, cell.method.forms, *sizes, cell.network, cell.dataset.image_size, cell.dataset.channels)
 
 
-class _Hours:
-    """GPU hours by the records of all sweeps in a folder."""
-
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
-        self._by_kind: dict[Any, list[tuple[float, float]]] | None = None
-
-    def of(self, cell: Cell) -> float | None:
-        if self._by_kind is None:
-            self._by_kind = {}
-            for path in sorted(self._runs.glob("*/*/record.json")):
-                self._take(path.parent)
-        exact, alike = _kinds(methods.registry_name(cell.method), cell.plain())
-        found = self._by_kind.get(exact) or self._by_kind.get(alike)
-        if not found:
-            return None
-        per_epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
-        return (per_epoch_s * cell.epochs + statistics.median(rest_s for _, rest_s in found)) / 3600
-
-    def _take(self, directory: Path) -> None:
-        assert self._by_kind is not None
+def _times(runs: Path) -> dict[Any, list[tuple[float, float]]]:
+    """Map kinds of cells to GPU seconds per epoch and for the rest, by the records of all sweeps in a folder."""
+    times: dict[Any, list[tuple[float, float]]] = {}
+    for path in sorted(runs.glob("*/*/record.json")):
         try:
-            record = read_record(directory)
+            record = read_record(path.parent)
         except RegbenchError as error:
             log.warning("%s", error)
-            return
+            continue
         if record is None or record.status != "done" or not record.cell["epochs"]:
-            return
+            continue
         gpus, cost = record.environment.get("world_size", 1), record.cost
-        times = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], cost.evaluate_s or 0.0)
+        spent = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], cost.evaluate_s or 0.0)
         for kind in _kinds(record.method, record.cell):
-            self._by_kind.setdefault(kind, []).append(times)
+            times.setdefault(kind, []).append(spent)
+    return times
+
+
+def _known_hours(cell: Cell, times: dict[Any, list[tuple[float, float]]]) -> float | None:
+    """Return the median GPU hours of like cells; None if none has run."""
+    exact, alike = _kinds(methods.registry_name(cell.method), cell.plain())
+    found = times.get(exact) or times.get(alike)
+    if not found:
+        return None
+    per_epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
+    return (per_epoch_s * cell.epochs + statistics.median(rest_s for _, rest_s in found)) / 3600
 
 
 def _kinds(method: str, cell: dict[str, Any]) -> tuple[Any, Any]:
-    """What cells of like time share: with the method and q, and without."""
+    """Return what cells of like time share: with the method and q, and without."""
     alike = (str(cell["dataset"]), str(cell["network"]), cell["batch_size"], cell["precision"])
     return (method, cell["embedding_dim"], *alike), alike
 
 
 def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
-    """The plan as the rows of a table."""
+    """Lay out the plan as the rows of a table."""
     for entry in planned:
         cell, needs = entry.cell, entry.needs
         yield {
@@ -222,7 +216,7 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
 
 
 def summary(planned: Sequence[Planned]) -> str:
-    """The plan in one line."""
+    """Say the plan in one line."""
     todo = [entry for entry in planned if not entry.done]
     parts = [f"{len(planned)} cells, {len(planned) - len(todo)} done, {len(todo)} to run"]
     timed, estimated = (

@@ -1,4 +1,4 @@
-"""Asks Slurm for jobs and cancels them. Without torch and submitit, whose imports take seconds."""
+"""Ask Slurm for jobs and cancel them, without importing torch and submitit, which takes seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
 
 
 def jobs_of(folder: Path) -> dict[str, Job]:
-    """Cell id -> its job, for all submitted cells of a sweep; rather one in the queue than one that is gone."""
+    """Map the submitted cells of a sweep to their jobs; rather to one in the queue than to one that is gone."""
     found = submissions(folder)
     states = _states(sorted({job.partition("_")[0] for entry in found for job in entry["cells"]}))
     jobs: dict[str, Job] = {}
@@ -45,31 +45,31 @@ def jobs_of(folder: Path) -> dict[str, Job]:
     return jobs
 
 
-class _Intent(TypedDict):
-    """What is noted before a job array is submitted: its name, when, which stages, after which, with what, cells."""
+class _Note(TypedDict):
+    """What is noted of a job array: when it was submitted, which stages, after which other array, with what."""
 
-    name: str
     submitted: float
     stages: list[Annotated[str, "pretrain|tune|final"]]
     after: str
     runtime: dict[str, Any]
     cluster: dict[str, Any]
+
+
+class _Intent(_Note):
+    """What is noted before it is submitted: the array's name and the cells, in the order of its jobs."""
+
+    name: str
     cells: list[Name]
 
 
-class Submission(TypedDict):
-    """What is noted when it is: the same, with its jobs' names before the cells'."""
+class Submission(_Note):
+    """What is noted when it is submitted: the name of each job and its cell."""
 
-    submitted: float
-    stages: list[Annotated[str, "pretrain|tune|final"]]
-    after: str
-    runtime: dict[str, Any]
-    cluster: dict[str, Any]
     cells: dict[Name, Name]
 
 
 def submissions(folder: Path) -> list[Submission]:
-    """What was submitted for a sweep, job array by job array, the oldest first; damaged notes are left out."""
+    """List what was submitted for a sweep, job array by job array, the oldest first; damaged notes are left out."""
     found = []
     for path in (folder / "jobs").glob("*.json"):
         try:
@@ -80,7 +80,7 @@ def submissions(folder: Path) -> list[Submission]:
 
 
 def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
-    """Job id -> state and reason of those in the queue; None if Slurm does not answer."""
+    """Map the jobs in the queue to their state and reason; None if Slurm does not answer."""
     if not arrays:
         return {}
     try:
@@ -99,12 +99,12 @@ def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
 
 
 def was_submitted(folder: Path) -> bool:
-    """Whether a sweep ever went to Slurm, or may have."""
+    """Tell whether a sweep ever went to Slurm, or may have."""
     return any(path.suffix in (".json", ".intent") for path in (folder / "jobs").glob("*.*"))
 
 
 def settle(intent: Path, array: str) -> None:
-    """Notes the id of the array that an intent to submit has led to.
+    """Note the id of the array that an intent to submit has led to.
 
     Args:
         intent: The file `<folder>/jobs/<…>.intent`, whose list of cells is in the order of the array.
@@ -123,7 +123,7 @@ def _read_intent(path: Path) -> _Intent:
 
 
 def adopt(folder: Path) -> None:
-    """Finds the jobs of submissions that were killed before they could note them, and forgets those that have none.
+    """Find the jobs of submissions that were killed before they could note them, and forget those that have none.
 
     The process must have the folder to itself, see `regbench.slurm.status.alone`.
 
@@ -132,39 +132,23 @@ def adopt(folder: Path) -> None:
     """
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)
-        try:
-            found = ask("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
-        except (OSError, subprocess.SubprocessError) as error:
-            raise RegbenchError(f"Slurm does not answer ({reason(error)}); try again, or see: scontrol ping") from error
+        found = answer("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
         for array in {name.partition("_")[0] for name in found}:
             if all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found):
                 log.info("%s: found job %s, whose submission was interrupted", folder, array)
                 settle(intent, array)
             else:
                 log.info("%s: cancelling job %s, whose submission was interrupted", folder, array)
-                cancel([array])
+                tell([array], "scancel")
         intent.unlink(missing_ok=True)
 
 
-def cancel(names: Sequence[str]) -> None:
-    """Cancels jobs.
+def tell(names: Sequence[str], *command: str) -> None:
+    """Give a command of Slurm about jobs, a few hundred at a time.
 
     Raises:
         RegbenchError: If Slurm does not answer or refuses.
     """
-    _tell(names, "scancel")
-
-
-def release(names: Sequence[str]) -> None:
-    """Lets jobs that are held run.
-
-    Raises:
-        RegbenchError: If Slurm does not answer or refuses.
-    """
-    _tell(names, "scontrol", "release")
-
-
-def _tell(names: Sequence[str], *command: str) -> None:
     try:
         for start in range(0, len(names), 500):
             ask(*command, *names[start : start + 500])
@@ -173,7 +157,7 @@ def _tell(names: Sequence[str], *command: str) -> None:
 
 
 def require_slurm() -> None:
-    """Refuses to go on where Slurm is not installed.
+    """Refuse to go on where Slurm is not installed.
 
     Raises:
         RegbenchError: If one of its commands is not to be found.
@@ -186,7 +170,7 @@ def require_slurm() -> None:
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm prints.
+    """Give a command of Slurm, and return what it prints.
 
     Raises:
         OSError, subprocess.SubprocessError: If it is not there, fails or takes too long.
@@ -196,7 +180,19 @@ def ask(*command: str) -> str:
     ).stdout
 
 
+def answer(*command: str) -> str:
+    """Give a command of Slurm that only asks, and return what it prints.
+
+    Raises:
+        RegbenchError: If Slurm does not answer.
+    """
+    try:
+        return ask(*command)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RegbenchError(f"Slurm does not answer ({reason(error)}); try again, or see: scontrol ping") from error
+
+
 def reason(error: Exception) -> str:
-    """Why it failed, in one line."""
+    """Say in one line why it failed."""
     detail = getattr(error, "stderr", None) or str(error)
     return " ".join(str(detail).split())

@@ -41,7 +41,7 @@ class _Space:
 
 
 def propose(name: str, overrides: Sequence[str], trials: int) -> tuple[Sweep, bool]:
-    """The cells to try next.
+    """Propose the cells to try next.
 
     Args:
         name: The sweep.
@@ -80,7 +80,7 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> tuple[Sweep, bo
 
 @functools.cache
 def _single(file: SweepFile, overrides: tuple[str, ...]) -> Sweep:
-    """A sweep of one cell; composing it takes a tenth of a second, and each round asks for all."""
+    """Make a sweep of one cell; composing it takes a tenth of a second, and each round asks for all."""
     return load_rows(file, [overrides])
 
 
@@ -120,13 +120,13 @@ def _entry(file: SweepFile, space: _Space, params: Mapping[str, Any]) -> dict[st
 
 
 def _score(folder: Path, entry: Mapping[str, Any]) -> float | None:
-    """The score to maximise; 0 for a run that diverged, None for one that has not ended."""
+    """Read the score to maximise: 0 for a run that diverged, None for one that has not ended."""
     record = read_tuned(folder / entry["cell_id"])
     return None if record is None else selection_score(record) or 0.0
 
 
 def _spaces(row: Sequence[str]) -> list[_Space]:
-    """The searches of a row of a sweep's file."""
+    """List the searches of a row of a sweep's file."""
     try:
         from optuna.distributions import CategoricalDistribution, FloatDistribution
     except ImportError as error:

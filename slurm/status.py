@@ -28,7 +28,7 @@ _LOG_LINES = 3
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
-    """The states in which a cell has come through the stages; "tuned" is no end where it is to be tested."""
+    """List the states in which a cell has come through the stages; "tuned" is no end where it is to be tested."""
     return tuple(state for state in FINISHED if state != "tuned" or "final" not in stages)
 
 
@@ -87,7 +87,7 @@ class Job:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Has a sweep's folder to itself: waits for another process that adds to its plan or submits its cells.
+    """Have a sweep's folder to oneself: wait for another process that adds to its plan or submits its cells.
 
     Like a run directory it is held by an attempt, which nobody needs to end: whoever is dead or silent is passed over.
 
@@ -121,7 +121,7 @@ class _Plan(TypedDict):
 
 
 def write_plan(sweep: Sweep, folder: Path) -> None:
-    """Adds the sweep's cells to those that its folder already plans (say, of other seeds).
+    """Add the sweep's cells to those that its folder already plans (say, of other seeds).
 
     Raises:
         RegbenchError: If the plan that is there is damaged.
@@ -135,7 +135,7 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
 
 
 def plan_of(cell: Cell) -> CellPlan:
-    """What `sweep.json` says of a cell: enough to know it in a list, and its place in a report's tables."""
+    """Make what `sweep.json` says of a cell: enough to know it in a list, and its place in a report's tables."""
     return {
         "id": cell.id,
         "label": cell.label,
@@ -149,7 +149,7 @@ def plan_of(cell: Cell) -> CellPlan:
 
 
 def read_plan(folder: Path) -> list[CellPlan]:
-    """The cells that `<runs_dir>/<sweep>` plans, in order.
+    """Read the cells that `<runs_dir>/<sweep>` plans, in order.
 
     Raises:
         FileNotFoundError: If the sweep was never started.
@@ -160,7 +160,7 @@ def read_plan(folder: Path) -> list[CellPlan]:
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
-    """The state of every cell that a sweep plans, in its order.
+    """Tell the state of every cell that a sweep plans, in its order.
 
     Args:
         folder: `<runs_dir>/<sweep>`.
@@ -174,7 +174,7 @@ def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[Ce
 
 
 def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> CellStatus:
-    """The state of one cell; reads one small file of it."""
+    """Tell the state of one cell; one small file of it is read."""
     try:
         return _cell_status(directory, plan, job)
     except (OSError, RegbenchError) as error:
@@ -235,7 +235,7 @@ def _cell_status(directory: Path, plan: CellPlan, job: Job | None) -> CellStatus
 
 
 def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
-    """State and reason of a cell whose job has left a word beside its logs; see `regbench.slurm.job.SlurmJob`."""
+    """Tell state and reason of a cell whose job has left a note beside its logs; see `regbench.slurm.job.SlurmJob`."""
     logs = directory.parent / "jobs" / "logs"
     for name in reversed(job.chain or (job.name,)):
         if (logs / f"{name}_cancelled").exists():
@@ -261,7 +261,7 @@ def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def log_file(directory: Path, job: str = "") -> Path | None:
-    """The newest log of a run directory, or of a scheduler's job: its errors where there are any."""
+    """Find the newest log of a run directory, or of a scheduler's job: its errors where there are any."""
     found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*") if job else (directory / "logs").glob("*_log.*")
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:

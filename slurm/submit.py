@@ -1,4 +1,4 @@
-"""Submits cells to Slurm as job arrays, through submitit."""
+"""Submit cells to Slurm as job arrays, through submitit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shlex
-import subprocess
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.runtime import STAGES, Cluster, Runtime
+from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import ask, reason, settle
+from regbench.slurm.queue import answer, settle
 
 log = logging.getLogger("regbench")
 
@@ -55,10 +54,8 @@ _TEARDOWN = [
 ]
 
 
-def submit(
-    cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str] = STAGES
-) -> list[str]:
-    """Submits cells, one job array for each distinct set of resources; with stages, one array for each stage.
+def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
+    """Submit cells, one job array for each distinct set of resources; with `cluster.stages`, one for each stage.
 
     The process must have the folder to itself, see `regbench.slurm.status.alone`.
 
@@ -165,10 +162,6 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
 
 
 def _longest_array() -> int:
-    """How many tasks the cluster lets an array have."""
-    try:
-        text = ask("scontrol", "show", "config")
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RegbenchError(f"Slurm does not answer ({reason(error)}); try again, or see: scontrol ping") from error
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", text)
+    """Ask how many tasks the cluster lets an array have."""
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", answer("scontrol", "show", "config"))
     return max(1, int(found[1]) - 1) if found else 1000

@@ -98,7 +98,7 @@ def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
-    """Writes down what is compared, before anything runs.
+    """Write down what is compared, before anything runs.
 
     Args:
         cells: The grid.
@@ -229,7 +229,7 @@ def choice_table(choice: TuningChoice) -> str:
 
 
 def final_cells(choice: TuningChoice, folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:
-    """The cells that are scored on the test split: each choice with its seeds.
+    """List the cells that are scored on the test split: each choice with its seeds.
 
     Args:
         choice: Of `choose`.
@@ -260,7 +260,7 @@ def _compared(folder: Path) -> list[str]:
 
 
 def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
-    """Name of method and setting -> configuration's id -> its cells (seeds).
+    """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
 
     A setting is all that is not tuned: not the method's hyperparameters, the optimizer and the probe's rates.
     """
@@ -283,7 +283,7 @@ def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
 
 
 def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> ChosenConfiguration | None:
-    """The ranking of a method's configurations; None if all diverged."""
+    """Rank a method's configurations; None if all diverged."""
     ranking = []
     for configuration, cells in configurations.items():
         scores = [selection_score(_record(folder, cell)) for cell in cells]
@@ -329,6 +329,6 @@ def _record(folder: Path, cell: Cell) -> Record:
 
 
 def selection_score(record: Record) -> float | None:
-    """What hyperparameters are chosen by, in per cent; None if the run diverged."""
+    """Return the score that hyperparameters are chosen by, in per cent; None if the run diverged."""
     evaluation = record.cell["evaluation"]
     return record.score(selection_name(evaluation["select_by"]), evaluation["select_on"])

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from regbench.datasets.config import CropConfig
 from regbench.datasets.loading import draws
+from regbench.datasets.loading.draws import Floats as Floats
+from regbench.datasets.loading.draws import Ints as Ints
+from regbench.datasets.loading.draws import Keys
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 # Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as in `BOX`.
 Boxes = Callable[[Ints], Ints]
 # Called with the indices of N images, gives what to do with their views: (N, views, 11), see `photometric.chains`.
@@ -44,15 +44,15 @@ class CropShape:
         return sum(size * size * self.channels for size in self.sizes)
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """The views in what a loader delivers: one view of all N images after the other, (N, size, size, channels)."""
+        """Split what a loader delivers into views, one after the other: (N, size, size, channels) each."""
         count = len(flat) // self.numbers_per_image
         lengths = [count * size * size * self.channels for size in self.sizes]
         parts = zip(self.sizes, flat.split(lengths), strict=True)
         return [part.view(count, size, size, self.channels) for size, part in parts]
 
 
-def boxes_of(crop: CropConfig, number: int, key: npt.NDArray[np.uint64], heights: Ints, widths: Ints) -> Ints:
-    """What to cut out of N images for one view, (N, 9).
+def boxes_of(crop: CropConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
+    """Draw what to cut out of N images for one view: (N, 9), each a box as in `BOX`.
 
     Args:
         crop: the kind of view.
@@ -73,7 +73,7 @@ def boxes_of(crop: CropConfig, number: int, key: npt.NDArray[np.uint64], heights
 
 
 def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
-    """Boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x `size` px are kept.
+    """Make boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x `size` px are kept.
 
     The longer side is cut down to whole pixels and the margins are rounded, as torchvision's `Resize` and `CenterCrop`
     do.

@@ -27,14 +27,14 @@ EVALUATION_VIEW = 2
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finalizer of SplitMix64: a bijection of 64-bit integers."""
+    """Apply the finalizer of SplitMix64, a bijection of 64-bit integers."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> Keys:
-    """One 64-bit key per image.
+    """Hash the coordinates of a draw to one 64-bit key per image.
 
     Args:
         seed: of the run.
@@ -53,29 +53,29 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
 
 
 def uniforms(key: Keys, first: int, count: int) -> Floats:
-    """Numbers `first` to `first + count - 1` of each key, (N, count), uniform in [0, 1) with 53 bits."""
+    """Draw numbers `first` to `first + count - 1` of each key: (N, count), uniform in [0, 1) with 53 bits."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
     return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
-    """The images `indices` in the random order of this epoch."""
+    """Put the images `indices` into the random order of this epoch."""
     return indices[np.argsort(keys(seed, epoch, indices, ORDER), kind="stable")]
 
 
 def view_numbers(count: int) -> list[int]:
-    """The numbers of an image's views in pretraining: all but `EVALUATION_VIEW`."""
+    """Number an image's views in pretraining, leaving out `EVALUATION_VIEW`."""
     return [number + (number >= EVALUATION_VIEW) for number in range(count)]
 
 
 def flips(key: Keys, flip_p: float) -> Bools:
-    """Which images are flipped, (N,)."""
+    """Draw which images are flipped, (N,)."""
     flipped: Bools = uniforms(key, 0, 1)[:, 0] < flip_p
     return flipped
 
 
 def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
-    """The first row and column of patch `number` in a square of `whole` px, (N, 2); see `config.CropConfig.cut`."""
+    """Draw row and column, (N, 2), where patch `number` begins in a square of `whole` px; see `config.CropConfig`."""
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
     moved = (uniforms(key, first + 9 + 2 * number, 2) * (PATCH_JITTER + 1)).astype(np.int64)
@@ -91,7 +91,7 @@ def crop_boxes(
     ratio: tuple[float, float],
     flip_p: float,
 ) -> Ints:
-    """Boxes of a random resized crop and whether to flip, with the distribution of torchvision's `RandomResizedCrop`.
+    """Draw random resized crops and whether to flip them, with the distribution of torchvision's `RandomResizedCrop`.
 
     The area is uniform in `scale` times the image's, the ratio log-uniform in `ratio`; of ten attempts the first that
     fits is taken, else the largest centred box with a ratio in range.

@@ -59,7 +59,7 @@ _f32 = np.float32
 
 @_compiled
 def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: bool) -> tuple[Array, Array, Array]:
-    """The filter for outputs `first` to `first + count - 1` of `n_out`, in the reverse order if `flip`.
+    """Compute the filter for outputs `first` to `first + count - 1` of `n_out`, in the reverse order if `flip`.
 
     Returns:
         For each output the first source pixel, the number of fours of pixels from there, and their weights: zeros fill
@@ -199,7 +199,7 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
 
 @_compiled
 def _luma(planes: Array, out: Array) -> None:
-    """See `photometric.grey`."""
+    """Compute the luma, see `photometric.grey`."""
     if len(planes) == 1:
         out[:] = planes[0]
     else:
@@ -210,7 +210,7 @@ def _luma(planes: Array, out: Array) -> None:
 
 @_compiled
 def _mean(plane: Array, size: int) -> Scalar:
-    """Of `size` x `size` numbers; by columns first."""
+    """Average `size` x `size` numbers, by columns first."""
     columns = np.zeros(size, np.float32)
     for y in range(size):
         row = plane[y * size : (y + 1) * size]
@@ -248,14 +248,14 @@ def _saturate(planes: Array, factor: Scalar, luma: Array) -> None:
 
 @_compiled
 def _channel(value: Scalar, chroma: Scalar, hue: Scalar) -> Scalar:
-    """See `photometric.adjust_hue`."""
+    """Compute one channel of a colour, see `photometric.adjust_hue`."""
     k = hue - _f32(6.0) * np.floor(hue / _f32(6.0))
     return value - chroma * min(max(min(k, _f32(4.0) - k), _f32(0.0)), _f32(1.0))
 
 
 @_compiled
 def _turn_hue(planes: Array, shift: Scalar) -> None:
-    """See `photometric.adjust_hue`."""
+    """Turn the hue, see `photometric.adjust_hue`."""
     reds, greens, blues = planes[0], planes[1], planes[2]
     turn = _f32(6.0) * shift
     for i in range(len(reds)):
@@ -274,7 +274,7 @@ def _turn_hue(planes: Array, shift: Scalar) -> None:
 
 @_compiled
 def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
-    """See `photometric.gaussian_blur`; weights below 1e-7 are left out, all of them less than 0.001 grey levels."""
+    """Blur as `photometric.gaussian_blur`; weights below 1e-7, together less than 0.001 grey levels, are left out."""
     weights = np.empty(taps // 2 + 1, np.float32)
     total = 0.0
     for k in range(len(weights)):
@@ -385,7 +385,7 @@ _imdecode: Any = types.ExternalFunction(
 
 @_compiled
 def _decode(data: Array, shape: Array) -> tuple[int, Array]:
-    """One image, (height, width, 3); and 0 if all went well.
+    """Decode one image; return 0 if all went well, and the image, (height, width, 3).
 
     Args:
         data: its stored bytes.

@@ -37,12 +37,12 @@ _BLUR_CHUNK = 256
 
 
 def blur_taps(size: int) -> int:
-    """Length of the blur's kernel for images of `size` px: about a tenth, odd, at least 3."""
+    """Return the length of the blur's kernel for images of `size` px: about a tenth, odd, at least 3."""
     return max(3, 2 * round((size * 23 / 224 - 1) / 2) + 1)
 
 
 def grey(x: Tensor) -> Tensor:
-    """Luma of ITU-R BT.601, (N, 1, H, W); the channel itself if there is but one."""
+    """Compute the luma of ITU-R BT.601, (N, 1, H, W); the channel itself if there is but one."""
     if x.shape[1] == 1:
         return x
     return (0.299 * x[:, 0:1]).add_(x[:, 1:2], alpha=0.587).add_(x[:, 2:3], alpha=0.114)
@@ -90,7 +90,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
 
 
 def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
-    """All channels become the luma."""
+    """Set all channels to the luma."""
     return grey(x).expand_as(x).contiguous()
 
 
@@ -138,14 +138,14 @@ class _Step:
 
 
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
-    """What is done to one view of N images: (N, 11), each row as in `CHAIN`.
+    """List what is done to one view of N images: (N, 11), each row as in `CHAIN`.
 
     Args:
         draws: the images' parameters.
         config: what they were drawn from.
         channels: of the images; what changes nothing on grey ones is left out.
     """
-    rows = no_chains(len(draws.jitter))
+    rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
     # The order of the others is not changed by leaving some out.
     active = np.array([i for i, strength in enumerate(strengths) if strength > 0 and (channels == 3 or i < 2)], int)
@@ -158,16 +158,8 @@ def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.ND
     return rows
 
 
-def no_chains(count: int) -> npt.NDArray[np.float64]:
-    """Chains that change nothing, (count, 11)."""
-    rows = np.full((count, len(CHAIN)), -1.0)
-    rows[:, 8:10] = 0.0
-    rows[:, 10] = _NO_SOLARIZE
-    return rows
-
-
 def _steps(chain: npt.NDArray[np.float64]) -> list[_Step]:
-    """The operations of one batch in the order in which they are applied."""
+    """List the operations of one batch in the order in which they are applied."""
     steps = []
     for place in range(4):
         for number, operation in enumerate(_JITTER):
@@ -226,7 +218,7 @@ class Normalize:
         self._shift = torch.tensor(shift, device=device).view(1, -1, 1, 1)
 
     def constants(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """A scale and a shift per channel, float32: the normalised value is scale x + shift."""
+        """Return a scale and a shift per channel, float32: the normalised value is scale x + shift."""
         return self._scale.flatten().numpy(), self._shift.flatten().numpy()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def _check_choice(path: Path | None) -> None:
 
 
 def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> Ints:
-    """Indices of the images to use, ascending: in "train" the first `train_per_class` of each class."""
+    """Return the indices of the images to use, ascending: in "train" the first `train_per_class` of each class."""
     if split != "train" or dataset.train_per_class is None:
         return np.arange(len(labels))
     counts = np.bincount(labels, minlength=dataset.num_classes)

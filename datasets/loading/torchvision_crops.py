@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream
 
 @lru_cache(maxsize=4096)
 def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
-    """The area filter as an (n_out, n_in) matrix; see `kernels` for its definition."""
+    """Make the area filter as an (n_out, n_in) matrix; see `kernels` for its definition."""
     scale = n_in / n_out
     center = (np.arange(n_out)[:, None] + 0.5) * scale
     pixel = np.arange(n_in)[None, :]
@@ -83,26 +83,15 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class _Stream:
-    """One epoch of a `DataLoader`; closing it ends its workers."""
+def _checked(batches: Iterator[Any]) -> Generator[tuple[Ints, torch.Tensor]]:
+    """Raise refusals among the batches.
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches: Iterator[tuple[Ints, torch.Tensor] | RegbenchError] | None = batches
-
-    def __iter__(self) -> _Stream:
-        return self
-
-    def __next__(self) -> tuple[Ints, torch.Tensor]:
-        if self._batches is None:
-            raise StopIteration
-        batch = next(self._batches)
+    Closing the generator drops the `DataLoader`'s iterator, whose finalizer tells its workers to stop and joins them.
+    """
+    for batch in batches:
         if isinstance(batch, RegbenchError):
             raise batch
-        return batch
-
-    def close(self) -> None:
-        # The iterator's finalizer tells its workers to stop and joins them.
-        self._batches = None
+        yield batch
 
 
 class TorchvisionCrops:
@@ -137,7 +126,7 @@ class TorchvisionCrops:
             # Its own generator: the global one must not depend on which loader runs.
             generator=torch.Generator(),
         )
-        return _Stream(iter(loader))
+        return _checked(iter(loader))
 
     def close(self) -> None:
-        """Nothing is held between epochs."""
+        """Do nothing: nothing is held between epochs."""

@@ -129,7 +129,7 @@ class Arrays(Source):
 
 
 def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]) -> Split:
-    """The split of the images at `rows`."""
+    """Make the split of the images at `rows`."""
 
     def chosen() -> Iterator[tuple[Pixels, str]]:
         return ((images[row], f"{name}[{row}]") for row in rows)

@@ -121,7 +121,7 @@ class ImageFolder(DividedFiles):
 
 
 def _divided_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
-    """Train, tuning and test, of which the folders `parts` hold some, and which images of the source each has."""
+    """Make train, tuning and test, of which the folders `parts` hold some, and say where each is from."""
     (all_of_it, train), *others = parts.items()
     roles = ("test",) if len(others) == 1 else ("tuning", "test")
     chosen: Chosen = dict(zip(roles, (files for _, files in others), strict=False))
@@ -153,7 +153,7 @@ def _hash_of(label: str, path: Path) -> bytes:
 
 
 def _divided_by_list(folder: Path, path: Path, train: Files, tune: int | None) -> Chosen:
-    """The files that a list names and, of the others of each class, the first `tune`."""
+    """Choose the files that a list names and, of the others of each class, the first `tune`."""
     named = _listed_files(path, folder / "train", train)
     chosen: Chosen = {"train": named}
     if tune is None:
@@ -169,7 +169,7 @@ def _divided_by_list(folder: Path, path: Path, train: Files, tune: int | None) -
 
 
 def _find_list(name: str, folder: Path) -> Path:
-    """The file of `train_list`: in the source's folder, else in the working directory; an absolute path as it is."""
+    """Find the file of `train_list`, in the source's folder or else in the working directory."""
     for path in (folder / name, Path(name)):
         if path.is_file():
             return path
@@ -182,7 +182,7 @@ def _find_list(name: str, folder: Path) -> Path:
 
 
 def _listed_files(path: Path, folder: Path, train: Files) -> Files:
-    """The training images that a list names, by class, in the folder's order.
+    """Find the training images that a list names, by class, in the folder's order.
 
     Args:
         path: The list: a file's name, or CLASS/NAME, a line; empty lines are skipped.

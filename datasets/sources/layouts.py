@@ -39,7 +39,7 @@ def train_and_val(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
 
 
 def parts_of(source_dir: Path, wrong: list[str]) -> dict[str, Files]:
-    """The files of each folder that is there, train/, val/ and test/, or of the class folders ("."), as train/."""
+    """Find the files of train/, val/ and test/, as far as they are there, or of the class folders themselves (".")."""
     if (source_dir / _KAGGLE).is_dir():
         return dict(zip(("train", "val"), _by_class(source_dir, wrong), strict=True))
     there = [part for part in ("train", "val", "test") if (source_dir / part).is_dir()]
@@ -55,14 +55,14 @@ def parts_of(source_dir: Path, wrong: list[str]) -> dict[str, Files]:
 
 
 def _images(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name."""
+    """List the image files of a folder, sorted by name."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".")]
     return [folder / name for name in sorted(names) if Path(name).suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _by_class(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
-    """The files of train/ and val/."""
+    """Find the files of train/ and val/."""
     root = source_dir / _KAGGLE if (source_dir / _KAGGLE).is_dir() else source_dir
     train = _class_files(root / "train", wrong)
     val = root / "val"
@@ -72,7 +72,7 @@ def _by_class(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
 
 
 def _class_files_like(train: Files, folder: Path, wrong: list[str]) -> Files:
-    """The files of a folder that is to have the classes of train/."""
+    """Find the files of a folder that is to have the classes of train/."""
     files = _class_files(folder, wrong)
     for part, other, lacking in (
         (folder.name, "train", sorted(train.keys() - files.keys())),
@@ -88,7 +88,7 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _class_files(folder: Path, wrong: list[str]) -> Files:
-    """Image files of each class folder, both sorted by name."""
+    """List the image files of each class folder, both sorted by name."""
     if not folder.is_dir():
         wrong.append(f"{folder.name}/ is missing")
         return {}
@@ -105,7 +105,7 @@ def _class_files(folder: Path, wrong: list[str]) -> Files:
 
 
 def _flat_files(val: Path, source_dir: Path, train: Files, wrong: list[str]) -> Files:
-    """The files of ILSVRC2012's flat val/ by class, those of `train`."""
+    """Find the files of ILSVRC2012's flat val/ by class, in the order of the classes of `train`."""
     labels, origin = _validation_labels(source_dir, wrong)
     if not labels:
         return {}
@@ -130,7 +130,7 @@ def _flat_files(val: Path, source_dir: Path, train: Files, wrong: list[str]) -> 
 
 
 def _validation_labels(source_dir: Path, wrong: list[str]) -> tuple[dict[str, str], Path]:
-    """The class of each of ILSVRC2012's validation images, by its name without the ending; and the file that tells."""
+    """Read the class of each of ILSVRC2012's validation images, by its name without the ending; and name the list."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -163,7 +163,7 @@ def _validation_labels(source_dir: Path, wrong: list[str]) -> tuple[dict[str, st
 
 
 def _places205(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
-    """The files that Places205's two lists name, by class, sorted by name."""
+    """Find the files that Places205's two lists name, by class, sorted by name."""
     folder = next((source_dir / path for path in _PLACES_IMAGES if (source_dir / path).is_dir()), None)
     if folder is None:
         wrong.append(f"{_PLACES_IMAGES[0]}/ is missing")
@@ -183,7 +183,7 @@ def _places205(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
 
 
 def _places205_list(source_dir: Path, name: str, wrong: list[str]) -> dict[int, list[str]]:
-    """Names of images by label."""
+    """Read the names of images by label."""
     try:
         lines = (source_dir / _PLACES_LISTS / name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -207,7 +207,7 @@ def _places205_list(source_dir: Path, name: str, wrong: list[str]) -> dict[int, 
 
 
 def _places205_classes(train: Mapping[int, Sequence[str]], wrong: list[str]) -> dict[int, str]:
-    """The name of each label: its folder without the letter before it, such as "abbey" or "church/outdoor"."""
+    """Name each label by its folder, without the letter before it: "abbey" or "church/outdoor"."""
     classes: dict[int, str] = {}
     mixed = []
     for label in sorted(train):

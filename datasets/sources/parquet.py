@@ -165,7 +165,7 @@ def _read(path: Path, what: str, wrong: list[str], read: Callable[[Any], T]) -> 
 
 
 def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
-    """The files of each split, in order; what is wrong is added to `wrong`."""
+    """Find the files of each split, in order; what is wrong is added to `wrong`."""
     shards: dict[str, list[Path]] = {}
     unknown, folders = [], set()
     for path in sorted(source_dir.rglob("*.parquet")):
@@ -194,7 +194,7 @@ def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
 
 
 def _columns(shards: dict[str, list[Path]], wrong: list[str]) -> _Columns | None:
-    """Which columns hold what: the same in every file; what is wrong is added to `wrong`."""
+    """Find which columns hold what, the same in every file; what is wrong is added to `wrong`."""
     found: _Columns | None = None
     for path in (path for paths in shards.values() for path in paths):
         schema = _read(path, path.name, wrong, lambda file: file.schema_arrow)
@@ -214,7 +214,7 @@ def _columns(shards: dict[str, list[Path]], wrong: list[str]) -> _Columns | None
 
 
 def _columns_of(schema: Any) -> _Columns | None:
-    """The columns by the features that Hugging Face's metadata tells, else by their usual names."""
+    """Find the columns by their usual names, else by the features that Hugging Face's metadata tells."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -241,7 +241,7 @@ def _columns_of(schema: Any) -> _Columns | None:
 
 
 def _labels(shards: dict[str, list[Path]], columns: _Columns, wrong: list[str]) -> tuple[dict[str, Labels], list[str]]:
-    """The labels of each split, -1 where there is none or one that is no class of train; and the classes' names."""
+    """Read the labels of each split, -1 where there is none or one that train has not; and the classes' names."""
 
     def labels_of(file: Any) -> list[Any]:
         found: list[Any] = file.read([columns.label]).column(0).to_pylist()
@@ -262,7 +262,7 @@ def _labels(shards: dict[str, list[Path]], columns: _Columns, wrong: list[str]) 
 
 
 def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
-    """The split of the source that each of ours is taken from."""
+    """Choose the split of the source that each of ours is taken from."""
     if "validation" in labels and not ("test" in labels and (labels["test"] >= 0).any()):
         return {"train": "train", **({"tuning": "train"} if tuned else {}), "test": "validation"}
     tuning = "train" if tuned else "validation"
@@ -270,7 +270,7 @@ def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
 
 
 def _contents(file: Any, column: str, **which: Any) -> Iterator[Any]:
-    """The image files' bytes, an array of `_BATCH` at a time."""
+    """Read the image files' bytes, an array of `_BATCH` at a time."""
     from pyarrow import compute, types
 
     for batch in file.iter_batches(_BATCH, columns=[column], **which):
