@@ -1,9 +1,9 @@
 """What a run needs, without a GPU and without memory: one training step on tensors that have a shape but no data.
 
-The step is the real one (`Step`, `SiameseNetwork`, `LARS`, the method in its form) on PyTorch's fake tensors, for
+The step is the real one (`Step`, `SiameseNetwork`, optimizer, the method in its form) on PyTorch's fake tensors, for
 rank 0 of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded
-up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the momentum exists. What is
-assumed:
+up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the optimizer has its state.
+What is assumed:
 
 - The views are on the device in float32; the uint8 crops that they were made of are free again.
 - DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps, because `Step` only
@@ -54,7 +54,7 @@ class Needs:
         parameters: Trained numbers.
         flop_per_step: Of matrix products and convolutions, all ranks; one multiplication and addition is 2.
         sent_bytes_per_step: By one GPU to others, collectives as rings.
-        checkpoint_bytes: Weights, buffers and momentum on disk.
+        checkpoint_bytes: Weights, buffers and the optimizer's state on disk.
     """
 
     peak_bytes: int
@@ -81,7 +81,7 @@ def predict(
         cell: The run; nothing of it is computed.
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
-        shard_optimizer: Whether the ranks share the momentum, see `LARS`.
+        shard_optimizer: Whether the ranks share the optimizer's state, see `LARS`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
         plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
 
@@ -101,7 +101,7 @@ def predict(
         for layer in network.modules():
             if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_hook(accounts.synchronize_statistics)
-        optimizer = cell.optimizer.build(parameters, group if shard_optimizer else None)
+        optimizer = cell.optimizer.build_clipping(parameters, group if shard_optimizer else None)
         step = Step(
             network=network,
             optimizer=optimizer,
@@ -126,8 +126,16 @@ def predict(
                 p.grad = gradient
             accounts.begin()
             step(*views)
-            accounts.file("momentum", [state["momentum"] for state in optimizer.state.values()])
+            kept = [
+                (p, entry)
+                for p, state in optimizer.state.items()
+                for entry in state.values()
+                if isinstance(entry, Tensor)
+            ]
+            accounts.file("optimizer state", [entry for _, entry in kept])
         weights_bytes = sum(p.nbytes for p in parameters)
+        # A checkpoint holds the whole of what the ranks share.
+        state_bytes = sum(p.nbytes if entry.ndim else entry.nbytes for p, entry in kept)
         accounts.all_reduce(weights_bytes if group is not None else 0)
         return Needs(
             peak_bytes=accounts.peak_bytes,
@@ -136,7 +144,7 @@ def predict(
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
-            checkpoint_bytes=sum(tensor.nbytes for tensor in network.state_dict().values()) + weights_bytes,
+            checkpoint_bytes=sum(tensor.nbytes for tensor in network.state_dict().values()) + state_bytes,
         )
 
 

@@ -23,10 +23,10 @@ GROUPS = {
     "imq": "regbench.methods",
     "ncm": "regbench.evaluations",
     "convnet": "regbench.backbones",
-    "adamw": "regbench.optimizers",
+    "nadam": "regbench.optimizers",
     "csv": "regbench.sources",
 }
-LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "adamw": 20, "csv": 60}
+LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "csv": 60}
 
 
 def examples() -> dict[str, str]:
@@ -78,7 +78,7 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
         rows += [f"{path.relative_to(tiny_source)},{path.parent.name},{split}" for path in files]
     (folder / "images.csv").write_text("\n".join(rows))
     settings = [override for override in TINY if not override.startswith("dataset")]
-    settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24", "optimizer=adamw"]
+    settings += ["method=imq", "network.backbone=convnet", "network.backbone.width=24", "optimizer=nadam"]
     settings += ["optimizer.base_lr=0.01", "evaluation.protocols=[ncm,retrieval]", "dataset.source.resize_px=24"]
     settings += [f"runtime.data_dir={tmp_path / 'data'}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     command = [sys.executable, "-c", PREPARE_AND_TRAIN, str(folder), *settings]
@@ -93,7 +93,7 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     record = json.loads(path.read_bytes())
     assert (record["method"], record["cell"]["dataset"]["source"]["table"]) == ("imq", "images.csv")
     assert record["cell"]["network"]["backbone"] == {"name": "convnet", "width": 24}
-    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == ("adamw", 0.05)
+    assert (record["cell"]["optimizer"]["name"], record["cell"]["optimizer"]["weight_decay"]) == ("nadam", 0.05)
     scores = {score["name"]: score for score in record["scores"]}
     assert {"ncm_top1", "ncm_top5", "retrieval_recall1", "retrieval_recall10"} <= set(scores)
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"

@@ -171,11 +171,8 @@ class Cell:
         """
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
-        if self.epochs and self.optimizer.warmup_epochs >= self.epochs:
-            raise RegbenchError(
-                f"optimizer.warmup_epochs={self.optimizer.warmup_epochs:g} must be less than epochs={self.epochs}, "
-                "or the learning rate never reaches its peak"
-            )
+        if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
+            self.optimizer.refuse_long_warmup(1, self.epochs)
 
     @property
     def label(self) -> str:

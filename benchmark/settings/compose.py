@@ -232,7 +232,8 @@ def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, An
     given = {str(parse(override).key_or_group) for override in point}
     fitted: dict[str, Any] = {}
     epochs, warmup = tree.get("epochs"), tree["optimizer"].get("warmup_epochs")
-    if isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
+    in_epochs = tree["optimizer"].get("warmup_steps") is None
+    if in_epochs and isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
     fitted |= fitting(tree["dataset"], tree.get("batch_size"), data_dir, given)

@@ -176,7 +176,7 @@ class _Training:
             raise RegbenchError(
                 f"runtime.shard_optimizer: {OPTIMIZERS.name(cell.optimizer)} keeps its state whole on every rank"
             )
-        self.optimizer = cell.optimizer.build(self.network.parameters(), group)
+        self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
         self.progress = Progress()
         self._saved: Saved | None = None
         self._resume()
@@ -228,6 +228,7 @@ class _Training:
                 dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
             )
             with loader, self.interruption.deferred():
+                cell.optimizer.refuse_long_warmup(len(loader), cell.epochs)
                 if progress.step:
                     log.info("%s: goes on after step %d of %d", cell.label, progress.step, cell.epochs * len(loader))
                 step = self._step()
@@ -319,7 +320,7 @@ class _Training:
         shard = Shard.of(stepped.z1_NQ, self.engine)
         spread = feature_spread(shard.gather(stepped.z1_NQ))
         # While the rate still rises, the embeddings of a sound run may lie close together for a while.
-        warm = progress.step > cell.optimizer.warmup_epochs * steps
+        warm = progress.step > cell.optimizer.warmup(steps)
         if warm and spread < COLLAPSED_SPREAD:
             reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
             self._diverge(progress.step, steps, reason)

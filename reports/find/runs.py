@@ -42,7 +42,6 @@ class Missing:
         label: Display name of its method; empty where only its folder is known.
         seed: None where only its folder is known.
         plan: What the sweep's plan says of it beside that, such as "epochs" and "embedding_dim".
-        attempts: How many have begun.
         failure: Why the last attempt failed; empty if it did not.
     """
 
@@ -51,7 +50,6 @@ class Missing:
     label: str
     seed: int | None
     plan: Mapping[str, Any]
-    attempts: int
     failure: str
 
 
@@ -104,11 +102,11 @@ def find_missing(found: Found) -> list[Missing]:
             cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
             place = folder.absolute() / str(cell_id)
             if place not in done:
-                attempts, failure = _attempts(begun.pop(place, None))
-                missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, attempts, failure))
+                failure = _failure(begun.pop(place, None))
+                missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure))
     for place, run in begun.items():
         if _CELL_ID.fullmatch(place.name):
-            missing.append(Missing(place.parent.name, place.name, "", None, {}, *_attempts(run)))
+            missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(run)))
     return missing
 
 
@@ -126,13 +124,10 @@ def _planned(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _attempts(run: Run | None) -> tuple[int, str]:
-    """How many attempts there were, and why the last one failed if it did."""
-    if run is None or not run.attempts:
-        return 0, ""
-    last = _object(run.attempts[-1])
-    reason = " ".join(str(last.get("error") or "no reason noted").split())
-    return len(run.attempts), reason if last.get("ended") == "failed" else ""
+def _failure(run: Run | None) -> str:
+    """Say why the last attempt failed; empty if it did not."""
+    last = _object(run.attempts[-1]) if run and run.attempts else {}
+    return " ".join(str(last.get("error") or "no reason noted").split()) if last.get("ended") == "failed" else ""
 
 
 def _object(path: Path) -> dict[str, Any]:

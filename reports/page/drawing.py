@@ -18,6 +18,7 @@ from io import BytesIO, StringIO
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -206,24 +207,13 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Positions near those `wanted` (ascending), at least `gap` apart, inside [0, height] if they fit.
+    """Find the positions nearest to those `wanted` (ascending), `gap` or more apart, inside [0, height] if they fit."""
+    from scipy.optimize import isotonic_regression
 
-    Neighbours that are too close become one block, centred on the mean of what its members want.
-    """
-    blocks: list[list[float]] = []  # [first position, number of labels]
-
-    def shifted(start: float, count: float) -> float:
-        return max(0.0, min(start, height - gap * (count - 1)))
-
-    for want in wanted:
-        blocks.append([shifted(want, 1), 1])
-        while len(blocks) > 1 and blocks[-2][0] + gap * blocks[-2][1] > blocks[-1][0]:
-            start, count = blocks.pop()
-            before, many = blocks[-1]
-            centre = (many * (before + gap * (many - 1) / 2) + count * (start + gap * (count - 1) / 2)) / (many + count)
-            total = many + count
-            blocks[-1] = [shifted(centre - gap * (total - 1) / 2, total), total]
-    return [start + gap * i for start, count in blocks for i in range(int(count))]
+    # Less the gaps below each, the positions only have to ascend.
+    gaps = gap * np.arange(len(wanted))
+    ascending = isotonic_regression(np.asarray(wanted) - gaps).x if len(wanted) else gaps
+    return list(np.clip(ascending, 0, max(0.0, height - gap * (len(wanted) - 1))) + gaps)
 
 
 def to_png(figure: Figure) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from regbench.reports.page.figures import (
     spectrum_drawings,
 )
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
-from regbench.reports.tables.table import Entry, Table
+from regbench.reports.tables.table import Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
 _MARKER_PATHS = {
@@ -49,41 +49,11 @@ _HYPERPARAMETERS_SHOWN = 4
 _SKIPPED_SHOWN = 20
 _FOOTNOTES = " †‡*"  # that may follow a label
 
-
-@dataclass(frozen=True)
-class _PageRow:
-    """A table's row: the style's key of its method, and its place in the leaderboard, where it has them."""
-
-    cells: list[Entry]
-    key: str
-    place: int | None
-
-
-@dataclass(frozen=True)
-class _PageTable:
-    """A table with the id that it has on the page."""
-
-    id: str
-    table: Table
-    rows: list[_PageRow]
-
-    @property
-    def searched(self) -> bool:
-        """Whether there is a box to filter its rows."""
-        return len(self.rows) > _SEARCHED_ROWS
-
-
-@dataclass(frozen=True)
-class _LegendEntry:
-    """A method's marker and name."""
-
-    style: Style
-    label: str
-
-    @property
-    def path(self) -> str:
-        """The marker as an SVG's path."""
-        return _MARKER_PATHS[self.style.marker]
+# What the page tells of a cell under the names of its record.
+_OF_RECORD = (
+    *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts", "choice", "on_test"),
+    *("sha256", "command"),
+)
 
 
 def render_page(
@@ -118,6 +88,7 @@ def render_page(
         lead="A comparison of regularizers for self-supervised learning.",
         css=_text("page.css"),
         js=_text("page.js"),
+        marker_paths=_MARKER_PATHS,
         sections=sections,
         paper=[_placed(table, "", {}, {}, 1) for table in paper],
         methods=_methods(summaries, style),
@@ -173,7 +144,7 @@ def _section(
     places = {(row.label, *row.settings.values()): i for i, row in enumerate(summary.rows)}
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
 
-    def placed(table: Table) -> _PageTable:
+    def placed(table: Table) -> dict[str, object]:
         return _placed(table, prefix, keys, places, width)
 
     def drawn(drawings: list[Drawing], kind: str) -> list[Drawing]:
@@ -188,7 +159,7 @@ def _section(
     return {
         "name": summary.name,
         "facts": facts(summary),
-        "legend": [_LegendEntry(style[label], label) for label in labels],
+        "legend": {label: style[label] for label in labels},
         "filters": {name: values for name, values in filters.items() if len(values) > 1},
         "leaderboard": placed(tables["leaderboard"]),
         "on_test": summary.on_test,
@@ -206,14 +177,18 @@ def _section(
 
 def _placed(
     table: Table, prefix: str, keys: Mapping[str, str], places: Mapping[tuple[str, ...], int], width: int
-) -> _PageTable:
-    """A table with the methods' keys and the leaderboard's rows found by the first `width` cells of its rows."""
+) -> dict[str, object]:
+    """A table with its id on the page.
+
+    The first `width` cells of its rows tell the key of their method's style and their place in the leaderboard.
+    """
     rows = []
     for cells in table.rows:
         label = cells[0].text.rstrip(_FOOTNOTES)
         place = places.get((label, *(cell.text for cell in cells[1:width])))
-        rows.append(_PageRow(cells, keys.get(label, ""), place))
-    return _PageTable(f"{prefix}-{table.slug}".strip("-"), table, rows)
+        rows.append({"cells": cells, "key": keys.get(label, ""), "place": place})
+    searched = len(rows) > _SEARCHED_ROWS
+    return {"id": f"{prefix}-{table.slug}".strip("-"), "table": table, "rows": rows, "searched": searched}
 
 
 def _options(values: Iterable[str]) -> list[str]:
@@ -249,7 +224,8 @@ def _methods(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[d
         url = said.get("url", "")
         entries.append(
             {
-                "legend": _LegendEntry(style[label], label),
+                "label": label,
+                "style": style[label],
                 "name": record.method,
                 "reference": said.get("reference", ""),
                 "url": url if url.startswith(("https://", "http://")) else "",
@@ -273,8 +249,7 @@ def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
     if not drawings:
         return None
     drawings = [replace(d, svg=unique_ids(d.svg, f"cost{i}")) for i, d in enumerate(drawings)]
-    legend = [_LegendEntry(s, label) for label, s in style.items()]
-    return {"drawings": drawings, "legend": legend, "machine": cost_machine(lines)}
+    return {"drawings": drawings, "legend": style, "machine": cost_machine(lines)}
 
 
 def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, Any]]:
@@ -285,30 +260,10 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
         configurations: list[Configuration] = [*summary.rows, *summary.configurations]
         groups = {r.path: i for i, c in reversed(list(enumerate(configurations))) for r in c.records}
         for r in summary.records:
-            out.append(
-                {
-                    "id": r.cell_id,
-                    "section": number,
-                    "row": places.get(r.path, -1),
-                    "group": groups.get(r.path, -1),
-                    "key": "untrained" if r.untrained else style[r.label].key,
-                    "label": r.label,
-                    "seed": r.seed,
-                    "status": r.status,
-                    "sweep": r.sweep,
-                    "config": r.cell,
-                    "scores": r.scores,
-                    "cost": r.cost,
-                    "environment": r.environment,
-                    "data": r.data,
-                    "attempts": r.attempts,
-                    "choice": r.choice,
-                    "on_test": r.on_test,
-                    "sha256": r.sha256,
-                    "command": r.command,
-                    "path": str(r.path),
-                }
-            )
+            cell = {name: getattr(r, name) for name in _OF_RECORD}
+            cell |= {"id": r.cell_id, "section": number, "config": r.cell, "path": str(r.path)}
+            cell |= {"row": places.get(r.path, -1), "group": groups.get(r.path, -1)}
+            out.append(cell | {"key": "untrained" if r.untrained else style[r.label].key})
     return out
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.reports.find.runs import Missing
-from regbench.reports.rows.significance import LEVEL, Best, best
+from regbench.reports.rows.significance import Best, best
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
 LEADING = ("knn_top1", "linear_top1")
@@ -94,9 +94,9 @@ class Configuration:
         """Statistics of a score over the seeds."""
         return stat(r.score(name, split) for r in self.records)
 
-    def by_seed(self, name: str, split: str = "test") -> dict[int, float]:
-        """Seed -> score."""
-        return {r.seed: value for r in self.records if (value := r.score(name, split)) is not None}
+    def by_seed(self, name: str) -> dict[int, float]:
+        """Seed -> score on the test split."""
+        return {r.seed: value for r in self.records if (value := r.score(name, "test")) is not None}
 
     def cost(self, name: str) -> Stat | None:
         """Statistics of a cost over the seeds. An untrained network has none of training's."""
@@ -151,25 +151,32 @@ class Summary:
         name: The sweeps that the cells come from, with the task where that does not tell it from others.
         sweeps: Their names.
         records: The good records, each cell once.
+        choices: What the tunings of these cells chose, by the path of their file.
+        varying: The settings that tell its trained cells apart, by their full names.
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first, untrained last.
-        notes: What a reader must know beside the numbers.
-        on_test: Whether the test split chose: such numbers do not compare with those of other summaries.
+        unchosen: Methods of which nothing chose among several configurations, with their number.
+        waiting: Methods that were tuned and have no final score yet, with the number of their configurations.
         missing: What is planned and has no row.
         failures: Cells whose last attempt failed.
-        choices: What the tunings of these cells chose, by the path of their `tuning_choice.json`.
     """
 
     name: str
     sweeps: tuple[str, ...]
     records: tuple[Record, ...]
+    choices: Mapping[Path, TuningChoice]
+    varying: Sequence[str] = ()
     configurations: list[Configuration] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    on_test: bool = False
+    unchosen: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
-    choices: dict[Path, TuningChoice] = field(default_factory=dict)
+
+    @property
+    def on_test(self) -> bool:
+        """Whether the test split chose: such numbers do not compare with those of other summaries."""
+        return self.records[0].on_test
 
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
@@ -260,31 +267,30 @@ def summarize(
         if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
             cells[r.cell_id] = r
         sweeps.setdefault(task, {})[r.sweep] = None
-    on_test = {task: next(iter(cells.values())).on_test for task, cells in tasks.items()}
-    names = {task: " + ".join(sweeps[task]) + " (chosen on the test set)" * on_test[task] for task in tasks}
-    titles = Counter(names.values())
+    found = [(tuple(sweeps[task]), tuple(cells.values())) for task, cells in tasks.items()]
+    found.sort(key=lambda one: one[1][0].on_test)
+    titles = Counter(_name(*one) for one in found)
     summaries: list[Summary] = []
-    for task in sorted(tasks, key=lambda task: on_test[task]):
-        name, cells = names[task], tasks[task]
+    for of_task, cells_of_task in found:
+        name, first = _name(of_task, cells_of_task), cells_of_task[0]
         if titles[name] > 1:
-            r = next(iter(cells.values()))
-            name += f": {r.cell['dataset']['name']}, {r.backbone}"
+            name += f": {first.cell['dataset']['name']}, {first.backbone}"
         while name in {s.name for s in summaries}:
             name += " (another evaluation or image size)"
-        summary = Summary(name, tuple(sweeps[task]), tuple(cells.values()), on_test=on_test[task])
-        named = {str(r.choice.get("hyperparameters", {}).get("record")) for r in summary.records}
-        summary.choices = {
+        named = {str(r.choice.get("hyperparameters", {}).get("record")) for r in cells_of_task}
+        own = {
             path: choice
             for path, choice in (choices or {}).items()
-            if path.absolute().parent.name in summary.sweeps or str(path) in named
+            if path.absolute().parent.name in of_task or str(path) in named
         }
-        summaries.append(summary)
-    shown = {id(s): _varying_settings(settings[r] for r in s.records if not r.untrained) for s in summaries}
-    unchosen = {id(s): _fill(s, settings, shown[id(s)]) for s in summaries}
-    _place_missing(summaries, shown, missing)
-    for summary in summaries:
-        summary.notes = _notes(summary, *unchosen[id(summary)])
+        summaries.append(Summary(name, of_task, cells_of_task, own))
+        _fill(summaries[-1], settings)
+    _place_missing(summaries, missing)
     return summaries
+
+
+def _name(sweeps: tuple[str, ...], records: tuple[Record, ...]) -> str:
+    return " + ".join(sweeps) + " (chosen on the test set)" * records[0].on_test
 
 
 _Settings = tuple[tuple[str, str], ...]
@@ -300,13 +306,13 @@ def _settings(record: Record) -> _Settings:
     return tuple(sorted(item for item in record.settings.items() if is_setting(item[0])))
 
 
-def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Makes configurations and rows; returns the methods that nothing chose, and those without a final score."""
+def _fill(summary: Summary, settings: Mapping[Record, _Settings]) -> None:
+    """Make the configurations and the rows of a task's records."""
+    summary.varying = _varying_settings(settings[r] for r in summary.records if not r.untrained)
     groups: dict[object, dict[object, dict[int, Record]]] = {}
     for r in summary.records:
         if r.untrained:
-            # Neither the method nor its projector touches an untrained representation: one row, a cell a
-            # seed.
+            # Neither the method nor its projector touches an untrained representation: one row, a cell a seed.
             row: object = ""
             configuration: object = ""
         else:
@@ -314,7 +320,6 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
             configuration = tuple((k, v) for k, v in r.settings.items() if k != "seed")
         groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
 
-    unchosen, waiting = [], []
     for group in groups.values():
         configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
         summary.configurations += configurations
@@ -322,14 +327,14 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
         if not any(c.final for c in configurations) and any(
             r.status == "tuned" for c in configurations for r in c.records
         ):
-            waiting.append(described)
+            summary.waiting.append(described)
             continue
         chosen = _choose(configurations, summary.selection, summary.selection_split)
         if chosen is None:
-            unchosen.append(described)
+            summary.unchosen.append(described)
             continue
         cell = {} if chosen.untrained else chosen.first.settings
-        places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in shown}
+        places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in summary.varying}
         records = tuple(r for r in chosen.records if r.status != "tuned")
         summary.rows.append(Row(records, places, len(configurations)))
     headline = summary.scores[summary.headline] if summary.headline else None
@@ -341,7 +346,6 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings], shown: Sequenc
         return row.untrained, -found.mean if headline.higher_is_better else found.mean
 
     summary.rows.sort(key=order)
-    return unchosen, waiting
 
 
 def _setting_name(key: str) -> str:
@@ -372,10 +376,8 @@ def _varying_settings(settings: Iterable[_Settings]) -> list[str]:
     return shown
 
 
-def _place_missing(
-    summaries: Sequence[Summary], shown: Mapping[int, Sequence[str]], missing: Sequence[Missing]
-) -> None:
-    """Gives each cell without a record to the row that it belongs to, as far as its plan tells."""
+def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
+    """Give each cell without a record to the row that it belongs to, as far as its plan tells."""
     groups: dict[tuple[object, ...], list[Missing]] = {}
     for cell in missing:
         groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
@@ -395,7 +397,7 @@ def _place_missing(
             more = len(seeds - {r.seed for r in row.records})
             summary.rows[rows[0]] = replace(row, missing=row.missing + more)
         elif not rows and seeds:
-            settings = {_setting_name(k): str(plan.get(k, DASH)) for k in shown[id(summary)]}
+            settings = {_setting_name(k): str(plan.get(k, DASH)) for k in summary.varying}
             summary.missing.append(MissingRow(label, settings, len(seeds)))
 
 
@@ -411,117 +413,3 @@ def _task_plan(summary: Summary) -> dict[str, Any]:
 
 def _row_plan(row: Row) -> dict[str, Any]:
     return {} if row.untrained else {key: row.first.cell[key] for key in SETTING_NAMES}
-
-
-def _notes(summary: Summary, unchosen: list[str], waiting: list[str]) -> list[str]:
-    notes = []
-    if summary.on_test:
-        notes.append(
-            "Chosen on the test set: hyperparameters or the probe's learning rate were picked by scores on the "
-            "split that the table reports, so its numbers are optimistic. Compare them with each other only."
-        )
-    notes += _budget_notes(summary)
-    chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
-    if any(row.tried > 1 for row in summary.rows):
-        notes.append(
-            "Where several hyperparameters were tried, the row is the one with the highest "
-            f"{chosen_by}; all are listed under Hyperparameters."
-        )
-    if unchosen:
-        notes.append(
-            "Not in the table, because several hyperparameters were tried and not all have a "
-            f"{chosen_by} to choose by: {', '.join(unchosen)}."
-        )
-    if waiting:
-        notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(waiting)}.")
-    if diverged := [row for row in summary.rows if row.diverged]:
-        counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
-        notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
-    if absent := sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing):
-        notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
-    if summary.failures:
-        kinds = Counter((f.label or f.cell_id, f.failure) for f in summary.failures)
-        counts = "; ".join(
-            f"{label}, {n} {'cell' if n == 1 else 'cells'} ({why})" for (label, why), n in kinds.most_common(5)
-        )
-        more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
-        notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
-    trained = [r for r in summary.records if not r.untrained]
-    machines = {_machine(r) for r in trained if r.status == "done"}
-    if len(machines) > 1:
-        notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
-    kinds_of_memory = {r.cost.peak_memory_kind for r in trained if r.cost.peak_memory_kind}
-    if len(kinds_of_memory) > 1:
-        notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds_of_memory))}.")
-    commits = {str(r.environment.get("git") or "unknown") for r in summary.records}
-    if len(commits) > 1:
-        notes.append(f"The cells come from more than one state of the code: {', '.join(sorted(commits))}.")
-    return notes
-
-
-def _budget_notes(summary: Summary) -> list[str]:
-    """Whether every method had the same chance to be tuned."""
-    budgets: dict[int | None, dict[str, None]] = {}
-    for row in summary.rows:
-        if not row.untrained and "external" not in row.first.cell:
-            budgets.setdefault(summary.budget(row), {})[row.name] = None
-    if not budgets:
-        return []
-    if set(budgets) == {None}:
-        return ["Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."]
-    split = f"by {summary.selection_title} on the {summary.selection_split} split"
-    if len(budgets) == 1:
-        (count,) = budgets
-        return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
-    listed = "; ".join(
-        f"{'given, not tuned' if count is None else f'{count} tried'}: {', '.join(names)}"
-        for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
-    )
-    return [f"Unequal tuning budgets, so compare with care ({listed})."]
-
-
-def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
-    """What bold means in the columns of some test scores, in one line, and what could not be tested."""
-    found = [summary.best(name) for name in names]
-    tested = max((one.tested for one in found), default=0)
-    if not tested:
-        return [
-            "Bold: the best mean of its column. Differences were not tested: a paired test takes three seeds that two "
-            "rows share."
-        ]
-    notes = [
-        "Bold: the best mean of its column, and every row that a paired t-test over shared seeds cannot tell from it "
-        f"at {100 * LEVEL:.0f} % (Holm's correction for up to {tested} comparisons with the best)."
-    ]
-    notes += [note for name, one in zip(names, found, strict=True) if (note := _crossing(summary, name, one))]
-    untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
-    if untested:
-        shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
-        notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
-    return notes
-
-
-def _crossing(summary: Summary, name: str, one: Best) -> str:
-    """Why a mean is bold though a higher one is not; empty where there is no such one."""
-    means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
-    sign = 1 if summary.scores[name].higher_is_better else -1
-    low = min(one.rows, key=lambda i: sign * means[i], default=None)
-    high = max(means.keys() - one.rows, key=lambda i: sign * means[i], default=None)
-    if low is None or high is None or sign * means[high] <= sign * means[low]:
-        return ""
-    below, above = (f"{summary.rows[i].name} ({means[i]:.2f})" for i in (low, high))
-    why = (
-        "shares too few seeds with the best to be tested"
-        if high in one.untested
-        else "differs from it by much the same on every seed, which the test can tell"
-    )
-    score = summary.scores[name].title
-    return (
-        f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
-        f"so much over them that it cannot be told from the best; the second {why}."
-    )
-
-
-def _machine(record: Record) -> str:
-    hardware, threads, loader = (record.environment.get(key) for key in ("hardware", "threads", "loader"))
-    return f"{hardware} with {threads} threads, {loader} loader"

@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.significance import MIN_PAIRS, compare, holm
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, best_notes, is_setting
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, is_setting
 from regbench.reports.tables.leaderboard import accuracies, leaderboard
-from regbench.reports.tables.table import Column, Entry, Filled, Table, spread, table_of_rows
-from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit
+from regbench.reports.tables.table import Column, Entry, Filled, Table, cost_column, cost_in, spread, table_of_rows
+from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -87,15 +88,6 @@ def _p(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _cost(cost: str, head: str, decimals: int, divisor: float = 1) -> Filled:
-    """A column with the mean and the spread of a cost."""
-    return Column(head), lambda row: spread(row.cost(cost), decimals, divisor)
-
-
-def _in(unit: Unit, cost: str, head: str) -> Filled:
-    return _cost(cost, f"{head} ({unit.name})", unit.decimals, unit.divisor)
-
-
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
     """How a row fills a column with the ratio of two mean costs."""
 
@@ -109,11 +101,11 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
 def time_table(summary: Summary) -> Table:
     """Set where the time goes."""
     columns = [
-        _in(time_unit(largest(summary.rows, "train_s")), "train_s", "training"),
-        _in(time_unit(largest(summary.rows, "evaluate_s")), "evaluate_s", "evaluation"),
-        _cost("img_per_s", "images/s", 0),
-        _cost("step_ms", "step (ms)", 1),
-        _cost("loss_ms", "loss (ms/step)", 2),
+        cost_in(time_unit(largest(summary.rows, "train_s")), "train_s", "training"),
+        cost_in(time_unit(largest(summary.rows, "evaluate_s")), "evaluate_s", "evaluation"),
+        cost_column("img_per_s", "images/s", 0),
+        cost_column("step_ms", "step (ms)", 1),
+        cost_column("loss_ms", "loss (ms/step)", 2),
         (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
     ]
     note = "Times of a step are medians; loss is forward and backward of the regularizer alone."
@@ -128,7 +120,7 @@ def memory_table(summary: Summary) -> Table:
         return ", ".join(sorted(found)) or DASH
 
     unit = memory_unit(largest(summary.rows, "peak_memory_bytes"))
-    columns = [_in(unit, "peak_memory_bytes", "peak memory"), (Column("measured as", numeric=False), kinds)]
+    columns = [cost_in(unit, "peak_memory_bytes", "peak memory"), (Column("measured as", numeric=False), kinds)]
     return table_of_rows(summary, "memory", "Memory", columns, [])
 
 
@@ -138,7 +130,7 @@ def energy_table(summary: Summary) -> Table | None:
     for kind, unit in energy_units(summary.rows).items():
         cost = f"energy_{kind}_joules"
         columns += [
-            _in(unit, cost, f"{kind.upper()} energy"),
+            cost_in(unit, cost, f"{kind.upper()} energy"),
             (Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)),
         ]
     note = "Of training alone; power is over the training time."

@@ -7,9 +7,21 @@ from functools import partial
 
 import pandas as pd
 
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary, best_notes
+from regbench.reports.rows.notes import best_notes, task_notes
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
-from regbench.reports.tables.table import Column, Entry, Filled, Table, difference, mean, spread, table_of_rows
+from regbench.reports.tables.table import (
+    Column,
+    Entry,
+    Filled,
+    Table,
+    cost_column,
+    cost_in,
+    difference,
+    mean,
+    spread,
+    table_of_rows,
+)
 from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
 
 # Of the embeddings at the end of training: how many decimals are shown.
@@ -35,14 +47,13 @@ def leaderboard(summary: Summary) -> Table:
     for i, (name, decimals) in enumerate(measured.items(), 1):
         columns.append((Column(name.replace("_", " "), spare=1 + i), partial(_at_end, name, decimals)))
     columns += [
-        _mean("train_s", f"train time ({seconds.name})", seconds.decimals, seconds.divisor),
-        _mean("img_per_s", "images/s", 0, spare=7),
-        _mean("loss_ms", "loss (ms/step)", 2),
-        _mean("peak_memory_bytes", f"peak memory ({memory.name})", memory.decimals, memory.divisor),
+        cost_in(seconds, "train_s", "train time", mean),
+        cost_column("img_per_s", "images/s", 0, show=mean, spare=7),
+        cost_column("loss_ms", "loss (ms/step)", 2, show=mean),
+        cost_in(memory, "peak_memory_bytes", "peak memory", mean),
     ]
     for kind, unit in energies.items():
-        head = f"{kind.upper()} energy ({unit.name})"
-        columns.append(_mean(f"energy_{kind}_joules", head, unit.decimals, unit.divisor, spare=6))
+        columns.append(cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6))
     beside = any(_reference(row, summary) is not None for row in rows)
     if beside:
         columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
@@ -61,7 +72,7 @@ def leaderboard(summary: Summary) -> Table:
     if beside:
         notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
-    return table_of_rows(summary, "leaderboard", title, columns, notes + summary.notes, whole=True)
+    return table_of_rows(summary, "leaderboard", title, columns, notes + task_notes(summary), whole=True)
 
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
@@ -74,10 +85,6 @@ def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list
         return Entry(spread(s, 2) + few, i in best.rows, best.reason(i))
 
     return [(Column(summary.scores[name].head + suffix), partial(fill, name)) for name in names]
-
-
-def _mean(cost: str, head: str, decimals: int, divisor: float = 1, spare: int = 0) -> Filled:
-    return Column(head, spare=spare), lambda row: mean(row.cost(cost), decimals, divisor)
 
 
 def _at_end(name: str, decimals: int, row: Row) -> str:

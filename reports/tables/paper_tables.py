@@ -34,31 +34,22 @@ TITLES = {
     15: "other methods on IN100 %, as the paper cites them",
 }
 
+# Evaluations with a linear layer, as their scores and learning rates are named.
+_LAYERS = {"linear": "linear", "places205": "Places205", "labels1": "1 % labels", "labels10": "10 % labels"}
+
 METRIC_NAMES = {
-    "linear_top1": "linear top-1 (%)",
-    "linear_top5": "linear top-5 (%)",
-    "places205_top1": "Places205 top-1 (%)",
-    "places205_top5": "Places205 top-5 (%)",
+    **{f"{task}_top{k}": f"{name} top-{k} (%)" for task, name in _LAYERS.items() for k in (1, 5)},
     "voc07_map": "VOC07 mAP, 11-point (%)",
     "voc07_map_full": "VOC07 mAP (%)",
-    "labels1_top1": "1 % labels top-1 (%)",
-    "labels1_top5": "1 % labels top-5 (%)",
-    "labels10_top1": "10 % labels top-1 (%)",
-    "labels10_top5": "10 % labels top-5 (%)",
     "temperature": "temperature τ",
     "alignment_weight": "alignment weight λ",
     "variance_weight": "variance weight μ",
     "scale": "scale t",
-    "kernel_weight_1": "b1",
-    "kernel_weight_2": "b2",
-    "kernel_weight_3": "b3",
+    **{f"kernel_weight_{order}": f"b{order}" for order in (1, 2, 3)},
     "base_lr": "base_lr",
     "probe_lr": "lr_head",
     "places205_lr": "Places205 lr_head",
-    "labels1_backbone_lr": "1 % labels lr_backbone",
-    "labels1_head_lr": "1 % labels lr_head",
-    "labels10_backbone_lr": "10 % labels lr_backbone",
-    "labels10_head_lr": "10 % labels lr_head",
+    **{f"labels{k}_{part}_lr": f"{k} % labels lr_{part}" for k in (1, 10) for part in ("backbone", "head")},
 }
 
 _IN100 = (4, 5, 10, 11, 12, 15)
@@ -67,17 +58,14 @@ _PAPER_GPUS = 8
 
 # Where a row states what it ran with; of a list, the only entry.
 _SETTINGS = {
-    "temperature": "method.temperature",
-    "alignment_weight": "method.alignment_weight",
-    "variance_weight": "method.variance_weight",
-    "scale": "method.scale",
+    **{name: f"method.{name}" for name in ("temperature", "alignment_weight", "variance_weight", "scale")},
     "base_lr": "optimizer.base_lr",
-    "probe_lr": "evaluation.probe.learning_rates",
-    "places205_lr": "evaluation.places205.learning_rates",
-    "labels1_backbone_lr": "evaluation.labels1.backbone_learning_rates",
-    "labels1_head_lr": "evaluation.labels1.head_learning_rates",
-    "labels10_backbone_lr": "evaluation.labels10.backbone_learning_rates",
-    "labels10_head_lr": "evaluation.labels10.head_learning_rates",
+    **{f"{task}_lr": f"evaluation.{task}.learning_rates" for task in ("probe", "places205")},
+    **{
+        f"{task}_{part}_lr": f"evaluation.{task}.{part}_learning_rates"
+        for task in ("labels1", "labels10")
+        for part in ("backbone", "head")
+    },
 }
 
 

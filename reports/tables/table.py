@@ -6,10 +6,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 
 from tabulate import tabulate
 
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.tables.units import Unit
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,18 @@ def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
     return text if s is None or s.spread is None else f"{text} ± {s.spread / divisor:,.{decimals}f}"
 
 
+def cost_column(
+    cost: str, head: str, decimals: int, divisor: float = 1, *, show: Callable[..., str] = spread, spare: int = 0
+) -> Filled:
+    """Make a column of a cost: its mean with the spread, or what else `show` makes of its statistics."""
+    return Column(head, spare=spare), lambda row: show(row.cost(cost), decimals, divisor)
+
+
+def cost_in(unit: Unit, cost: str, head: str, show: Callable[..., str] = spread, spare: int = 0) -> Filled:
+    """Make a column of a cost in a unit, which its head names."""
+    return cost_column(cost, f"{head} ({unit.name})", unit.decimals, unit.divisor, show=show, spare=spare)
+
+
 def difference(value: float | None) -> str:
     """A difference with its sign."""
     return DASH if value is None else f"{value:+.2f}".replace("-", "−")
@@ -121,7 +135,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
     """Make text that fits a terminal: heads wrap, spare columns are left out if they must, * marks the best."""
     keep = list(range(len(table.columns)))
     while True:
-        heads = [_wrap(table.columns[i].name) for i in keep]
+        heads = ["\n".join(wrap(table.columns[i].name, 9, break_long_words=False)) for i in keep]
         rows = [[_one_line(row[i].text) + "*" * row[i].bold for i in keep] for row in table.rows]
         align = [_alignment(table)[i] for i in keep]
         text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=align)
@@ -166,13 +180,3 @@ def _latex(text: str) -> str:
         plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
         out.append(_LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain))
     return "".join(out)
-
-
-def _wrap(head: str) -> str:
-    """Breaks a column's head into lines of about 9 characters at its spaces."""
-    lines = [""]
-    for word in head.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > 9:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)

@@ -92,6 +92,12 @@ OTHERS: dict[str, Any] = {
     "augmentation.interpolation": "area",
     "network.backbone.name": None,
     "optimizer.name": None,
+    "optimizer.lr_scaling": "sqrt",
+    "optimizer.warmup_steps": 3,
+    "optimizer.schedule": "wsd",
+    "optimizer.clip_grad_norm": 0.5,
+    "optimizer.clip_lr": True,
+    "optimizer.exclude_bias_and_norm": False,
     "network.hidden_dim": 99,
     "evaluation.protocols": ["knn"],
     "evaluation.select_on": "test",
@@ -362,8 +368,15 @@ REFUSALS = {
 def test_refusals_say_in_one_line_what_is_wanted() -> None:
     wrong = {override: refusal(override) for override in REFUSALS}
     assert [text for override, text in wrong.items() if not text.startswith(REFUSALS[override])] == []
-    stem = "network.backbone.stem=big"
-    assert refusal("network=resnet18", stem).startswith(f"{stem} must be imagenet or small")
+    for several, message in (
+        ("network=resnet18 network.backbone.stem=big", "network.backbone.stem=big must be imagenet or small"),
+        (
+            "optimizer.warmup_epochs=4.5 optimizer.schedule=wsd",
+            "optimizer.warmup_epochs=4.5 and optimizer.decay_fraction=0.2 take more than epochs=5 together",
+        ),
+        ("optimizer=sgd optimizer.nesterov=true optimizer.momentum=0", "nesterov=true needs optimizer.momentum"),
+    ):
+        assert message in refusal(*several.split())
 
 
 def nodes(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:

@@ -29,6 +29,10 @@ CASES = {
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
 }
+REFUSED = {
+    "odd": (["batch_size=33"], "batch_size=33 cannot be shared equally between"),
+    "whole": (["optimizer=adamw", "runtime.shard_optimizer=true"], "adamw keeps its state whole on every rank"),
+}
 # Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
@@ -96,12 +100,13 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 )
 def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int, names: list[str]) -> None:
     cases = {name: [*tiny, *STEPS, *CASES[name]] for name in names}
-    odd = {"odd": [*tiny, "batch_size=33", "method=vicreg"]}
-    for process in launch(size, DRIVER, json.dumps(odd | cases)):
+    refused = {name: [*tiny, "method=vicreg", *overrides] for name, (overrides, _) in REFUSED.items()}
+    for process in launch(size, DRIVER, json.dumps(refused | cases)):
         assert process.returncode == 0, process.stderr
-        refused, *stopped = process.stdout.splitlines()
-        assert refused == f"odd batch_size=33 cannot be shared equally between {size} processes"
-        assert stopped == ["stopped interrupted by SIGUSR1"] * ("stopped" in names)
+        told = dict(line.split(" ", 1) for line in process.stdout.splitlines())
+        assert told.keys() == REFUSED.keys() | ({"stopped"} & set(names))
+        assert told.get("stopped", "interrupted by SIGUSR1") == "interrupted by SIGUSR1"
+        assert all(message in told[name] for name, (_, message) in REFUSED.items())
     for name in names:
         cell, runtime = load_run([*one, *STEPS, *CASES[name]])
         run_cell(cell, runtime, name)  # unless an earlier test did

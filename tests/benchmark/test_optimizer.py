@@ -1,4 +1,4 @@
-"""LARS and its schedule against the definition, one tensor and one number at a time."""
+"""Optimizers and their schedule against the definition, one tensor and one number at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regbench import RegbenchError
+from regbench.benchmark.training.optimizers.adamw import AdamWConfig
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.benchmark.training.optimizers.lars import LARS, LARSConfig
+from regbench.benchmark.training.optimizers.sgd import SGDConfig
 
 SHAPES = [(5, 3), (4,), (2, 3, 2, 2), (7,), (1, 1), ()]
 
@@ -20,40 +24,123 @@ def draw(seed: int, shapes: list[tuple[int, ...]] = SHAPES) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
+def norm(values: list[float]) -> float:
+    return math.sqrt(sum(x * x for x in values))
+
+
 class OneTensor:
-    """LARS for one tensor, in Python floats (FACTS of the released code: decay before the norm, none in 1-D)."""
+    """An optimizer for one tensor, in Python floats; `update` gives what a step subtracts."""
 
-    def __init__(self, p: Tensor, weight_decay: float, momentum: float, trust_coefficient: float) -> None:
-        self.adapted = p.ndim >= 2
+    def __init__(self, p: Tensor, config: OptimizerConfig) -> None:
+        self.matrix, self.config = p.ndim >= 2, config
         self.p = p.flatten().tolist()
-        self.m = [0.0] * len(self.p)
-        self.weight_decay, self.momentum, self.eta = weight_decay, momentum, trust_coefficient
+        self.m, self.v = [0.0] * len(self.p), [0.0] * len(self.p)
+        self.steps = 0
 
-    def step(self, gradient: Tensor, lr: float) -> None:
-        g = gradient.flatten().tolist()
-        if self.adapted:
-            g = [gi + self.weight_decay * pi for gi, pi in zip(g, self.p, strict=True)]
-            norm_p, norm_g = math.sqrt(sum(x * x for x in self.p)), math.sqrt(sum(x * x for x in g))
-            trust = self.eta * norm_p / norm_g if norm_p > 0 and norm_g > 0 else 1.0
+    def step(self, g: list[float], lr: float) -> None:
+        self.steps += 1
+        self.p = [pi - ui for pi, ui in zip(self.p, self.update(g, lr), strict=True)]
+
+    def update(self, g: list[float], lr: float) -> list[float]:
+        raise NotImplementedError
+
+    def decayed(self, g: list[float]) -> list[float]:
+        return [gi + self.config.weight_decay * pi for gi, pi in zip(g, self.p, strict=True)]
+
+    def average(self, kept: list[float], new: list[float], beta: float, weight: float = 1.0) -> list[float]:
+        return [beta * old + weight * x for old, x in zip(kept, new, strict=True)]
+
+
+class OneLARS(OneTensor):
+    """FACTS of the released code: decay before the norm, none in 1-D."""
+
+    config: LARSConfig
+
+    def update(self, g: list[float], lr: float) -> list[float]:
+        config = self.config
+        if self.matrix or not config.exclude_bias_and_norm:
+            g = self.decayed(g)
+            trust = config.trust_coefficient * norm(self.p) / norm(g) if norm(self.p) > 0 and norm(g) > 0 else 1.0
+            trust = min(trust / lr, 1.0) if config.clip_lr else trust
             g = [trust * gi for gi in g]
-        self.m = [self.momentum * mi + gi for mi, gi in zip(self.m, g, strict=True)]
-        self.p = [pi - lr * mi for pi, mi in zip(self.p, self.m, strict=True)]
+        self.m = self.average(self.m, g, config.momentum)
+        return [lr * mi for mi in self.m]
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 1e-6, 0.3])
-def test_lars(weight_decay: float) -> None:
+class OneSGD(OneTensor):
+    """As torch's documentation states it."""
+
+    config: SGDConfig
+
+    def update(self, g: list[float], lr: float) -> list[float]:
+        momentum = self.config.momentum
+        g = self.decayed(g) if self.matrix else g
+        self.m = self.average(self.m, g, momentum)
+        return [lr * x for x in (self.average(self.m, g, momentum) if self.config.nesterov else self.m)]
+
+
+class OneAdamW(OneTensor):
+    """Algorithm 2 of Loshchilov and Hutter, with the schedule in the decay."""
+
+    config: AdamWConfig
+
+    def update(self, g: list[float], lr: float) -> list[float]:
+        first, second = self.config.betas
+        self.m = self.average(self.m, g, first, 1 - first)
+        self.v = self.average(self.v, [gi * gi for gi in g], second, 1 - second)
+        means = [mi / (1 - first**self.steps) for mi in self.m]
+        roots = [math.sqrt(vi / (1 - second**self.steps)) + self.config.epsilon for vi in self.v]
+        decay = self.config.weight_decay if self.matrix else 0.0
+        return [lr * (x / root + decay * pi) for x, root, pi in zip(means, roots, self.p, strict=True)]
+
+
+LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": OneAdamW}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(("lars", {"weight_decay": decay, "trust_coefficient": 0.02}) for decay in (0.0, 1e-6, 0.3)),
+        # Trust over the learning rate is above 1 for some of the tensors, below for others.
+        ("lars", {"clip_lr": True, "trust_coefficient": 1.0}),
+        ("lars", {"weight_decay": 0.3, "exclude_bias_and_norm": False, "trust_coefficient": 0.02}),
+        ("sgd", {"weight_decay": 0.3}),
+        ("sgd", {"weight_decay": 0.3, "nesterov": True, "momentum": 0.8}),
+        ("sgd", {"momentum": 0.0}),
+        ("adamw", {"weight_decay": 0.3}),
+        ("adamw", {"betas": (0.8, 0.95), "epsilon": 0.1}),
+        *((name, {"clip_grad_norm": 2.0}) for name in LOOPS),  # of a norm of about 5
+    ],
+)
+def test_an_optimizer_is_its_definition(name: str, settings: dict[str, Any]) -> None:
+    config = OPTIMIZERS.build(name, **settings)
     parameters = [torch.nn.Parameter(p) for p in draw(0)]
-    slow = [OneTensor(p.detach(), weight_decay, 0.9, 0.02) for p in parameters]
-    optimizer = LARS(parameters, lr=0.0, weight_decay=weight_decay, momentum=0.9, trust_coefficient=0.02)
+    slow = [LOOPS[name](p.detach(), config) for p in parameters]
+    optimizer = config.build_clipping(parameters)
     for step in range(6):
         lr = 0.5 + 0.3 * step
-        optimizer.param_groups[0]["lr"] = lr
-        for p, one, gradient in zip(parameters, slow, draw(10 + step), strict=True):
-            p.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        gradients = [gradient.flatten().tolist() for gradient in draw(10 + step)]
+        if config.clip_grad_norm is not None:
+            whole = norm([x for gradient in gradients for x in gradient])
+            assert whole > config.clip_grad_norm
+            gradients = [[x * config.clip_grad_norm / whole for x in gradient] for gradient in gradients]
+        for p, one, given, gradient in zip(parameters, slow, draw(10 + step), gradients, strict=True):
+            p.grad = given
             one.step(gradient, lr)
         optimizer.step()
+    rel = 1e-6 if config.clip_grad_norm is not None else 1e-12  # torch adds 1e-6 to the norm that it divides by
     for p, one in zip(parameters, slow, strict=True):
-        assert p.flatten().tolist() == pytest.approx(one.p, rel=1e-12, abs=1e-14)
+        assert p.flatten().tolist() == pytest.approx(one.p, rel=rel, abs=1e-14 if rel == 1e-12 else 1e-6)
+
+
+def test_gradients_below_the_limit_are_left_alone() -> None:
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = SGDConfig(clip_grad_norm=5.1).build_clipping([p])
+    p.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert p.grad.tolist() == [3.0, 4.0]
 
 
 def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
@@ -103,16 +190,19 @@ def test_lars_skips_what_has_no_gradient() -> None:
     assert torch.equal(frozen, torch.ones(2, 2))
 
 
-def test_lars_goes_on_from_its_state() -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_an_optimizer_goes_on_from_its_state(name: str) -> None:
     straight, halves = ([torch.nn.Parameter(p) for p in draw(3)] for _ in range(2))
-    settings: dict[str, Any] = {"lr": 0.7, "weight_decay": 1e-3, "momentum": 0.9, "trust_coefficient": 0.1}
-    one, first = LARS(straight, **settings), LARS(halves, **settings)
+    config = OPTIMIZERS.build(name)
+    one, first = config.build_clipping(straight), config.build_clipping(halves)
     for step in range(4):
         if step == 2:
             state = first.state_dict()
-            first = LARS(halves, **settings)
+            first = config.build_clipping(halves)
             first.load_state_dict(state)
         for parameters, optimizer in ((straight, one), (halves, first)):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.7
             for p, gradient in zip(parameters, draw(20 + step), strict=True):
                 p.grad = gradient
             optimizer.step()
@@ -151,3 +241,44 @@ def test_learning_rate_without_warmup_begins_at_its_peak() -> None:
 def test_learning_rate_with_a_fraction_of_an_epoch() -> None:
     config = LARSConfig(base_lr=1.0, warmup_epochs=0.5)
     assert [config.learning_rate(256, step, 4, 3) for step in range(3)] == pytest.approx([0, 0.5, 1.0])
+
+
+# Rates of steps 0, 1, … of 2 epochs of 5 steps with a batch of 1024, base_lr 1, in quarters.
+SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
+    ({"lr_scaling": "linear", "schedule": "constant", "warmup_epochs": 0.0}, [16] * 10),
+    ({"lr_scaling": "sqrt", "schedule": "constant", "warmup_epochs": 0.0}, [8] * 10),
+    ({"lr_scaling": "none", "schedule": "constant", "warmup_epochs": 0.0}, [4] * 10),
+    ({"schedule": "constant", "warmup_epochs": 0.4}, [0, 8] + [16] * 8),
+    ({"schedule": "constant", "warmup_steps": 4}, [0, 4, 8, 12] + [16] * 6),
+    ({"schedule": "constant", "warmup_steps": 4, "warmup_start_fraction": 0.5}, [8, 10, 12, 14] + [16] * 6),
+    ({"schedule": "wsd", "warmup_steps": 2, "decay_fraction": 0.4}, [0, 8, 16, 16, 16, 16, 16, 12, 8, 4]),
+    (
+        {"schedule": "wsd", "warmup_steps": 0, "decay_fraction": 0.2, "final_lr_fraction": 0.5},
+        [16, 16, 16, 16, 16, 16, 16, 16, 16, 12],
+    ),
+    ({"schedule": "wsd", "warmup_steps": 1, "decay_fraction": 0.0}, [0] + [16] * 9),
+]
+
+
+@pytest.mark.parametrize(("settings", "quarters"), SCHEDULES)
+def test_schedules(settings: dict[str, Any], quarters: list[int]) -> None:
+    config = SGDConfig(**{"base_lr": 1.0, "final_lr_fraction": 0.0, **settings})
+    rates = [config.learning_rate(1024, step, 5, 2) for step in range(10)]
+    assert rates == pytest.approx([quarter / 4 for quarter in quarters])
+    config.refuse_long_warmup(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_steps": 10}, "optimizer.warmup_steps=10 must be less than the run's 10 steps"),
+        ({"warmup_epochs": 2.0}, "optimizer.warmup_epochs=2 must be less than epochs=2"),
+        (
+            {"warmup_steps": 8, "schedule": "wsd", "decay_fraction": 0.3},
+            "optimizer.warmup_steps=8 and optimizer.decay_fraction=0.3 take more than the run's 10 steps together",
+        ),
+    ],
+)
+def test_a_warmup_that_does_not_end_in_time_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        AdamWConfig(**settings).refuse_long_warmup(5, 2)

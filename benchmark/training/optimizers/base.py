@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from regbench import RegbenchError
 from regbench.plugins import Registry
-from regbench.settings import Fraction, NonNegative, Positive, settings
+from regbench.settings import AtLeastZero, Fraction, NonNegative, Positive, settings
 
 if TYPE_CHECKING:
     import torch
@@ -17,22 +18,36 @@ if TYPE_CHECKING:
 
 @settings
 class OptimizerConfig(ABC):
-    """An optimizer, with linear warm-up and cosine decay of its learning rate.
+    """An optimizer, with the schedule of its learning rate.
 
     A subclass adds its own settings, is decorated by the `register` of this module and implements `build`.
 
     Attributes:
-        base_lr: Learning rate for a batch of 256; the peak is base_lr · batch_size / 256.
-        warmup_epochs: Epochs of linear increase from 0; fractions allowed. Unless it is given, it is half of the epochs
-            at most.
-        final_lr_fraction: Last learning rate over the peak.
+        base_lr: Learning rate for a batch of 256 images; `lr_scaling` gives the peak for others.
+        lr_scaling: How the peak grows with the batch: "linear" (base_lr · batch_size / 256), "sqrt" (base_lr ·
+            √(batch_size / 256)) or "none".
+        warmup_epochs: Epochs of linear increase to the peak; fractions allowed. Unless it is given, it is half of the
+            epochs at most.
+        warmup_steps: Steps of it in place of the epochs; null: as many as the epochs have.
+        warmup_start_fraction: First learning rate over the peak.
+        schedule: What follows the warm-up: "cosine" (decay to the last step), "constant", or "wsd" (warm-up, stable,
+            decay; Hägele et al., NeurIPS 2024: constant, then a linear decay).
+        decay_fraction: Part of all steps that the decay of "wsd" takes.
+        final_lr_fraction: Learning rate at the end of a decay over the peak.
         weight_decay: As the optimizer says.
+        clip_grad_norm: Largest norm of the gradient of all weights together, which is scaled down to it; null: any.
     """
 
     base_lr: Positive = 1.0
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     warmup_epochs: NonNegative = 1.0
+    warmup_steps: AtLeastZero | None = None
+    warmup_start_fraction: Fraction = 0.0
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    decay_fraction: Fraction = 0.2
     final_lr_fraction: Fraction = 0.001
     weight_decay: NonNegative = 1e-6
+    clip_grad_norm: Positive | None = None
 
     reference: ClassVar[str]
     """Where it is from: authors and year."""
@@ -50,8 +65,68 @@ class OptimizerConfig(ABC):
             group: The ranks that share its state, each of which has the same gradients; None, unless it `shares`.
         """
 
+    def build_clipping(
+        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer, which clips the gradients before each of its steps if that is set; see `build`."""
+        import torch
+
+        trained, limit = list(parameters), self.clip_grad_norm
+        optimizer = self.build(trained, group)
+
+        def clip(*_: object) -> None:
+            if limit is not None:
+                torch.nn.utils.clip_grad_norm_(trained, limit)
+
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+
+    def groups(self, parameters: Iterable[torch.Tensor]) -> list[dict[str, Any]]:
+        """Return torch's parameter groups: tensors of fewer than two dimensions (biases, norms) have no weight decay.
+
+        Args:
+            parameters: To train.
+        """
+        trained = list(parameters)
+        return [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        ]
+
+    def warmup(self, steps_per_epoch: int) -> float:
+        """Return the steps of the warm-up.
+
+        Args:
+            steps_per_epoch: Steps in an epoch.
+        """
+        return self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
+
+    def refuse_long_warmup(self, steps_per_epoch: int, epochs: int) -> None:
+        """Refuse a run that ends, or in which the rate begins to decay, before the warm-up has ended.
+
+        Args:
+            steps_per_epoch: Steps in an epoch; 1 serves as well if the warm-up is given in epochs.
+            epochs: Of the whole run.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        name, warmup, unit = "warmup_epochs", self.warmup_epochs, 1
+        if self.warmup_steps is not None:
+            name, warmup, unit = "warmup_steps", self.warmup_steps, steps_per_epoch
+        limit = f"epochs={epochs}" if unit == 1 else f"the run's {epochs * unit} steps"
+        if warmup >= epochs * unit:
+            raise RegbenchError(
+                f"optimizer.{name}={warmup:g} must be less than {limit}, or the learning rate never reaches its peak"
+            )
+        if self.schedule == "wsd" and warmup > (1 - self.decay_fraction) * epochs * unit:
+            raise RegbenchError(
+                f"optimizer.{name}={warmup:g} and optimizer.decay_fraction={self.decay_fraction:g} take more than "
+                f"{limit} together; lower one of them"
+            )
+
     def learning_rate(self, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """Return the rate of one step: linear warm-up from 0 to base_lr · batch_size / 256, then cosine decay.
+        """Return the rate of one step: a linear warm-up to the peak, then what `schedule` says.
 
         Args:
             batch_size: Global images a step.
@@ -59,12 +134,18 @@ class OptimizerConfig(ABC):
             steps_per_epoch: Steps in an epoch.
             epochs: Of the whole run.
         """
-        peak = self.base_lr * batch_size / 256
-        warmup, total = self.warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
+        scales = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size / 256), "none": 1.0}
+        peak = self.base_lr * scales[self.lr_scaling]
+        warmup, total = self.warmup(steps_per_epoch), epochs * steps_per_epoch
         if step < warmup:
-            return peak * step / warmup
-        cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
-        return peak * (cosine + (1 - cosine) * self.final_lr_fraction)
+            first = peak * self.warmup_start_fraction
+            return first + (peak - first) * step / warmup
+        left = 1.0  # of the way from the final rate to the peak
+        if self.schedule == "cosine":
+            left = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+        elif self.schedule == "wsd" and self.decay_fraction:
+            left = min(1.0, (total - step) / (self.decay_fraction * total))
+        return peak * (left + (1 - left) * self.final_lr_fraction)
 
 
 OPTIMIZERS: Registry[OptimizerConfig] = Registry(

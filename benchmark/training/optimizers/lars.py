@@ -18,18 +18,22 @@ from regbench.settings import Momentum, Positive, settings
 @register("lars")
 @settings
 class LARSConfig(OptimizerConfig):
-    """LARS with linear warm-up and cosine decay; the defaults are the SFRIK paper's, but for the shorter warm-up.
+    """LARS; the defaults are the SFRIK paper's, but for the shorter warm-up.
 
-    Weight decay is added to the gradient of tensors with two or more dimensions, before the trust ratio. (The paper
-    warms up for 10 epochs of 100.)
+    Weight decay is added to the gradient before the trust ratio. (The paper warms up for 10 epochs of 100.)
 
     Attributes:
         momentum: Of the update.
         trust_coefficient: η.
+        clip_lr: Whether no tensor's rate exceeds the learning rate of the step (LARC, as in solo-learn): the trust
+            ratio is min(η‖p‖/‖g‖ / lr, 1).
+        exclude_bias_and_norm: Whether tensors of fewer than two dimensions get neither weight decay nor trust ratio.
     """
 
     momentum: Momentum = 0.9
     trust_coefficient: Positive = 0.001
+    clip_lr: bool = False
+    exclude_bias_and_norm: bool = True
 
     reference = "You et al., 2017, as in VICReg and SFRIK"
     shares = True
@@ -42,6 +46,8 @@ class LARSConfig(OptimizerConfig):
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             trust_coefficient=self.trust_coefficient,
+            clip_lr=self.clip_lr,
+            exclude_bias_and_norm=self.exclude_bias_and_norm,
             group=group,
         )
 
@@ -50,7 +56,9 @@ class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017), in the form of VICReg's and SFRIK's training.
 
     For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖ (left as it is
-    where a norm is 0). Tensors of one dimension (biases, BN) get neither. Then m ← momentum·m + g and p ← p − lr·m.
+    where a norm is 0). Tensors of fewer dimensions (biases, BN) get neither, unless they are asked for. Then m ←
+    momentum·m + g and p ← p − lr·m. With `clip_lr` the factor is min(η‖p‖/‖g‖ / lr, 1): the rate of a tensor is
+    η‖p‖/‖g‖, at most lr. (solo-learn, which has it, divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
 
     The decayed and scaled gradient is written over the gradient, so that a step allocates nothing of the size of the
     model. Given a `group`, the momentum of tensors of two or more dimensions is shared between its ranks (ZeRO stage 1,
@@ -66,9 +74,11 @@ class LARS(Optimizer):
         weight_decay: float,
         momentum: float,
         trust_coefficient: float,
+        clip_lr: bool = False,
+        exclude_bias_and_norm: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Sets up the optimizer.
+        """Set up the optimizer.
 
         Args:
             parameters: Tensors to train.
@@ -76,6 +86,8 @@ class LARS(Optimizer):
             weight_decay: wd.
             momentum: Of the scaled gradients.
             trust_coefficient: η.
+            clip_lr: Whether no tensor's rate exceeds `lr`.
+            exclude_bias_and_norm: Whether tensors of fewer than two dimensions get neither decay nor trust ratio.
             group: The ranks to share the momentum between, each of which has the same gradients; None: not shared.
         """
         defaults = {
@@ -83,6 +95,8 @@ class LARS(Optimizer):
             "weight_decay": weight_decay,
             "momentum": momentum,
             "trust_coefficient": trust_coefficient,
+            "clip_lr": clip_lr,
+            "exclude_bias_and_norm": exclude_bias_and_norm,
         }
         self._group = group
         super().__init__(parameters, defaults)
@@ -92,17 +106,12 @@ class LARS(Optimizer):
         """One update of all tensors that have a gradient; the gradients are used up."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            matrices = [p for p in parameters if p.ndim > 1]
-            if matrices:  # torch's foreach functions refuse empty lists
-                gradients = [p.grad for p in matrices]
-                torch._foreach_add_(gradients, matrices, alpha=group["weight_decay"])
-                scales = [
-                    torch.where((weight > 0) & (update > 0), group["trust_coefficient"] * weight / update, 1.0)
-                    for weight, update in zip(
-                        torch._foreach_norm(matrices), torch._foreach_norm(gradients), strict=True
-                    )
-                ]
-                torch._foreach_mul_(gradients, scales)
+            adapted = [p for p in parameters if p.ndim > 1 or not group["exclude_bias_and_norm"]]
+            if adapted:  # torch's foreach functions refuse empty lists
+                gradients = [p.grad for p in adapted]
+                torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
+                norms = zip(torch._foreach_norm(adapted), torch._foreach_norm(gradients), strict=True)
+                torch._foreach_mul_(gradients, [_trust(weight, update, group) for weight, update in norms])
             own = [self._own(p) for p in parameters]
             for p, part in zip(parameters, own, strict=True):
                 if "momentum" not in self.state[p]:
@@ -145,6 +154,14 @@ class LARS(Optimizer):
             part = self._own(entry["momentum"], p)
             if part.shape != p.shape:
                 entry["momentum"] = part.clone()  # a view would keep the whole alive
+
+
+def _trust(weight: Tensor, update: Tensor, group: dict[str, Any]) -> Tensor:
+    """The factor of a gradient, of the norms of a tensor and of its gradient."""
+    ratio = group["trust_coefficient"] * weight / update
+    if group["clip_lr"]:
+        ratio = (ratio / group["lr"]).clamp(max=1)
+    return torch.where((weight > 0) & (update > 0), ratio, 1.0)
 
 
 def _flat(tensor: Tensor, p: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from regbench import RegbenchError
+from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
+from regbench.settings import Momentum, NonNegative, Positive, settings
+
+
+@register("sgd")
+@settings
+class SGDConfig(OptimizerConfig):
+    """torch's SGD; the defaults are SimSiam's (Chen and He, CVPR 2021).
+
+    Weight decay is added to the gradient of tensors of two or more dimensions.
+
+    Attributes:
+        momentum: Of the update.
+        nesterov: Whether the momentum is Nesterov's.
+    """
+
+    base_lr: Positive = 0.05
+    weight_decay: NonNegative = 1e-4
+    momentum: Momentum = 0.9
+    nesterov: bool = False
+
+    reference = "Robbins and Monro, 1951; Nesterov, 1983"
+
+    def __post_init__(self) -> None:
+        """Refuse what torch does.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        if self.nesterov and not self.momentum:
+            raise RegbenchError("optimizer.nesterov=true needs optimizer.momentum above 0")
+
+    def build(self, parameters: Iterable[torch.Tensor], group: object = None) -> torch.optim.Optimizer:
+        """Return SGD for the parameters."""
+        momentum, nesterov = self.momentum, self.nesterov
+        return torch.optim.SGD(self.groups(parameters), lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)

@@ -1,0 +1,125 @@
+"""What is said below a task's tables: how rows were chosen, what is missing, and what bold means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from regbench.benchmark.rundir.record import Record
+from regbench.reports.rows.significance import LEVEL, Best
+from regbench.reports.rows.summary import Summary
+
+
+def task_notes(summary: Summary) -> list[str]:
+    """Say what a reader must know of a task beside its numbers."""
+    notes = []
+    if summary.on_test:
+        notes.append(
+            "Chosen on the test set: hyperparameters or the probe's learning rate were picked by scores on the "
+            "split that the table reports, so its numbers are optimistic. Compare them with each other only."
+        )
+    notes += _budget_notes(summary)
+    chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
+    if any(row.tried > 1 for row in summary.rows):
+        notes.append(
+            "Where several hyperparameters were tried, the row is the one with the highest "
+            f"{chosen_by}; all are listed under Hyperparameters."
+        )
+    if summary.unchosen:
+        notes.append(
+            "Not in the table, because several hyperparameters were tried and not all have a "
+            f"{chosen_by} to choose by: {', '.join(summary.unchosen)}."
+        )
+    if summary.waiting:
+        notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(summary.waiting)}.")
+    if diverged := [row for row in summary.rows if row.diverged]:
+        counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
+        notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
+    if absent := sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing):
+        notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
+    if summary.failures:
+        kinds = Counter((f.label or f.cell_id, f.failure) for f in summary.failures)
+        counts = "; ".join(
+            f"{label}, {n} {'cell' if n == 1 else 'cells'} ({why})" for (label, why), n in kinds.most_common(5)
+        )
+        more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
+        notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
+    trained = [r for r in summary.records if not r.untrained]
+    machines = {_machine(r) for r in trained if r.status == "done"}
+    if len(machines) > 1:
+        notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
+    kinds_of_memory = {r.cost.peak_memory_kind for r in trained if r.cost.peak_memory_kind}
+    if len(kinds_of_memory) > 1:
+        notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds_of_memory))}.")
+    commits = {str(r.environment.get("git") or "unknown") for r in summary.records}
+    if len(commits) > 1:
+        notes.append(f"The cells come from more than one state of the code: {', '.join(sorted(commits))}.")
+    return notes
+
+
+def _budget_notes(summary: Summary) -> list[str]:
+    """Whether every method had the same chance to be tuned."""
+    budgets: dict[int | None, dict[str, None]] = {}
+    for row in summary.rows:
+        if not row.untrained and "external" not in row.first.cell:
+            budgets.setdefault(summary.budget(row), {})[row.name] = None
+    if not budgets:
+        return []
+    if set(budgets) == {None}:
+        return ["Hyperparameters were given, not tuned in these sweeps: equal effort is not shown here."]
+    split = f"by {summary.selection_title} on the {summary.selection_split} split"
+    if len(budgets) == 1:
+        (count,) = budgets
+        return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
+    listed = "; ".join(
+        f"{'given, not tuned' if count is None else f'{count} tried'}: {', '.join(names)}"
+        for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
+    )
+    return [f"Unequal tuning budgets, so compare with care ({listed})."]
+
+
+def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
+    """What bold means in the columns of some test scores, in one line, and what could not be tested."""
+    found = [summary.best(name) for name in names]
+    tested = max((one.tested for one in found), default=0)
+    if not tested:
+        return [
+            "Bold: the best mean of its column. Differences were not tested: a paired test takes three seeds that two "
+            "rows share."
+        ]
+    notes = [
+        "Bold: the best mean of its column, and every row that a paired t-test over shared seeds cannot tell from it "
+        f"at {100 * LEVEL:.0f} % (Holm's correction for up to {tested} comparisons with the best)."
+    ]
+    notes += [note for name, one in zip(names, found, strict=True) if (note := _crossing(summary, name, one))]
+    untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
+    if untested:
+        shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
+        notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
+    return notes
+
+
+def _crossing(summary: Summary, name: str, one: Best) -> str:
+    """Why a mean is bold though a higher one is not; empty where there is no such one."""
+    means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
+    sign = 1 if summary.scores[name].higher_is_better else -1
+    low = min(one.rows, key=lambda i: sign * means[i], default=None)
+    high = max(means.keys() - one.rows, key=lambda i: sign * means[i], default=None)
+    if low is None or high is None or sign * means[high] <= sign * means[low]:
+        return ""
+    below, above = (f"{summary.rows[i].name} ({means[i]:.2f})" for i in (low, high))
+    why = (
+        "shares too few seeds with the best to be tested"
+        if high in one.untested
+        else "differs from it by much the same on every seed, which the test can tell"
+    )
+    score = summary.scores[name].title
+    return (
+        f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
+        f"so much over them that it cannot be told from the best; the second {why}."
+    )
+
+
+def _machine(record: Record) -> str:
+    hardware, threads, loader = (record.environment.get(key) for key in ("hardware", "threads", "loader"))
+    return f"{hardware} with {threads} threads, {loader} loader"
