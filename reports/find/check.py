@@ -29,7 +29,7 @@ class Check:
     misfits: tuple[str, ...]
 
     def __str__(self) -> str:
-        """For a terminal: the misfits, or that there are none."""
+        """List the misfits for a terminal, or say that there are none."""
         counted = f"{self.records} {'record' if self.records == 1 else 'records'}"
         if not self.misfits:
             return f"{counted} {'check' if self.records > 1 else 'checks'} out"
@@ -70,7 +70,7 @@ def check_records(folders: Sequence[Path]) -> Check:
 
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
-    """A tuning's choice, and that the cells which it chose are here."""
+    """Check a tuning's choice, and that the cells which it chose are here."""
     for path in (folder / TUNING_CHOICE for folder in found.sweeps):
         choice = choices.read(path)
         if isinstance(choice, Misfit):
@@ -85,7 +85,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
 
 
 def _image_misfits(records: Sequence[Record]) -> Iterator[str]:
-    """That all records of a data set saw the same images."""
+    """Check that all records of a data set saw the same images."""
     contents: dict[tuple[str, str], dict[str, list[Path]]] = {}
     for record in records:
         for split, sha256 in record.data.content_sha256.items():

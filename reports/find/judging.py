@@ -30,7 +30,7 @@ class Misfit:
     reason: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Say it in one line."""
         return f"{self.path}: {self.reason}"
 
 
@@ -55,7 +55,7 @@ class TuningChoices:
     """What tunings chose (`tuning_choice.json` of their sweeps); each file is read once."""
 
     def __init__(self) -> None:
-        """See the class."""
+        """Begin with no choice read."""
         self._read: dict[Path, TuningChoice | Misfit | None] = {}
 
     @property
@@ -134,7 +134,7 @@ def _read(kind: type[F], path: Path) -> F | Misfit:
 
 
 def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
-    """The record with the scores of a later evaluation that it has not itself."""
+    """Add to a record those scores of a later evaluation that it does not have itself."""
     later = _read(LaterEvaluation, path)
     if isinstance(later, Misfit):
         return later
@@ -148,7 +148,7 @@ def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
 
 
 def _id_misfits(record: Record) -> Iterator[Misfit]:
-    """A record's cell id against its folder's name and the id of its cell."""
+    """Hold a record's cell id against its folder's name and the id of its cell."""
     if record.path.absolute().parent.name != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:
@@ -161,7 +161,7 @@ def _id_misfits(record: Record) -> Iterator[Misfit]:
 
 
 def _config_misfits(path: Path, cell: Mapping[str, Any]) -> Iterator[Misfit]:
-    """A run's `config.yaml` against the cell of its record."""
+    """Hold a run's `config.yaml` against the cell of its record."""
     try:
         content = path.read_bytes()
         config = _by_blocks(content)

@@ -123,7 +123,7 @@ def load_records(folder: Path | list[Path]) -> pd.DataFrame:
 
 
 def tidy(records: Sequence[Record]) -> pyarrow.Table:
-    """The table of `load_records` for records already read."""
+    """Make the table of `load_records` from records that were read already."""
     import pyarrow as pa  # takes 0.1 s
 
     by_record = [_columns(r) for r in records]
@@ -140,7 +140,7 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
-    """A column; one that holds numbers of some records and text of others, or too large a number, becomes text."""
+    """Make a column; numbers become text where other records have text there, or where a number is too large."""
     import pyarrow as pa
 
     try:
@@ -150,7 +150,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
 
 
 def _columns(r: Record) -> dict[str, Any]:
-    """What the tidy data say of a record beside its scores."""
+    """Return what the tidy data say of a record beside its scores."""
     chosen = r.choice.get("hyperparameters", {})
     return {
         "sweep": r.sweep,

@@ -131,7 +131,7 @@ def _failure(run: Run | None) -> str:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file beside the records; an empty one where it is not there or damaged."""
+    """Read the JSON object in a file beside the records; it is empty where the file is missing or damaged."""
     try:
         data = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -41,7 +41,7 @@ Line = Mapping[str, str]
 
 
 def read_cost(path: Path) -> list[Line]:
-    """What `regbench cost` wrote as cost.csv.
+    """Read the cost.csv of `regbench cost`.
 
     Raises:
         RegbenchError: If the file cannot be read or is something else.
@@ -60,7 +60,7 @@ def read_cost(path: Path) -> list[Line]:
 
 
 def cost_png(text: str) -> bytes | None:
-    """Time and extra memory on logarithmic axes, for the smallest number of ranks; None if nothing was measured.
+    """Draw time and extra memory on logarithmic axes, for the smallest number of ranks; None if nothing was measured.
 
     The axis is the batch where several were measured, else the embedding dimension; if both vary, there is a row of
     panels for each dimension. A method has one colour and one marker, a form one style of line.
@@ -92,7 +92,7 @@ def cost_png(text: str) -> bytes | None:
 
 
 def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Drawing]:
-    """Time and extra memory against n at the largest q, and against q at the largest n; forms are styles of line.
+    """Draw time and extra memory against n at the largest q, and against q at the largest n.
 
     Args:
         lines: What `read_cost` gave.
@@ -122,13 +122,13 @@ def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Dra
 
 
 def cost_machine(lines: Sequence[Line]) -> str:
-    """Where and how it was measured."""
+    """Say where and how the costs were measured."""
     first = _measured(lines)[0]
     return "{hardware}; threads = {threads}, ranks = {ranks}; torch {torch}, {dtype}".format(**first)
 
 
 def _measured(lines: Sequence[Line]) -> list[Line]:
-    """The lines with a number in them, of the smallest number of ranks."""
+    """Keep the lines with a number in them, of the smallest number of ranks."""
     measured = [line for line in lines if line["median_ms"] or line["extra_bytes"]]
     ranks = min((int(line["ranks"]) for line in measured), default=1)
     return [line for line in measured if int(line["ranks"]) == ranks]
@@ -137,9 +137,9 @@ def _measured(lines: Sequence[Line]) -> list[Line]:
 def _panel(
     axes: Axes, lines: Sequence[Line], key: str, along: str, style: Mapping[str, Style], marks: Marks
 ) -> list[Label]:
-    """One quantity at one level of the size that the axis does not show; returns a label for each method's last point.
+    """Draw one quantity at one level of the size that the axis does not show; label each method's last point.
 
-    It is that of the form which is chosen by itself there.
+    A label belongs to the form that `auto` stands for there. A form is a style of line.
     """
     title, unit = _QUANTITIES[key]
     labels: dict[str, Label] = {}

@@ -74,12 +74,12 @@ class Marks:
     _entries: list[tuple[Style, tuple[int, ...], str]] = field(default_factory=list)
 
     def add(self, style: Style, rows: Iterable[int], tooltip: str) -> str:
-        """A gid for the artists that show some rows of the leaderboard in the style of their method."""
+        """Make a gid for the artists that show some rows of the leaderboard in the style of their method."""
         self._entries.append((style, tuple(rows), tooltip))
         return f"mark.{len(self._entries) - 1}"
 
     def group(self, gid: str) -> str:
-        """The opening tag of an SVG's group with this gid."""
+        """Make the opening tag of an SVG's group with this gid."""
         number, _, part = gid.removeprefix("mark.").partition(".")
         style, rows, tooltip = self._entries[int(number)]
         of_rows = f' data-r="{" ".join(map(str, rows))}"' if rows else ""
@@ -99,7 +99,7 @@ class Label:
 
 
 def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
-    """One style for each label of trained methods, in the order of the alphabet; keys are the prefix and a number."""
+    """Choose a style for each label of a trained method, in alphabetical order; keys are the prefix and a number."""
     out = {}
     for i, label in enumerate(sorted(set(labels))):
         turn = i // len(PALETTE)
@@ -109,7 +109,7 @@ def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
 
 
 def matplotlib_in(ink: str) -> AbstractContextManager[None]:
-    """Matplotlib's settings for a figure whose axes and text are of the colour `ink`."""
+    """Set matplotlib up for a figure whose axes and text are of the colour `ink`."""
     return matplotlib.rc_context(
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
@@ -128,7 +128,7 @@ def matplotlib_in(ink: str) -> AbstractContextManager[None]:
 
 
 def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = None) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, each with a column for labels at the right, high enough for all of them.
+    """Make panels side by side, each with a column for labels at the right, high enough for all of them.
 
     Args:
         panels: How many.
@@ -152,13 +152,13 @@ def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = N
 
 
 def grid(axes: Axes) -> None:
-    """A quiet grid behind what is drawn."""
+    """Draw a quiet grid behind the rest."""
     axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
     axes.set_axisbelow(True)
 
 
 def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
-    """A logarithmic x-axis with a tick at each of the sizes that were measured, or at some if they are many."""
+    """Make the x-axis logarithmic, with a tick at each of the sizes that were measured, or at some if they are many."""
     ticks = sorted(sizes)
     axes.set_xscale("log")
     axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
@@ -168,19 +168,19 @@ def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    """Put the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
-    """What `Axes.plot` does, in a tenth of its time."""
+    """Do what `Axes.plot` does, in a tenth of its time."""
     axes.add_line(Line2D(xs, ys, **style))
 
 
 def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
-    """Writes the labels in a column right of the plot, ordered by y, and ties each to its point."""
+    """Write the labels in a column right of the plot, ordered by y, and tie each to its point."""
     axes.autoscale_view()
     low, high = axes.get_ylim()
     height_in = axes.bbox.height / axes.figure.dpi
@@ -225,7 +225,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, marks: Marks) -> str:
-    """The figure as an <svg> element without outside references, in the text colour of the page around it."""
+    """Make an <svg> element of the figure, without outside references, in the text colour of the page around it."""
     buffer = StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
@@ -241,16 +241,16 @@ def to_svg(figure: Figure, marks: Marks) -> str:
 
 
 def unique_ids(svg: str, prefix: str) -> str:
-    """Puts a prefix before every id of an SVG and every use of it: several SVGs share one page."""
+    """Put a prefix before every id of an SVG and every use of it, because several SVGs share one page."""
     return _in_tags(lambda tag: re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag), svg)
 
 
 def _in_tags(change: Callable[[str], str], svg: str) -> str:
-    """The SVG with its tags changed, and the texts between them, which are other people's, as they were."""
+    """Change the tags of an SVG; the texts between them, which are other people's, stay as they are."""
     return re.sub(r"<[^>]*>", lambda found: change(found[0]), svg)
 
 
 def _quiet_tag(tag: str) -> str:
-    """A tag in the page's colour, without namespaces; a hundredth of a point is enough, and half the size."""
+    """Make a tag short and in the page's colour: without namespaces, with numbers to a hundredth of a point."""
     tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag.replace(INK, "currentColor").replace("xlink:href", "href"))
     return re.sub(r"(\.\d\d)\d+", r"\1", tag)

@@ -62,7 +62,7 @@ class Against:
     is_cost: bool = True
 
     def of(self, row: Row) -> Stat | None:
-        """Its statistics of a row."""
+        """Return a row's statistics of it."""
         return row.cost(self.key) if self.is_cost else row.at_end(self.key)
 
 
@@ -77,7 +77,7 @@ EFFECTIVE_RANK = Against("effective_rank", "effective rank", lambda largest: Uni
 
 
 def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequence[Against]) -> list[Drawing]:
-    """Accuracy against each of some quantities, for those scores and quantities that were measured."""
+    """Draw accuracy against each of some quantities, for those scores and quantities that were measured."""
     drawings = []
     for against in axes_of:
         for score in reversed(summary.leading):
@@ -227,7 +227,7 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
-    """Accuracy against a quantity on white, one panel a score; None if no row has both."""
+    """Draw accuracy against a quantity on white, one panel for each score; None if no row has both."""
     panels = {score: points for score in reversed(summary.leading) if (points := _points(summary, score, against))}
     if not panels:
         return None
@@ -251,13 +251,13 @@ class _Point:
 
 
 def _points(summary: Summary, score: str, against: Against) -> list[_Point]:
-    """The rows that have both."""
+    """Find the rows that have both the score and the quantity."""
     rows = enumerate(summary.rows)
     return [_Point(i, row, x, y) for i, row in rows if (x := against.of(row)) and (y := row.score(score))]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (cost, accuracy) that no other one beats in both, from the cheapest on."""
+    """Find the points (cost, accuracy) that no other one beats in both; return their indices, the cheapest first."""
     front: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if not front or points[i][1] > points[front[-1]][1]:
@@ -266,7 +266,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _named(points: Sequence[_Point], limit: int, against: Against) -> set[int]:
-    """Places of the rows that are labelled: all up to a limit, of more the Pareto front or the most accurate."""
+    """Choose the rows that are labelled: all up to a limit, of more the Pareto front or the most accurate."""
     if len(points) <= limit:
         named = points
     elif against.is_cost:
@@ -286,7 +286,7 @@ def _scatter(
     named: set[int],
     marks: Marks,
 ) -> None:
-    """Accuracy against a quantity, a cost with the Pareto front; labels for the rows whose places are in `named`."""
+    """Draw accuracy against a quantity, with the Pareto front of a cost; label the rows whose places are in `named`."""
     unit = against.unit(max(p.x.mean for p in points))
     labels = []
     places = []
@@ -329,7 +329,7 @@ def _scatter(
 
 
 def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat] | None:
-    """Epoch, mean and sample standard deviation over the seeds that logged it, and the last epoch's statistics."""
+    """Return epoch, mean and standard deviation over the seeds that logged it, and the last epoch's statistics."""
     by_epoch: dict[int, list[float]] = {}
     for record in row.records:
         for logged in record.history:
@@ -350,12 +350,12 @@ def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat]
 
 
 def _shown(count: int) -> int:
-    """How many of so many points or lines are labelled."""
+    """Say how many of so many points or lines are labelled."""
     return count if count <= LABELLED else LABELLED_OF_MANY
 
 
 def _text(s: Stat, decimals: int | None = None, divisor: float = 1) -> str:
-    """Mean ± spread for a tooltip; four significant digits where no decimals are given."""
+    """Write mean ± spread for a tooltip, with four significant digits where no decimals are given."""
     form = ",.4g" if decimals is None else f",.{decimals}f"
     values = [s.mean] if s.spread is None else [s.mean, s.spread]
     return " ± ".join(f"{value / divisor:{form}}" for value in values)

@@ -64,7 +64,7 @@ def render_page(
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
 ) -> str:
-    """The page for some sweeps.
+    """Make the page of some tasks.
 
     Args:
         summaries: One for each task, in the order of the page.
@@ -103,7 +103,7 @@ def render_page(
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
-    """What was run, as (name, text) pairs."""
+    """Say what was run, as (name, text) pairs."""
     records = summary.records
     trained = [r for r in records if not r.untrained] or list(records)
     started = min((r.started for r in records if r.started), default="")
@@ -178,7 +178,7 @@ def _section(
 def _placed(
     table: Table, prefix: str, keys: Mapping[str, str], places: Mapping[tuple[str, ...], int], width: int
 ) -> dict[str, object]:
-    """A table with its id on the page.
+    """Prepare a table for the template, with its id on the page.
 
     The first `width` cells of its rows tell the key of their method's style and their place in the leaderboard.
     """
@@ -192,13 +192,13 @@ def _placed(
 
 
 def _options(values: Iterable[str]) -> list[str]:
-    """The different values of a setting, numbers in their order; without those where it does not apply."""
+    """List the different values of a setting, numbers in their order; leave out rows to which it does not apply."""
     known = set(values) - {"", DASH}
     return sorted(known, key=lambda v: (not v.isdigit(), int(v) if v.isdigit() else 0, v))
 
 
 def _methods(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, object]]:
-    """What is compared, one entry for each label: what its authors say, and the numbers that it ran with here."""
+    """Describe each method by label: what its authors say, and the hyperparameters that it ran with here."""
     rows: dict[str, list[Row]] = {}
     for summary in summaries:
         for row in summary.rows:
@@ -237,13 +237,13 @@ def _methods(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[d
 
 
 def _hyperparameters(row: Row) -> str:
-    """The method's own numbers."""
+    """List the method's own hyperparameters."""
     own = {k: v for k, v in row.first.settings.items() if k.startswith("method.") and k != "method.name"}
     return ", ".join(f"{k.removeprefix('method.')} = {v}" for k, v in own.items())
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
-    """The cost curves with their legend, None where there are none."""
+    """Draw the cost curves and their legend; None where there are none."""
     style = styles((line["method"] for line in lines), "c")
     drawings = cost_drawings(lines, style)
     if not drawings:
@@ -253,7 +253,7 @@ def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
 
 
 def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """What the page tells of each cell."""
+    """Collect what the page tells of each cell."""
     out = []
     for number, summary in enumerate(summaries, 1):
         places = {record.path: i for i, row in enumerate(summary.rows) for record in row.records}
@@ -268,7 +268,7 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
 
 
 def _packed(data: object) -> str:
-    """JSON, gzipped and in base64: the browser unpacks it. Numbers that are not finite become null."""
+    """Pack data as JSON, gzipped and in base64, for the browser to unpack. Numbers that are not finite become null."""
     content = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
     return base64.b64encode(gzip.compress(content, 3, mtime=0)).decode()
 
@@ -278,13 +278,13 @@ def _text(name: str) -> str:
 
 
 def _distinct(values: Iterable[object]) -> str:
-    """The values without repeats, in order; what is not known is left out."""
+    """List the known values in order, without repeats."""
     known = set(values) - {None}
     return ", ".join(str(v) for v in sorted(known, key=lambda v: (isinstance(v, str), v)))
 
 
 def _data_set(record: Record) -> str:
-    """Name, images of a class if limited, and the first digits of the content's digest."""
+    """Describe a record's data set: name, images of a class if limited, the first digits of the content's digest."""
     dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
     limit = dataset.get("train_per_class")
     parts = [f"{limit} training images per class"] if limit else []
@@ -293,7 +293,7 @@ def _data_set(record: Record) -> str:
 
 
 def _protocols(records: Sequence[Record]) -> list[str]:
-    """Each score's protocols; at most three, because a chosen learning rate may stand in the text."""
+    """List each score's protocols; at most three, because a chosen learning rate may stand in the text."""
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:

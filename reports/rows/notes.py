@@ -58,7 +58,7 @@ def task_notes(summary: Summary) -> list[str]:
 
 
 def _budget_notes(summary: Summary) -> list[str]:
-    """Whether every method had the same chance to be tuned."""
+    """Say whether every method had the same chance to be tuned."""
     budgets: dict[int | None, dict[str, None]] = {}
     for row in summary.rows:
         if not row.untrained and "external" not in row.first.cell:
@@ -79,7 +79,7 @@ def _budget_notes(summary: Summary) -> list[str]:
 
 
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
-    """What bold means in the columns of some test scores, in one line, and what could not be tested."""
+    """Say what bold means in the columns of some test scores, and what could not be tested."""
     found = [summary.best(name) for name in names]
     tested = max((one.tested for one in found), default=0)
     if not tested:
@@ -100,7 +100,7 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
 
 
 def _crossing(summary: Summary, name: str, one: Best) -> str:
-    """Why a mean is bold though a higher one is not; empty where there is no such one."""
+    """Explain why a mean is bold though a better one is not; empty where there is no such mean."""
     means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
     sign = 1 if summary.scores[name].higher_is_better else -1
     low = min(one.rows, key=lambda i: sign * means[i], default=None)

@@ -51,7 +51,7 @@ class Stat:
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:
-    """The statistics of those values that are there, None if none is."""
+    """Compute the statistics of the values that are known; None without any."""
     known = [v for v in values if v is not None]
     if not known:
         return None
@@ -91,19 +91,19 @@ class Configuration:
         return any(r.status == "done" for r in self.records)
 
     def score(self, name: str, split: str = "test") -> Stat | None:
-        """Statistics of a score over the seeds."""
+        """Return the statistics of a score over the seeds."""
         return stat(r.score(name, split) for r in self.records)
 
     def by_seed(self, name: str) -> dict[int, float]:
-        """Seed -> score on the test split."""
+        """Return seed -> score on the test split."""
         return {r.seed: value for r in self.records if (value := r.score(name, "test")) is not None}
 
     def cost(self, name: str) -> Stat | None:
-        """Statistics of a cost over the seeds. An untrained network has none of training's."""
+        """Return the statistics of a cost over the seeds; None of an untrained network."""
         return None if self.untrained else stat(getattr(r.cost, name) for r in self.records)
 
     def at_end(self, name: str) -> Stat | None:
-        """Statistics over the seeds of a measure of the training history's last epoch; diverged cells do not count."""
+        """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
         return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status == "done")
 
 
@@ -220,7 +220,7 @@ class Summary:
         return Best() if higher is None else best([row.by_seed(name) for row in self.rows], higher_is_better=higher)
 
     def budget(self, row: Row) -> int | None:
-        """How many configurations the hyperparameters of a row were chosen from; None if they were given."""
+        """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
         place = {"label": row.label, **_task_plan(self), **_row_plan(row)}
         stated = [h.get("budget") for r in row.records if (h := r.choice.get("hyperparameters"))]
         if any(number is not None for number in stated):
@@ -232,7 +232,7 @@ class Summary:
         return next((int(number) for number in stated if number is not None), row.tried if row.tried > 1 else None)
 
     def gain(self, row: Row, name: str) -> float | None:
-        """Difference of the means of a test score, row minus the untrained row."""
+        """Subtract the untrained row's mean of a test score from the row's."""
         base = next((s for r in self.rows if r.untrained and (s := r.score(name))), None)
         ours = row.score(name)
         return None if row.untrained or ours is None or base is None else ours.mean - base.mean
@@ -240,7 +240,7 @@ class Summary:
 
 @functools.cache
 def is_setting(key: str) -> bool:
-    """Whether a flat key belongs to the setting of a comparison; the others are hyperparameters or of one protocol."""
+    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
     if key.startswith("evaluation."):
         return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
     return not key.startswith(_TUNED)
@@ -251,7 +251,7 @@ def summarize(
     missing: Sequence[Missing] = (),
     choices: Mapping[Path, TuningChoice] | None = None,
 ) -> list[Summary]:
-    """One summary for each task, in the order of the records; those that the test split chose come last.
+    """Make a summary of each task, in the order of the records; those that the test split chose come last.
 
     Args:
         records: The good ones.
@@ -297,7 +297,7 @@ _Settings = tuple[tuple[str, str], ...]
 
 
 def _task(record: Record, settings: _Settings) -> object:
-    """The settings that an accuracy depends on beside the method and its training."""
+    """Return the settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")
     return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_PROJECTOR))
 
@@ -353,7 +353,7 @@ def _setting_name(key: str) -> str:
 
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
-    """The configuration that the selection split prefers; None if it was not asked about each of several."""
+    """Find the configuration with the best score for selection; None if there are several and not all have one."""
     alive = [c for c in configurations if c.final] or configurations[:1]
     if len(alive) == 1:
         return alive[0]
@@ -363,7 +363,7 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
 
 
 def _varying_settings(settings: Iterable[_Settings]) -> list[str]:
-    """Settings that tell the trained cells of a task apart, without those that say the same twice."""
+    """Find the settings that tell the trained cells of a task apart, without those that say the same twice."""
     cells = [dict(items) for items in dict.fromkeys(settings)]
     keys = [*SETTING_NAMES, *sorted({k for cell in cells for k in cell} - set(SETTING_NAMES))]
     shown: list[str] = []
@@ -402,7 +402,7 @@ def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> 
 
 
 def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
-    """Whether nothing that the plan says of a cell speaks against a place in a table."""
+    """Tell whether nothing that the plan says of a cell speaks against a place in a table."""
     return all(plan.get(key) in (None, value) for key, value in place.items())
 
 

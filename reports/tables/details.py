@@ -89,7 +89,7 @@ def _p(p: float) -> str:
 
 
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:
-    """How a row fills a column with the ratio of two mean costs."""
+    """Make the function by which a row fills a column with the ratio of two mean costs."""
 
     def fill(row: Row) -> str:
         a, b = row.cost(above), row.cost(below)

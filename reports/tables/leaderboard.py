@@ -100,7 +100,7 @@ def _one_decimal(value: float | None) -> str:
 
 
 def _reference(row: Row, summary: Summary) -> float | None:
-    """The paper's linear probing of the same experiment, in percent."""
+    """Look up the paper's linear probing of the same experiment, in percent."""
     first = row.first
     where = {key: first.cell[key] for key in ("embedding_dim", "batch_size", "epochs")}
     return paper.linear_top1(row.label, first.cell["dataset"]["name"], first.backbone, on_test=summary.on_test, **where)

@@ -19,19 +19,19 @@ import pandas as pd
 
 @cache
 def load_paper() -> pd.DataFrame:
-    """All numbers: table, label, method, order, embedding_dim, batch_size, epochs, metric, value, unit."""
+    """Load all numbers: table, label, method, order, embedding_dim, batch_size, epochs, metric, value, unit."""
     whole = dict.fromkeys(("order", "embedding_dim", "batch_size", "epochs"), "Int64")
     return pd.read_csv(Path(__file__).with_name("paper.csv"), dtype=whole)
 
 
 def paper_table(table: int) -> pd.DataFrame:
-    """The rows of one of the paper's tables, in the paper's order; empty if it is not in the data."""
+    """Return the rows of one of the paper's tables, in the paper's order; empty if it is not in the data."""
     frame = load_paper()
     return frame[frame["table"] == table]
 
 
 def paper_value(label: str, metric: str, table: int, **where: int) -> float | None:
-    """One printed number.
+    """Look up one printed number.
 
     Args:
         label: Display name of the method, such as "SFRIK (L=3)".
@@ -52,7 +52,7 @@ def paper_value(label: str, metric: str, table: int, **where: int) -> float | No
 
 @cache
 def linear_top1(label: str, dataset: str, backbone: str, *, on_test: bool, **where: int) -> float | None:
-    """Linear probing of one of the paper's experiments, in percent; None if it made no such one.
+    """Look up linear probing of one of the paper's experiments, in percent; None if the paper made no such experiment.
 
     Args:
         label: Display name of the method.

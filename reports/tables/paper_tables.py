@@ -70,7 +70,7 @@ _SETTINGS = {
 
 
 def paper_tables(summaries: Sequence[Summary], *, whole: bool = False) -> list[tuple[Table, pd.DataFrame]]:
-    """The paper's tables of which we have at least one number, or all of them.
+    """Set the paper's tables of which we have at least one number, or all of them.
 
     Args:
         summaries: Where ours are looked for.
@@ -85,7 +85,7 @@ def paper_tables(summaries: Sequence[Summary], *, whole: bool = False) -> list[t
 
 
 def paper_frame(summaries: Sequence[Summary], number: int) -> pd.DataFrame:
-    """A table of the paper number by number, with ours beside it.
+    """List a table of the paper number by number, with ours beside it.
 
     Returns:
         Columns table, label, embedding_dim, batch_size, epochs, metric, unit, ours, ours_std, n, paper, difference;
@@ -103,7 +103,7 @@ def paper_frame(summaries: Sequence[Summary], number: int) -> pd.DataFrame:
 
 
 def _candidates(summaries: Sequence[Summary], number: int) -> list[tuple[Row, bool]]:
-    """Our trained rows on the table's data set and backbone, each with whether the test split chose it."""
+    """Find our trained rows on the table's data set and backbone, each with whether the test split chose it."""
     place = ("in100", "resnet50") if number in _IN100 else ("in20", "resnet18")
     out = []
     for summary in summaries:
@@ -115,7 +115,7 @@ def _candidates(summaries: Sequence[Summary], number: int) -> list[tuple[Row, bo
 
 
 def _find(rows: Sequence[tuple[Row, bool]], entry: dict[Any, Any]) -> Stat | None:
-    """What we have for one number of the paper."""
+    """Find what we have for one number of the paper."""
     if entry["metric"] == "peak_memory_ratio":
         above, below = (_find(rows, {**entry, "metric": "peak_memory", "label": m}) for m in ("VICReg", "SFRIK"))
         return Stat(above.mean / below.mean, None, min(above.n, below.n)) if above and below else None
@@ -155,7 +155,7 @@ def _value(row: Row, metric: str) -> Stat | None:
 
 
 def _setting(row: Row, i: int, metric: str) -> float | None:
-    """A hyperparameter of one of the row's cells; None where it did not use it or left more than one to choose."""
+    """Look up a hyperparameter of one of the row's cells; None where it was not used or had several values."""
     record = row.records[i]
     method = record.cell["method"]
     if metric.startswith("kernel_weight_"):
@@ -194,7 +194,7 @@ def _table(summaries: Sequence[Summary], number: int, frame: pd.DataFrame) -> Ta
 
 
 def _position(number: int, entry: dict[Any, Any]) -> tuple[str, str]:
-    """The row and the column of a number."""
+    """Name the row and the column of a number."""
     label, q, metric = str(entry["label"]), entry["embedding_dim"], str(entry["metric"])
     if number in (2, 13):
         return f"q = {q}", label

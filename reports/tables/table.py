@@ -79,12 +79,12 @@ def table_of_rows(
 
 
 def mean(s: Stat | None, decimals: int, divisor: float = 1) -> str:
-    """A mean, or a dash."""
+    """Write a mean, or a dash."""
     return DASH if s is None else f"{s.mean / divisor:,.{decimals}f}"
 
 
 def spread(s: Stat | None, decimals: int, divisor: float = 1) -> str:
-    """Mean ± sample standard deviation."""
+    """Write mean ± sample standard deviation."""
     text = mean(s, decimals, divisor)
     return text if s is None or s.spread is None else f"{text} ± {s.spread / divisor:,.{decimals}f}"
 
@@ -102,7 +102,7 @@ def cost_in(unit: Unit, cost: str, head: str, show: Callable[..., str] = spread,
 
 
 def difference(value: float | None) -> str:
-    """A difference with its sign."""
+    """Write a difference with its sign."""
     return DASH if value is None else f"{value:+.2f}".replace("-", "−")
 
 
@@ -150,7 +150,7 @@ def _alignment(table: Table) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Text of others without line breaks and control characters."""
+    """Remove line breaks and control characters from the text of others."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())
 
 
@@ -159,7 +159,7 @@ _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:
 
 
 def _markdown(text: str) -> str:
-    """Markdown that shows the text as it is."""
+    """Write Markdown that shows the text as it is."""
     text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 
@@ -174,7 +174,7 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    """ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
+    """Write ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
     out = []
     for c in _one_line(text):
         plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"

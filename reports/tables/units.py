@@ -18,28 +18,28 @@ class Unit:
 
 
 def time_unit(largest_s: float) -> Unit:
-    """Seconds up to ten minutes, minutes up to three hours, else hours."""
+    """Choose seconds up to ten minutes, minutes up to three hours, else hours."""
     if largest_s < 600:
         return Unit("s", 1, 1)
     return Unit("min", 60, 1) if largest_s < 3 * 3600 else Unit("h", 3600, 2)
 
 
 def memory_unit(largest_bytes: float) -> Unit:
-    """MiB up to 4 GiB, else GiB."""
+    """Choose MiB up to 4 GiB, else GiB."""
     return Unit("MiB", 2**20, 0) if largest_bytes < 4 * 2**30 else Unit("GiB", 2**30, 2)
 
 
 def energy_unit(largest_joules: float) -> Unit:
-    """Watt-hours up to ten kilowatt-hours, else those."""
+    """Choose watt-hours up to ten kilowatt-hours, else kilowatt-hours."""
     return Unit("Wh", 3600, 2) if largest_joules < 10 * 3.6e6 else Unit("kWh", 3.6e6, 2)
 
 
 def largest(rows: Iterable[Configuration], cost: str) -> float:
-    """The largest mean of a cost, 0 if nobody has it."""
+    """Return the largest mean of a cost; 0 if no row has it."""
     return max((s.mean for row in rows if (s := row.cost(cost))), default=0.0)
 
 
 def energy_units(rows: Iterable[Configuration]) -> dict[str, Unit]:
-    """The kinds of energy that were measured of any row, with a unit for each."""
+    """Find the kinds of energy that were measured of any row, with a unit for each."""
     found = {kind: largest(rows, f"energy_{kind}_joules") for kind in ("gpu", "cpu")}
     return {kind: energy_unit(joules) for kind, joules in found.items() if joules}

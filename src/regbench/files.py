@@ -31,7 +31,7 @@ DIGITS = 16
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Writes `path` through a temporary file beside it, synced to disk and then renamed.
+    """Write `path` through a temporary file beside it, which is synced to disk and then renamed.
 
     Args:
         path: The file; its folder is made if missing. A reader sees the old content or the new, never a part.
@@ -43,7 +43,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def write_there(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically, into a folder that is there.
+    """Write `data` to `path` atomically, into a folder that is there.
 
     A folder that was removed is not made again: whoever removed it while a process was at work wants it gone.
     """
@@ -52,7 +52,7 @@ def write_there(path: Path, data: bytes) -> None:
 
 
 def write_new(path: Path, text: str) -> bool:
-    """Writes `path` atomically, into a folder that is there, unless the file is there already: then nothing happens.
+    """Write `path` atomically, into a folder that is there, unless the file is there already: then nothing happens.
 
     Returns:
         Whether it was written. Of several processes that try, one alone is told so.
@@ -64,7 +64,7 @@ def write_new(path: Path, text: str) -> bool:
 
 
 def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path, str]:
-    """Writes a file whose name tells its content, atomically, into a folder that is there.
+    """Write a file whose name tells its content, atomically, into a folder that is there.
 
     Args:
         path: Its name without the digest.
@@ -100,7 +100,7 @@ class _Digesting:
 
 @contextlib.contextmanager
 def _written(path: Path, write: Callable[[IO[bytes]], Any]) -> Iterator[Path]:
-    """A temporary file beside `path` with its content, on the disk; removed at the end if it is still there."""
+    """Write a temporary file beside `path` and sync it; remove it at the end if it is still there."""
     handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(temporary_name)
     try:
@@ -115,17 +115,17 @@ def _written(path: Path, write: Callable[[IO[bytes]], Any]) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically."""
+    """Write `data` to `path` atomically."""
     write_atomically(path, lambda file: file.write(data))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` to `path` atomically."""
+    """Write `text` to `path` atomically."""
     write_bytes(path, text.encode())
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files that killed writers left in `folder`; for its only writer to call."""
+    """Remove the temporary files that killed writers left in `folder`; for its only writer to call."""
     for path in folder.glob(".*.*"):
         path.unlink(missing_ok=True)
 
@@ -137,12 +137,12 @@ def file_sha256(path: Path) -> str:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """SHA-256 of plain data in hexadecimal; neither the order of keys nor the spelling of the file matters."""
+    """Return the SHA-256 of plain data in hexadecimal; the order of keys and the spelling of the file do not matter."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def cell_id(cell: Mapping[str, Any]) -> str:
-    """Twelve hex digits that depend on the content of a cell, given as plain data, alone: the same on any machine."""
+    """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
     if "external" in cell:  # of published weights; whoever gives them another name scores the same cell
         deciding = {name: cell[name] for name in ("dataset", "network", "augmentation", "seed", "evaluation")}
         return digest({"weights": cell["external"]["sha256"], **deciding})[:12]
@@ -158,16 +158,16 @@ def cell_id(cell: Mapping[str, Any]) -> str:
 
 
 def signed(data: Mapping[str, Any]) -> str:
-    """Plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
+    """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
     plain = json.loads(json.dumps(data))
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1)
 
 
 def verified(content: bytes) -> dict[str, Any]:
-    """What `signed` made a file's content of.
+    """Return the data that `signed` made a file's content of.
 
     Raises:
-        ValueError: If it is not that any more.
+        ValueError: If the content was changed since.
     """
     data = parse_json(content)
     stated = data.pop("sha256", None) if isinstance(data, dict) else None
@@ -178,19 +178,19 @@ def verified(content: bytes) -> dict[str, Any]:
 
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
-    """What `signed` made a file's content of, with the digest under "sha256"; refuses as `read_json` does."""
+    """Read the data of a signed file, with the digest under "sha256"; refuse as `read_json` does."""
     data = _read(path, verified, remedy)
     return {**data, "sha256": digest(data)}
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """A JSON file, if it holds what it should.
+    """Read a JSON file, and refuse it if it does not hold what it should.
 
     Args:
         path: The file.
         kind: What it should hold: a `TypedDict`; a dataclass of plain data, without other keys; a class of plain data;
             lists, mappings and unions of these.
-        remedy: What to do about a file that does not.
+        remedy: What to do about a file that holds something else.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -219,11 +219,11 @@ def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
 
 
 def parse_json(content: bytes) -> Any:
-    """The plain data of JSON text.
+    """Read the plain data of JSON text.
 
     Raises:
-        ValueError: If it is none, or holds what no writer of ours writes: integers beyond 64 bits, half a character,
-            endless nesting.
+        ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond 64 bits, half a
+            character, endless nesting.
     """
     try:
         return orjson.loads(content)
@@ -237,10 +237,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """The plain data of YAML text.
+    """Read the plain data of YAML text.
 
     Raises:
-        ValueError: If it is none, or holds what JSON could not.
+        ValueError: If the text is not YAML, or holds what JSON could not.
     """
     import yaml  # takes longer than the other imports together, and most readers do without
 
@@ -270,7 +270,7 @@ _CLASSES = {int: "a whole number", str: "text", bool: "true or false", list: "a 
 
 @functools.cache
 def _misfit(kind: Any) -> Callable[[Any], str]:
-    """A function that says where and how a value is not of the kind: ".seed is 'x', not a whole number", or ""."""
+    """Make a function that says where and how a value is not of the kind: ".seed is 'x', not a whole number", or ""."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: ""

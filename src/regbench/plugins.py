@@ -32,13 +32,13 @@ class Registry(Generic[P]):
     """
 
     def __init__(self, kind: str, group: str, package: str) -> None:
-        """See the class."""
+        """Begin with no plug-in; see the class for the arguments."""
         self.kind, self.group, self.package = kind, group, package
         self._classes: dict[str, type[P]] = {}
         self._presets: dict[str, tuple[type[P], Preset]] = {}
 
     def register(self, name: str, **presets: Preset) -> Callable[[C], C]:
-        """Registers a class under `name`, and each preset (name -> settings) under its own.
+        """Register a class under `name`, and each preset (name -> settings) under its own.
 
         Args:
             name: What users write, as in `method=name`.
@@ -67,12 +67,12 @@ class Registry(Generic[P]):
         return decorate
 
     def unregister(self, name: str) -> None:
-        """Forgets a name and its presets, as if its class had not been registered; for notebooks and tests."""
+        """Forget a name and its presets, as if its class had not been registered; for notebooks and tests."""
         cls = self._classes.pop(name)
         self._presets = {preset: entry for preset, entry in self._presets.items() if entry[0] is not cls}
 
     def _all(self) -> dict[str, tuple[type[P], Preset]]:
-        """The presets, once every module of the package and every entry point of the group was imported."""
+        """Return the presets, after importing every module of the package and every entry point of the group."""
         self._discover()
         return self._presets
 
@@ -85,11 +85,11 @@ class Registry(Generic[P]):
             entry_point.load()
 
     def names(self) -> list[str]:
-        """All names, presets included, sorted."""
+        """Return all names, presets included, sorted."""
         return sorted(self._all())
 
     def of(self, name: str) -> type[P]:
-        """The class of a name or preset.
+        """Return the class of a name or preset.
 
         Raises:
             RegbenchError: If the name is unknown.
@@ -99,7 +99,7 @@ class Registry(Generic[P]):
         return self._all()[name][0]
 
     def build(self, name: str, **values: Any) -> P:
-        """The plug-in `name` with some settings changed.
+        """Build the plug-in `name` with some settings changed.
 
         Raises:
             RegbenchError: If the name or a setting is unknown, or a value is refused.
@@ -114,20 +114,20 @@ class Registry(Generic[P]):
         return cls(**{**(preset() if callable(preset) else preset), **values})
 
     def name(self, plugin: P) -> str:
-        """The name that the plug-in's class is registered under (not that of a preset)."""
+        """Return the name that the plug-in's class is registered under (not that of a preset)."""
         return next(name for name, cls in self._classes.items() if cls is type(plugin))
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """The settings of `name`, by name, as `build(name)` would set them."""
+        """Return the settings of `name`, by name, as `build(name)` would set them."""
         plugin = self.build(name)
         return {field.name: getattr(plugin, field.name) for field in dataclasses.fields(plugin)}  # type: ignore[arg-type]
 
     def plain(self, plugin: P) -> dict[str, Any]:
-        """The plug-in as plain data: its name and its settings."""
+        """Return the plug-in as plain data: its name and its settings."""
         return {"name": self.name(plugin), **settings.plain(plugin)}
 
     def from_plain(self, data: object, prefix: str) -> P:
-        """The plug-in of plain data; settings that are left out have the defaults of its name.
+        """Make the plug-in of plain data; settings that are left out have the defaults of its name.
 
         Args:
             data: The name and settings.
@@ -149,7 +149,7 @@ class Registry(Generic[P]):
         return plain
 
     def setting(self, prefix: str) -> settings.PlugIn:
-        """What annotates a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
+        """Make the annotation of a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
 
         def read(value: Any) -> P:
             ours = tuple(self._classes.values())

@@ -46,7 +46,7 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[T]) -> type[T]:
-    """Makes a class a frozen keyword-only dataclass that refuses what its fields' annotations do not allow.
+    """Make a class a frozen keyword-only dataclass that refuses what its fields' annotations do not allow.
 
     What does not fit together is for the class to refuse, in `__post_init__`.
     """
@@ -79,12 +79,12 @@ class PlugIn:
     words: str = "a group of settings"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """For pydantic."""
+        """Tell pydantic how to read the setting."""
         return core_schema.no_info_plain_validator_function(self.read)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file.
+    """Read the settings in a YAML file.
 
     Raises:
         RegbenchError: If the file cannot be read or holds something else.
@@ -101,7 +101,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
-    """An instance of a dataclass of settings from nested plain data.
+    """Make an instance of a dataclass of settings from nested plain data.
 
     Args:
         cls: A class made by `settings`, or any frozen dataclass of plain fields.
@@ -133,7 +133,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
-    """The values that are no groups, each with its full name."""
+    """Yield the values that are not groups, each with its full name."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _leaves(value, f"{path}{key}.")
@@ -145,7 +145,7 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def plain(value: Any) -> Any:
-    """Settings as the plain data that JSON and YAML have; `from_plain` reads it back."""
+    """Turn settings into the plain data that JSON and YAML have; `from_plain` reads it back."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _plain_field(type(value), name, getattr(value, name)) for name in names}
@@ -160,7 +160,7 @@ def _plain_field(cls: Any, name: str, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as it is written in an override."""
+    """Write a value as an override has it."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -171,7 +171,7 @@ def shown(value: object) -> str:
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The refusal of a name, with the nearest there are, or else all, of settings the groups."""
+    """Word the refusal of a name: with the nearest known names, or else with all (of settings, the groups)."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     listed = [each for each in known if "." not in each] or known
     there = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(listed)}"
@@ -196,7 +196,7 @@ class Setting:
 
 
 def describe(cls: Any, prefix: str = "") -> list[Setting]:
-    """The settings of a dataclass and of the groups in it, in the order of their fields.
+    """Describe the settings of a dataclass and of the groups in it, in the order of their fields.
 
     Args:
         cls: The class.
@@ -224,7 +224,7 @@ def defaults(cls: Any) -> dict[str, Any]:
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """The lines under "Attributes:" in the docstrings of a class and of those that it derives from."""
+    """Read the lines under "Attributes:" in the docstrings of a class and of those that it derives from."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         attributes = re.split(r"\n\s*\n", inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")[2])[0]
@@ -247,7 +247,7 @@ def _plug_in(hint: Any) -> PlugIn | None:
 
 
 def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoReturn:
-    """Raises the first of pydantic's refusals in our words."""
+    """Raise the first of pydantic's refusals in our words."""
     first = error.errors(include_url=False)[0]
     hint, path, value = cls, prefix, data
     for part in first["loc"]:
@@ -274,7 +274,7 @@ _SUCH_AS = {int: "[1,2]", float: "[0.5,1]", str: "[a,b]"}
 
 
 def _words(hint: Any) -> str:
-    """A type and its bounds in words."""
+    """Word a type and its bounds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if plug_in := _plug_in(hint):
         return plug_in.words
@@ -296,7 +296,7 @@ def _words(hint: Any) -> str:
 
 
 def _bounds(hint: Any) -> str:
-    """Such as ", at least 0 and below 1"; empty without bounds."""
+    """Word the bounds, such as ", at least 0 and below 1"; empty without bounds."""
     if get_origin(hint) is not Annotated:
         return ""
     found = [bound for each in hint.__metadata__ for bound in getattr(each, "metadata", [each])]

@@ -73,7 +73,7 @@ def prepare(
 
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:
-    """VOC2007 is only evaluated on, image by image: it needs no .beton file and no configuration."""
+    """Prepare VOC2007, which needs no .beton file and no configuration: it is only evaluated on, image by image."""
     from regbench.benchmark.evaluate.voc import VOC07
     from regbench.benchmark.settings.sweep import load_run
     from regbench.datasets.prepare_voc import prepare_voc07

@@ -45,13 +45,13 @@ class _Cli(click.Group):
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is a GPU's or this machine's refusal, told without the import of torch."""
+    """Tell whether a GPU or this machine has no memory left, without the import of torch."""
     told = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
     return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(words in str(error) for words in told)
 
 
 def _as_written(text: str | None) -> str | None:
-    """Help in which click's mark for lines that it must not wrap is spelt as raw docstrings have to spell it."""
+    """Restore click's mark for lines that it must not wrap, which raw docstrings spell in two characters."""
     return text and text.replace("\\b\n", "\b\n")
 
 

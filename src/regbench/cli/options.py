@@ -44,7 +44,7 @@ def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Settings of runs, with the folder that they lie in under the name that it has in all commands."""
+    """Take settings of runs, and the folder of runs by the option that all commands have for it."""
     command = click.option(
         "--runs-dir",
         type=click.Path(file_okay=False),
