@@ -146,7 +146,7 @@ def _worst(outcomes: Sequence[tuple[float, str]]) -> tuple[float, str]:
 
 @_check(1e-6)
 def gradient(method: Regularizer) -> Outcome:
-    """Largest difference from central differences in float64, relative to the largest derivative, where claimed.
+    """Return the largest difference from central differences in float64, relative to the largest derivative.
 
     Derivatives are taken along some random directions: a gradient that is wrong anywhere is wrong along them.
     """
@@ -173,7 +173,7 @@ def gradient(method: Regularizer) -> Outcome:
 
 @_check(1e-10)
 def order_of_images(method: Regularizer) -> Outcome:
-    """Relative change of the value when the images are permuted."""
+    """Return the relative change of the value when the images are permuted."""
     z1, z2 = _draw(9, 5)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
     return _difference(method, (z1, z2), (z1[order], z2[order])), "n=9, q=5"
@@ -181,7 +181,7 @@ def order_of_images(method: Regularizer) -> Outcome:
 
 @_check(1e-10)
 def order_of_views(method: Regularizer) -> Outcome:
-    """Relative change of the value when the views are exchanged, if it is claimed not to matter."""
+    """Return the relative change of the value when the views are exchanged, if it is claimed not to matter."""
     if not method.metadata.symmetric:
         return None
     z1, z2 = _draw(7, 4)
@@ -190,7 +190,7 @@ def order_of_views(method: Regularizer) -> Outcome:
 
 @_check(1e-10)
 def rotation(method: Regularizer) -> Outcome:
-    """Relative change of the value when all embeddings are rotated, if it is claimed not to matter."""
+    """Return the relative change of the value when all embeddings are rotated, if it is claimed not to matter."""
     if not method.metadata.rotation_invariant:
         return None
     (z1, z2), turn = _draw(8, 5), _rotation(5)
@@ -199,7 +199,7 @@ def rotation(method: Regularizer) -> Outcome:
 
 @_check(1e-10)
 def lengths(method: Regularizer) -> Outcome:
-    """Relative change of the value when each embedding is scaled, if it is claimed not to matter."""
+    """Return the relative change of the value when each embedding is scaled, if it is claimed not to matter."""
     if not method.metadata.scale_invariant:
         return None
     z1, z2 = _draw(8, 5)
@@ -209,7 +209,7 @@ def lengths(method: Regularizer) -> Outcome:
 
 @_check(1e-9)
 def minimum(method: Regularizer) -> Outcome:
-    """How far a single point is from costing more than uniform embeddings, and half-collapsed ones from lying between.
+    """Return how far a single point is from costing more than uniform embeddings, with half-collapsed ones between.
 
     All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same within half of
     the dimensions. Kernels of order one cannot tell these two. Relative to the spread of the three values.
@@ -232,7 +232,7 @@ def minimum(method: Regularizer) -> Outcome:
 
 @_check(0.0)
 def views_matter(method: Regularizer) -> Outcome:
-    """How much less views of different images cost than views of the same, relative to the value."""
+    """Return how much less views of different images cost than views of the same, relative to the value."""
     z1, z2 = _draw(9, 5)
     same, other = _value(method, z1, z2).item(), _value(method, z1, z2.roll(1, dims=0)).item()
     return max(same - other, 0.0) / max(abs(same), _TINY) if same != other else math.inf, f"{same:.6g} < {other:.6g}"
@@ -240,7 +240,7 @@ def views_matter(method: Regularizer) -> Outcome:
 
 @_check(1e-4)
 def float32(method: Regularizer) -> Outcome:
-    """Relative difference of float32 from float64, in value and gradients."""
+    """Return the relative difference of float32 from float64, in value and gradients."""
     outcomes = []
     for n, q in ((64, 32), (32, 64)):
         z1, z2 = _draw(n, q)
@@ -252,7 +252,7 @@ def float32(method: Regularizer) -> Outcome:
 
 @_check(0.01)
 def half_precision(method: Regularizer) -> Outcome:
-    """Relative difference of bfloat16 and float16 embeddings under autocast from the same numbers in float32."""
+    """Return the relative difference of 16-bit embeddings under autocast from the same numbers in float32."""
     outcomes = []
     for dtype in (torch.bfloat16, torch.float16):
         z1, z2 = (z.to(dtype) for z in _draw(16, 8))
@@ -289,7 +289,7 @@ def corner_cases() -> dict[str, tuple[Tensor, Tensor]]:
 
 @_check(0.0)
 def finite(method: Regularizer) -> Outcome:
-    """Number of corner cases in which the value or a gradient is not finite."""
+    """Return the number of corner cases in which the value or a gradient is not finite."""
     broken = [
         f"{name} ({form})"
         for name, pair in corner_cases().items()
@@ -301,7 +301,7 @@ def finite(method: Regularizer) -> Outcome:
 
 @_check(1e-10)
 def forms(method: Regularizer) -> Outcome:
-    """Relative difference of each form from the textbook's, in value, addends and gradients."""
+    """Return the relative difference of each form from the textbook's, in value, addends and gradients."""
     if len(method.forms) == 1:
         return None
     outcomes = []
@@ -321,7 +321,7 @@ def forms(method: Regularizer) -> Outcome:
 
 @_check(0.0)
 def configuration(method: Regularizer) -> Outcome:
-    """Number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
+    """Return the number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
     values = asdict(method)  # type: ignore[call-overload]
     name = methods.registry_name(method)
     overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
@@ -344,7 +344,7 @@ def _hydra(value: object) -> str:
 
 @_check(0.0)
 def documentation(method: Regularizer) -> Outcome:
-    """Number of things that the docstring and the metadata leave out."""
+    """Return the number of things that the docstring and the metadata leave out."""
     cls, data = type(method), method.metadata
     text = cls.__doc__ or ""
     missing = [

@@ -21,12 +21,12 @@ class Stopwatch:
     """Marks moments of a stream of work: CUDA events on a GPU, which do not stall it, else the process's clock."""
 
     def __init__(self, device: torch.device) -> None:
-        """For work on `device`."""
+        """Time work on `device`."""
         self._cuda = device.type == "cuda"
         self._device = device
 
     def mark(self) -> Any:
-        """A moment, for `milliseconds`."""
+        """Mark a moment, for `milliseconds`."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -34,7 +34,7 @@ class Stopwatch:
         return event
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """Time between two marks, in milliseconds; waits for the device."""
+        """Return the time between two marks in milliseconds, once the device is done."""
         if not self._cuda:
             return float(end - start) * 1e3
         end.synchronize()
@@ -64,7 +64,7 @@ class PeakMemory:
         return "CUDA allocated" if self._device.type == "cuda" else "process RSS"
 
     def read_bytes(self) -> int:
-        """The peak so far."""
+        """Return the peak so far."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         try:
@@ -74,7 +74,7 @@ class PeakMemory:
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def read_reserved_bytes(self) -> int:
-        """The peak of what the allocator held, fragments and caches included; on a CPU the same as `read_bytes`."""
+        """Return the peak of what the allocator held, with fragments and caches; on a CPU the same as `read_bytes`."""
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else self.read_bytes()
 
 
@@ -164,7 +164,7 @@ class EnergyMeter:
         self._used_joules.setdefault(kind, 0.0)
 
     def read_joules(self) -> dict[str, float]:
-        """The energy so far by kind. To be asked more often than a counter wraps around: a minute suffices."""
+        """Return the energy so far by kind; call it more often than a counter wraps around, such as every minute."""
         for kind, used in self._counters:
             self._used_joules[kind] += used()
         return dict(self._used_joules)

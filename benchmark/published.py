@@ -38,7 +38,7 @@ def evaluate_backbone(
     name: str = "published",
     only: Sequence[str] = (),
 ) -> tuple[Path, Record]:
-    """Evaluates published weights and writes a run directory as a finished run leaves one, once.
+    """Evaluate published weights once, and write a run directory as a finished run leaves it.
 
     Args:
         source: See `load_backbone`.
@@ -107,12 +107,12 @@ def evaluate_backbone(
 
 
 def _shown(source: str) -> str:
-    """The source as a record names it: a file without its folder."""
+    """Name the source as a record does: a file without its folder."""
     return source if source.startswith(("torchvision:", "timm:")) else Path(source).name
 
 
 def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
-    """What decides the scores, in the form of a cell whose training is not known."""
+    """Return what decides the scores, in the form of a cell whose training is not known."""
     nothing = dict.fromkeys(("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer"))
     return {
         **cell.plain(),

@@ -64,7 +64,7 @@ def run_cell(
     interruption: Interruption | None = None,
     how_chosen: Mapping[str, Any] = GIVEN,
 ) -> Record | None:
-    """Bring a cell to its record: trains, evaluates, writes; goes on from whatever an earlier attempt left.
+    """Bring a cell to its record: train, evaluate, write. Go on from whatever an earlier attempt left.
 
     One attempt at a time works in a run directory; another waits for it and takes its record. Started by torchrun
     or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
@@ -104,7 +104,7 @@ def run_cell(
 
 @contextlib.contextmanager
 def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
-    """Holds an attempt at the run and notes how it ended; None if the run is finished.
+    """Hold an attempt at the run and note how it ended; give None if the run is finished.
 
     Raises:
         LeaseLost: If the attempt lost the run on the way, whatever went wrong because of that.
@@ -146,7 +146,7 @@ class _Run:
         self.compute = resolve(runtime)
 
     def begin(self, attempt: Attempt) -> None:
-        """Writes what the run is made of; refuses it where it cannot end well, before the training."""
+        """Write down what the run is made of; refuse a run that cannot end well before it trains."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
         config = self.cell.evaluation
         selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
@@ -160,7 +160,7 @@ class _Run:
         attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
 
     def pretrain(self, world: World, attempt: Attempt | None) -> Trained | None:
-        """The trained network; None if the run diverged, whose record is then written."""
+        """Train the network; if the run diverges, write its record and return None."""
         if attempt is not None:
             attempt.update(stage="pretrain")
         try:
@@ -173,7 +173,7 @@ class _Run:
             return None
 
     def pretrained(self) -> Trained:
-        """The network that an earlier job trained."""
+        """Load the network that an earlier job trained."""
         loaded = load_checkpoint(self.directory)
         progress = Progress(**loaded[0]["progress"]) if loaded else Progress()
         if len(progress.history) < self.cell.epochs:
@@ -236,7 +236,7 @@ class _Run:
 def score(
     attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
 ) -> dict[str, dict[str, Any]]:
-    """What hyperparameters are selected by, then the protocols; what `scores.json` holds is not repeated.
+    """Score what hyperparameters are selected by, then the protocols; do not repeat what `scores.json` holds.
 
     Args:
         attempt: At the run.
@@ -274,7 +274,7 @@ def score(
 
 
 def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
-    """The scores of some evaluations in what `score` returned, those that two of them had in common once."""
+    """Return the scores of some evaluations in what `score` returned; a score of two evaluations comes once."""
     scores = [Score(**entry) for name in names for entry in done[name]["scores"]]
     return tuple({(score.name, score.split): score for score in scores}.values())
 
@@ -285,13 +285,13 @@ def _subject(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Cho
 
 
 def images_record(manifest: Manifest) -> Images:
-    """What a record says of its images."""
+    """Return what a record says of its images."""
     digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
     return Images(str(manifest.source["name"]), digests)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
-    """What a record says of the attempts that led to it, of which the last is about to end."""
+    """Return what a record says of the attempts that led to it; the last of them is about to end."""
     attempts = read_attempts(directory)
     attempts[-1]["finished"] = now()
     return tuple(
@@ -310,7 +310,7 @@ def _shown(score: Score) -> str:
 
 
 def _cost(progress: Progress, evaluate_s: float) -> Cost:
-    """Time, memory and energy of training; times of a step are medians over epochs of the medians over steps."""
+    """Sum up time, memory and energy of training; a step's times are medians over epochs of medians over steps."""
     history = progress.history
     train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
     names = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms") if history else ()
@@ -412,7 +412,7 @@ def evaluate_directory(
 
 
 def _network(cell: Cell, state: Mapping[str, Any] | None) -> SiameseNetwork:
-    """The network of a cell with the weights of a checkpoint, or as it is initialised."""
+    """Build the network of a cell with the weights of a checkpoint, or as it is initialised."""
     network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
     if state is not None:
         network.load_state_dict(state["network"])
@@ -420,7 +420,7 @@ def _network(cell: Cell, state: Mapping[str, Any] | None) -> SiameseNetwork:
 
 
 def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """The checkpoint with the final weights of a run; None of a network without training.
+    """Read the checkpoint with the final weights of a run; None for a network without training.
 
     Raises:
         RegbenchError: If the run has no such checkpoint, or has it no longer.
@@ -445,5 +445,5 @@ def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
 
 
 def _later(directory: Path, protocol: str) -> Path:
-    """Where an evaluation that came after the record is kept."""
+    """Return where an evaluation that came after the record is kept."""
     return directory / "evaluations" / f"{protocol}.json"

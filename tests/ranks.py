@@ -12,7 +12,7 @@ from tests.waiting import PATIENCE_S
 
 
 def launch(size: int, code: str, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs code in `size` processes with the environment that torchrun gives them."""
+    """Run code in `size` processes with the environment that torchrun gives them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -28,7 +28,7 @@ CELL = {
 
 
 def made(cell: Mapping[str, Any] = CELL, **changes: Any) -> Record:
-    """What a run of the cell, given as plain data, leaves; keywords are its fields."""
+    """Make what a run of the cell, given as plain data, leaves; keywords are its fields."""
     fields: dict[str, Any] = {
         "cell_id": cell_id(cell),
         **{"sweep": "made", "label": "VICReg", "method": "vicreg", "seed": 0, "status": "done"},
@@ -44,12 +44,12 @@ def made(cell: Mapping[str, Any] = CELL, **changes: Any) -> Record:
 
 
 def knn_top1(value: float, split: str = "tuning") -> Score:
-    """The score that tunings choose by."""
+    """Make the score that tunings choose by."""
     return Score("knn_top1", value, split, "k = 5", "kNN top-1")
 
 
 def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> RankedConfiguration:
-    """A configuration in the ranking of a tuning."""
+    """Make a configuration in the ranking of a tuning."""
     status = "tuned" if value is not None else "diverged"
     return RankedConfiguration(
         cell_id=cell_id, configuration=cell_id, value=value, status=status, hyperparameters=hyperparameters
@@ -57,7 +57,7 @@ def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> 
 
 
 def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenConfiguration:
-    """What a tuning chose for a method: the first of its ranking."""
+    """Make what a tuning chose for a method: the first of its ranking."""
     setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", **{"embedding_dim": 512, "batch_size": 256}}
     first = ranking[0].cell_id
     fields = {"chosen": first, "configuration": first, "setting": setting | {"epochs": 3}} | changes

@@ -96,7 +96,7 @@ class _PillowBlur:
 
 
 def _chain(task: Task, view: ViewConfig, part: str, version: Any, blur: Any, last: list[Any]) -> Any:
-    """One view's transforms; `version` is `torchvision.transforms` or its `v2`."""
+    """Make one view's transforms; `version` is `torchvision.transforms` or its `v2`."""
     interpolation = version.InterpolationMode.BICUBIC
     size = task.dataset.image_size
     steps = [
@@ -166,7 +166,7 @@ def _torchvision_pil(task: Task, part: str, interpolation: Interpolation) -> Bat
 
 
 def _torchvision_v2(task: Task, part: str, interpolation: Interpolation) -> Batches:
-    """On uint8 tensors; Pillow decodes, because torchvision's own decoder is to be removed."""
+    """Load uint8 tensors; Pillow decodes, because torchvision's own decoder is to be removed."""
     from torchvision.transforms import v2
 
     last: list[Any] = []
@@ -181,7 +181,7 @@ def _torchvision_v2(task: Task, part: str, interpolation: Interpolation) -> Batc
 
 
 def _ffcv(task: Task, part: str, interpolation: Interpolation) -> Batches:
-    """FFCV's own decoder, once for each view."""
+    """Load with FFCV's own decoder, once for each view."""
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.pipeline.pipeline_spec import PipelineSpec
@@ -225,7 +225,7 @@ def _crop_loader(task: Task, beton: Beton, interpolation: str, backend: str, vie
 
 
 def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:
-    """Both views' boxes, (N, 2, 9)."""
+    """Return both views' boxes, (N, 2, 9)."""
 
     def draw(indices: Ints) -> Ints:
         both = []
@@ -281,7 +281,7 @@ def _regbench_torchvision(task: Task, part: str, interpolation: Interpolation) -
 
 
 def _decode_per_view(task: Task, part: str, interpolation: Interpolation) -> Batches:
-    """The crops of `_regbench` by the same kernel, but each image comes twice and each time one view is cut out."""
+    """Cut the crops of `_regbench` by the same kernel, but decode each image twice and cut one view each time."""
     beton = Beton(task.images.file)
     crops, size = _crop_loader(task, beton, interpolation, "ffcv", views=1), task.dataset.image_size
     epochs = itertools.count()

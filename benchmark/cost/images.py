@@ -82,7 +82,7 @@ SCENARIOS = {
 
 
 def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """A picture that a JPEG coder finds as hard as a photograph, (height, width, 3).
+    """Draw a picture that a JPEG coder finds as hard as a photograph, (height, width, 3).
 
     The amplitude of its noise falls with the frequency f as f^-1.3, colours vary less than the light, and a dozen flat
     ellipses give edges.
@@ -200,7 +200,7 @@ class Images:
 
 @contextmanager
 def chosen_images(scenarios: Sequence[str], data: str | None, overrides: Sequence[str] = ()) -> Iterator[list[Images]]:
-    """What to load; images that are made lie in a temporary folder.
+    """Return what to load; images that are made lie in a temporary folder.
 
     Args:
         scenarios: Names in `SCENARIOS`; empty for all, or for none if `data` is given.

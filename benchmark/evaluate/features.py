@@ -66,7 +66,7 @@ class Encoder:
 
     @torch.no_grad()
     def represent(self, x_NCHW: Tensor) -> Tensor:
-        """The representations (n, dim) of normalised images, float32, in evaluation mode."""
+        """Return the representations (n, dim) of normalised images, float32, in evaluation mode."""
         features: Tensor = self.module.eval()(x_NCHW)
         return features.float()
 
@@ -86,7 +86,7 @@ class Images:
     choice: Path
 
     def loader(self, split: str, batch_size: int, **options: Any) -> EvalLoader:
-        """A loader of a split; `options` as for `EvalLoader`."""
+        """Return a loader of a split; `options` as for `EvalLoader`."""
         compute = self.compute
         return EvalLoader(
             self.dataset,
@@ -101,7 +101,7 @@ class Images:
         )
 
     def features(self, encoder: Encoder, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
-        """The representations of a split's images, centre crops, in the file's order; and what read the images.
+        """Return the representations of a split's centre crops, in the file's order, and what read the images.
 
         They are written to their place batch by batch: there is no second copy of them at any time. On a GPU they stay
         there if they need an eighth of its memory at most, else they are in main memory.
@@ -149,7 +149,7 @@ class Images:
         seed: int,
         batch_size: int,
     ) -> tuple[Tensor, str]:
-        """The representations (n, views, d) of augmented views of images of a split; and what read the images.
+        """Return the representations (n, views, d) of augmented views of images, and what read the images.
 
         Views come in pairs, of the first and of the second view's augmentation; `seed` decides them.
         """

@@ -35,7 +35,7 @@ from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, setti
 
 
 def _labels10() -> dict[str, object]:
-    """The paper's rates for 10 % of the labels: SFRIK (L=2, q=8192) in its Table 12."""
+    """Return the paper's rates for 10 % of the labels: SFRIK (L=2, q=8192) in its Table 12."""
     rates = {"backbone_learning_rates": (0.02,), "head_learning_rates": (0.4,)}
     return {"dataset": dataset_preset("in100_labels10"), **rates}
 
@@ -143,7 +143,7 @@ class FineTuned:
         seed: int,
         device: torch.device,
     ) -> None:
-        """Copies the backbone.
+        """Copy the backbone.
 
         Args:
             backbone: The pretrained one.
@@ -163,7 +163,7 @@ class FineTuned:
         """Images to logits."""
 
     def fit(self, epochs: Epochs, state: State) -> None:
-        """Trains on the batches of `epochs(e)` for each epoch e; a batch of one image is left out: BN needs two.
+        """Train on the batches of `epochs(e)` for each epoch e, but not on a batch of one image: BN needs two.
 
         Args:
             epochs: Normalised images (n, c, h, w) and labels (n,) on the device.
@@ -202,7 +202,7 @@ class FineTuned:
 
     @torch.no_grad()
     def accuracy(self, images: Images, split: str, batch_size: int) -> tuple[float, float]:
-        """Top-1 and top-5 accuracy on centre crops of a split, in per cent."""
+        """Return top-1 and top-5 accuracy on centre crops of a split, in per cent."""
         features, _ = images.features(self._backbone, split, self._config.interpolation, batch_size)
         correct = torch.zeros(1, 2, dtype=torch.int64)
         for x_ND, y_N in zip(features.x_ND.split(batch_size), features.y_N.split(batch_size), strict=True):
@@ -212,5 +212,5 @@ class FineTuned:
         return 100 * top1 / len(features.y_N), 100 * top5 / len(features.y_N)
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of both."""
+        """Return the weights of backbone and head."""
         return self.network.state_dict()

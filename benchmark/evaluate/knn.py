@@ -94,7 +94,7 @@ def weighted_knn(
     device: torch.device | None = None,
     blocks: tuple[int, int] = (QUERY_BLOCK, BANK_BLOCK),
 ) -> dict[int, tuple[float, float]]:
-    """Top-1 and top-5 accuracy of weighted kNN (Wu et al., 2018; the paper's appendix), in per cent, by k.
+    """Return top-1 and top-5 accuracy of weighted kNN (Wu et al., 2018; the paper's appendix), in per cent, by k.
 
     The score of class c is the sum of exp(cosine similarity / temperature) over those of the k nearest training
     images that are of class c. All k are served by one pass. Of equally similar training images the first in the
@@ -136,7 +136,7 @@ def weighted_knn(
 
 
 def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) -> tuple[Tensor, Tensor]:
-    """Cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest first.
+    """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest first.
 
     A pair is one integer: the similarity's bits, which order as it does once those of negative numbers are turned, and
     below them the index, counted down. So the greatest are well defined, ties and all, however the bank is cut.
@@ -164,7 +164,7 @@ def _turn(bits: Tensor) -> Tensor:
 
 
 def _hits(similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int) -> Tensor:
-    """How many queries have their label as the class of the greatest score, and among those of the five greatest."""
+    """Count the queries whose label has the greatest score, and those whose label is among the five greatest."""
     # Relative to the nearest neighbour, so that no temperature is too low; sums in double precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
     scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(1, neighbours_QK, weights_QK)

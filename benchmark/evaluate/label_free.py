@@ -83,7 +83,7 @@ class LabelFreeMeasures(Evaluation):
 
 
 def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
-    """All measures by name; one that is not defined for such a representation is left out.
+    """Return all measures by name; one that is not defined for such a representation is left out.
 
     Args:
         x_ND: Representations of images without augmentation, (n, d).
@@ -102,7 +102,7 @@ def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def alignment(views_NVD: Tensor) -> float:
-    """E ‖u − u′‖² over pairs of views of one image, 0 (same) to 4.
+    """Return E ‖u − u′‖² over pairs of views of one image, 0 (same) to 4.
 
     ℓ_align with α = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations, over all v(v − 1)/2 pairs of
     an image: with the sum s of its v unit vectors they sum up to v² − ‖s‖².
@@ -118,7 +118,7 @@ def alignment(views_NVD: Tensor) -> float:
 
 @torch.no_grad()
 def uniformity(x_ND: Tensor, block: int = 1024) -> float:
-    """The logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images, 0 (collapsed) down to about −4.
+    """Return the logarithm of E exp(−2‖uᵢ − uⱼ‖²) over pairs i ≠ j of images: 0 (collapsed) to about −4.
 
     ℓ_uniform with t = 2 of Wang and Isola (ICML 2020, Section 4.1), on unit representations.
 
@@ -140,7 +140,7 @@ def uniformity(x_ND: Tensor, block: int = 1024) -> float:
 
 @torch.no_grad()
 def alpha_req(x_ND: Tensor) -> float | None:
-    """α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; near 1 is best by the authors.
+    """Fit α of the power law λᵣ ∝ r^(−α) of the covariance's eigenvalues λ₁ ≥ λ₂ ≥ …; the authors find 1 best.
 
     α-ReQ (Agrawal et al., NeurIPS 2022). The paper names no range; as in the authors' code a line is fitted to log λᵣ
     over log r by least squares with weights 1/r, over the ranks `ALPHA_RANKS` or as many of them as there are
@@ -171,7 +171,7 @@ def alpha_req(x_ND: Tensor) -> float | None:
 
 @torch.no_grad()
 def lidar(views_NVD: Tensor) -> float | None:
-    """Effective rank of what tells images apart, from 1 to min(n − 1, d).
+    """Return the effective rank of what tells images apart, from 1 to min(n − 1, d).
 
     LiDAR (Thilak et al., ICLR 2024, Section 4): each image is a class, its views are the samples. exp of the entropy of
     the normalised eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½), with Σ_b the covariance of the classes' means and Σ_w that of

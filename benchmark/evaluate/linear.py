@@ -52,7 +52,7 @@ AreaRange = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
 
 
 def _places205() -> dict[str, object]:
-    """The paper's appendix, "Linear probing on Places205", with the rate of its Table 11."""
+    """Return the settings of the paper's appendix, "Linear probing on Places205", with the rate of its Table 11."""
     schedule = {"epochs": 28, "milestones": (10, 20), "batch_norm": True, "weight_decay": 1e-4}
     shown = {"features": "augmented", "interpolation": "bilinear"}
     return {"dataset": dataset_preset("places205"), "learning_rates": (0.01,), **schedule, **shown}
@@ -160,7 +160,7 @@ class LinearHeads:
     """
 
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
-        """All heads start from the same weights, drawn N(0, 0.01²) with zero bias.
+        """Give all heads the same initial weights, drawn from N(0, 0.01²), and no bias.
 
         Args:
             dim: D, width of the features.
@@ -179,7 +179,7 @@ class LinearHeads:
 
     @torch.no_grad()
     def fit(self, epochs: Epochs, state: State | None = None) -> None:
-        """Trains on the batches of `epochs(e)` for each epoch e, of which each has its own learning rate.
+        """Train on the batches of `epochs(e)` for each epoch e; each epoch has its own learning rate.
 
         With BN, a batch of one image is left out: it has no variance.
 
@@ -216,7 +216,7 @@ class LinearHeads:
                 state.save(f"epoch {done} of {config.epochs}", last=last, epoch=done, tensors=list(tensors))
 
     def _normalized(self, x_ND: Tensor, *, training: bool) -> Tensor:
-        """After BN without scale and shift, if there is one; training updates its running statistics, as in torch."""
+        """Apply BN without scale and shift, if there is one; training updates its running statistics, as in torch."""
         if not self._config.batch_norm:
             return x_ND
         return F.batch_norm(x_ND, self._mean_D, self._variance_D, training=training)
@@ -226,7 +226,7 @@ class LinearHeads:
 
     @torch.no_grad()
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
-        """Top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
+        """Return top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
         correct = torch.zeros(len(self._weight_HDC), 2, dtype=torch.int64)
         for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
             logits_HNC = self._logits(self._normalized(x_ND.to(self._device), training=False))
@@ -236,19 +236,19 @@ class LinearHeads:
 
 
 def initial_weight(dim: int, num_classes: int, seed: int) -> Tensor:
-    """Weights (C, D) of a linear classifier, drawn N(0, 0.01²)."""
+    """Draw the weights (C, D) of a linear classifier from N(0, 0.01²)."""
     return _INITIAL_STD * torch.randn(dim, num_classes, generator=torch.Generator().manual_seed(seed)).T
 
 
 def decay(epoch: int, epochs: int, milestones: tuple[int, ...] = ()) -> float:
-    """The learning rate of an epoch over the initial one: cosine, or a tenth from each milestone on."""
+    """Return the learning rate of an epoch over the initial one: cosine, or a tenth from each milestone on."""
     if milestones:
         return float(0.1 ** sum(epoch >= milestone for milestone in milestones))
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
 
 
 def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
-    """How many images each head has right, (H, 2): first, and among the first five. NaN is no answer."""
+    """Count the images that each head has right, (H, 2): first, and among the first five. NaN is no answer."""
     answers = logits_HNC.nan_to_num(-torch.inf, torch.inf).topk(min(5, logits_HNC.shape[2]), dim=2)
     hits = answers.indices == y_N[None, :, None]
     hits &= answers.values > -torch.inf
@@ -258,7 +258,7 @@ def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
 def shuffled(
     features: Features, batch_size: int, seed: int, device: torch.device, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of an epoch over features that are kept, on `device`."""
+    """Yield the batches of an epoch over features that are kept, on `device`."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(features.y_N), generator=generator).to(features.y_N.device)
     for batch in order.split(batch_size):

@@ -28,7 +28,7 @@ class State:
     """
 
     def __init__(self, attempt: Attempt, protocol: str, key: str, device: torch.device) -> None:
-        """Goes on from the last file, if there is one of the same evaluation that is whole.
+        """Go on from the last whole file of the same evaluation, if there is one.
 
         Args:
             attempt: At the run.
@@ -50,7 +50,7 @@ class State:
             log.info("%s: goes on after %s", protocol, state["done"])
 
     def save(self, done: str, *, last: bool = False, **changes: Any) -> None:
-        """Keeps `changes` beside what was kept; writes them if it is time to.
+        """Keep `changes` beside what was kept; write them if it is time to.
 
         Args:
             done: What is done, in words.
@@ -72,12 +72,12 @@ class State:
 
 
 def state_kind(protocol: str) -> str:
-    """What the names of the files begin with in which an evaluation keeps its state."""
+    """Return what the names of the files begin with in which an evaluation keeps its state."""
     return f"evaluation-{protocol}"
 
 
 def fingerprint(module: nn.Module, settings: Any) -> str:
-    """SHA-256 of a network's weights and of settings (plain data)."""
+    """Return the SHA-256 of a network's weights and of settings (plain data)."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())

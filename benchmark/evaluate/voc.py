@@ -113,7 +113,7 @@ def features(
     batch_size: int,
     compute: Compute,
 ) -> tuple[Floats, Presence]:
-    """The representations (n, d) of a split's images, each divided by its norm + 1e-5, and its presence (n, 20).
+    """Return a split's representations (n, d), each divided by its norm + 1e-5, and its presence (n, 20).
 
     Args:
         split: The images.
@@ -141,7 +141,7 @@ def features(
 
 
 def linear_svm(cost: float) -> Any:
-    """LIBLINEAR's SVM of one class: ½‖w‖² + cost Σᵢ cᵢ max(0, 1 − yᵢ w·xᵢ)², cᵢ = 2 for positives, the bias in w.
+    """Make LIBLINEAR's SVM: ½‖w‖² + cost Σᵢ cᵢ max(0, 1 − yᵢ w·xᵢ)², cᵢ = 2 for positives, the bias in w.
 
     The primal solver: VISSL's dual one has the same optimum, but does not reach it in its 2,000 iterations for the
     larger costs, and draws random numbers.
@@ -154,7 +154,7 @@ def linear_svm(cost: float) -> Any:
 
 
 def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: int) -> dict[str, dict[str, float]]:
-    """Mean average precision (%) over the folds, for each class and each candidate of `config.costs`.
+    """Return the mean average precision (%) over the folds, for each class and each candidate of `config.costs`.
 
     Folds are stratified and not shuffled, and the average precision is scikit-learn's, as in VISSL.
 
@@ -196,7 +196,7 @@ def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: in
 def svm_precisions(
     train: tuple[Floats, Presence], test: tuple[Floats, Presence], costs: list[float], threads: int
 ) -> list[tuple[float, float]]:
-    """For each class the 11-point and the full average precision (%) on the test images that are not difficult.
+    """Return for each class the 11-point and the full average precision (%) on test images that are not difficult.
 
     Args:
         train: Normalised features and presence of trainval.
@@ -223,7 +223,7 @@ def svm_precisions(
 
 
 def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tuple[float, float]:
-    """Average precision (%) of a ranking by `score_N`, 11-point and full.
+    """Return the average precision (%) of a ranking by `score_N`, 11-point and full.
 
     With p(r) the best precision at any recall of at least r, the 11-point one is the mean of p over r = 0, 0.1, …, 1
     (VOC2007's development kit), the full one is ∫ p(r) dr (that of VOC2010 on, and VISSL's). Images of one score count

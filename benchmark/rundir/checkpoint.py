@@ -30,17 +30,17 @@ class Damaged(ValueError):
 
 
 def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
-    """Writes the checkpoint of a training after `step` steps; see `save_tensors`."""
+    """Write the checkpoint of a training after `step` steps; see `save_tensors`."""
     return save_tensors(directory, "checkpoint", attempt, step, state)
 
 
 def load_checkpoint(directory: Path, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
-    """The newest checkpoint that is whole; see `load_tensors`."""
+    """Load the newest checkpoint that is whole; see `load_tensors`."""
     return load_tensors(directory, "checkpoint", map_location)
 
 
 def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]) -> Saved:
-    """Writes a file of tensors and removes those older than the one before it.
+    """Write a file of tensors and remove those older than the one before it.
 
     Args:
         directory: The run directory.
@@ -60,7 +60,7 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
 
 
 def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
-    """The newest file of a kind that is whole; None if there is none.
+    """Load the newest file of a kind that is whole; None if there is none.
 
     A damaged one is set aside as `….damaged`, with a warning.
     """
@@ -77,7 +77,7 @@ def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple
 
 
 def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved]:
-    """One file of tensors.
+    """Read one file of tensors.
 
     Raises:
         Damaged: If its content is not what its name says, or cannot be read.
@@ -98,7 +98,7 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
 
 
 def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict[str, Any]:
-    """The file of tensors that another process wrote or read, or that a record names.
+    """Read the file of tensors that another process wrote or read, or that a record names.
 
     Raises:
         Damaged: If it is not there, or is not what it was then.
@@ -115,7 +115,7 @@ def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict
 
 
 def remove_tensors(directory: Path, kind: str, attempt: int) -> None:
-    """Removes the files of a kind that this attempt or one before it wrote."""
+    """Remove the files of a kind that this attempt or one before it wrote."""
     for file in _written_until(directory, kind, attempt):
         file.path.unlink(missing_ok=True)
 

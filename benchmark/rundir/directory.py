@@ -34,12 +34,12 @@ _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}
 
 
 def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
-    """`<runs_dir>/<sweep>/<cell id>`."""
+    """Return `<runs_dir>/<sweep>/<cell id>`."""
     return Path(runtime.runs_dir) / sweep / cell.id
 
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
-    """Writes `config.yaml`, which is the same for all attempts at a cell, once; mends what is not it."""
+    """Write `config.yaml`, which is the same for all attempts at a cell, once; replace one that is not the cell's."""
     path, text = directory / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False)
     if not write_new(path, text) and path.read_text(errors="replace") != text:
         log.warning("%s is not that of the cell; it is written anew", path)
@@ -47,7 +47,7 @@ def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
 
 
 def attempt_numbers(directory: Path) -> list[int]:
-    """The numbers of all attempts that have a file in the folder `attempts`, the first one first."""
+    """List the numbers of all attempts that have a file in the folder `attempts`, in order."""
     try:
         names = os.listdir(directory / "attempts")  # noqa: PTH208  # ten times as quick as iterdir
     except FileNotFoundError:
@@ -56,26 +56,26 @@ def attempt_numbers(directory: Path) -> list[int]:
 
 
 def highest_number(directory: Path) -> int:
-    """The highest number of an attempt that any file of the directory carries; 0 without one."""
+    """Return the highest number of an attempt that any file of the directory carries; 0 without one."""
     numbered = filter(None, map(_number, os.listdir(directory)))  # noqa: PTH208
     return max([0, *attempt_numbers(directory), *numbered])
 
 
 def numbered_file(directory: Path, name: str, attempt: int) -> Path:
-    """Where the attempt keeps what others keep elsewhere: `choice.json` of attempt 2 is `choice-0002.json`."""
+    """Return where an attempt keeps a file of its own: `choice.json` of attempt 2 is `choice-0002.json`."""
     path = directory / name
     return path.with_name(f"{path.stem}-{attempt:04d}{path.suffix}")
 
 
 def numbered_files(directory: Path, name: str) -> list[Path]:
-    """The files `name` of all attempts, that of the last one first."""
+    """List the files `name` of all attempts, that of the last one first."""
     stem, suffix = Path(name).stem, Path(name).suffix
     found = [path for path in directory.glob(f"{stem}-*{suffix}") if path.stem[len(stem) + 1 :].isdecimal()]
     return sorted(found, key=lambda path: _number(path.name) or 0, reverse=True)
 
 
 def read_numbered(directory: Path, name: str) -> dict[str, Any]:
-    """What the last attempt that wrote a whole file `name` wrote with `signed`; nothing without one."""
+    """Read the newest signed file `name` that is whole; an empty dictionary if no attempt wrote one."""
     for path in numbered_files(directory, name):
         try:
             return verified(path.read_bytes())
@@ -85,14 +85,14 @@ def read_numbered(directory: Path, name: str) -> dict[str, Any]:
 
 
 def remove_earlier_leftovers(directory: Path, attempt: int) -> None:
-    """Removes the temporary files that killed attempts before this one left; a later one's are not touched."""
+    """Remove the temporary files of killed attempts before this one; leave those of a later one."""
     for path in directory.glob(".*"):
         if (number := _number(path.name)) is not None and number < attempt:
             path.unlink(missing_ok=True)
 
 
 def _number(name: str) -> int | None:
-    """The number of the attempt that a file's name carries."""
+    """Return the number of the attempt that a file's name carries."""
     match = _NUMBERED.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -115,7 +115,7 @@ class TensorFile:
 
 
 def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
-    """The files of a kind, the newest first: those of a later attempt are newer, whatever their running number.
+    """List the files of a kind, the newest first: a later attempt's are newer, whatever their running number.
 
     Args:
         directory: The run directory.
@@ -127,7 +127,7 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
 
 
 def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
-    """What a finished run does without: files of attempts before the last that no record names, leftovers of kills.
+    """List what a finished run does without: earlier attempts' files that no record names, leftovers of kills.
 
     Args:
         directory: Of a run that is finished, or has come through its tuning.
@@ -145,5 +145,5 @@ def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """The checkpoints of a run directory, the newest first."""
+    """List the checkpoints of a run directory, the newest first."""
     return [file.path for file in tensor_files(directory, "checkpoint")]

@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        """For the signal `number`."""
+        """Say which signal asked to stop."""
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.signal = number
 
@@ -32,13 +32,13 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """None has."""
+        """Begin without a request."""
         self.requested = 0
         self._deferring = False
 
     @contextlib.contextmanager
     def listening(self, *signals: int) -> Iterator[None]:
-        """Answers the signals for as long as it is entered; for the main thread."""
+        """Answer the signals for as long as it is entered; for the main thread."""
         handlers = {number: signal.signal(number, self._answer) for number in signals}
         try:
             yield
@@ -48,7 +48,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Lets what is inside ask `requested` for itself."""
+        """Let what is inside ask `requested` for itself."""
         self._deferring = True
         try:
             yield

@@ -66,17 +66,17 @@ class LeaseLost(RegbenchError):
 
 
 def now() -> str:
-    """The time of day, ISO 8601, UTC."""
+    """Return the time of day, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_attempts(directory: Path) -> list[dict[str, Any]]:
-    """All attempts at the run, the first one first."""
+    """Read all attempts at the run, the first one first."""
     return [_read(directory, number) for number in attempt_numbers(directory)]
 
 
 def last_attempt(directory: Path) -> dict[str, Any] | None:
-    """The attempt with the highest number, if there is one."""
+    """Read the attempt with the highest number, if there is one."""
     numbers = attempt_numbers(directory)
     return _read(directory, numbers[-1]) if numbers else None
 
@@ -95,7 +95,7 @@ def _read(directory: Path, number: int) -> dict[str, Any]:
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
-    """Whether the owner of an attempt is at work, as far as this host can tell without waiting."""
+    """Tell whether the owner of an attempt is at work, as far as this host can tell without waiting."""
     if attempt is None or attempt["ended"]:
         return False
     alive = _owner_lives(attempt["owner"])
@@ -112,7 +112,7 @@ def _start_ticks(pid: int) -> str | None:
 
 @functools.cache
 def _place() -> dict[str, str]:
-    """Where the number of a process means something."""
+    """Return where the number of a process means something."""
     place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
         place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -130,7 +130,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
-    """Whether a process lives, if it can be seen from here."""
+    """Tell whether a process lives, if it can be seen from here."""
     place = _place()
     if "boot_id" not in place or "pid" not in owner or any(owner.get(key) != value for key, value in place.items()):
         return None
@@ -149,7 +149,7 @@ class Attempt:
     """
 
     def __init__(self, directory: Path, number: int, state: dict[str, Any]) -> None:
-        """For `claim` to call, which made the file with this state."""
+        """Take over the file that `claim` made with this state; only `claim` calls this."""
         self.directory, self.number = directory, number
         self.lost = ""
         self.finished = False
@@ -165,7 +165,7 @@ class Attempt:
             self.beat()
 
     def beat(self) -> None:
-        """Shows that the owner lives, and looks whether it has lost the run."""
+        """Show that the owner lives, and look whether it has lost the run."""
         with self._lock:
             self._state["beat"] += 1
             self._state["heartbeat"] = time.time()
@@ -186,7 +186,7 @@ class Attempt:
             self.lost = f"attempt {self.number} was superseded: another process has finished the run"
 
     def check(self) -> None:
-        """Returns if this attempt may still write.
+        """Return if this attempt may still write.
 
         Raises:
             LeaseLost: If a later attempt has begun or the run is finished, or the attempt's file was removed.
@@ -196,11 +196,11 @@ class Attempt:
             raise LeaseLost(f"{self.directory}: {self.lost}; this process writes no more")
 
     def path(self, name: str) -> Path:
-        """Where this attempt keeps a file of which every attempt has its own: `choice.json` as `choice-0002.json`."""
+        """Return where this attempt keeps a file of its own: `choice.json` as `choice-0002.json`."""
         return numbered_file(self.directory, name, self.number)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Writes a file of which every attempt has its own, atomically; returns its path.
+        """Write a file of which every attempt has its own, atomically; return its path.
 
         Raises:
             LeaseLost: As `check`.
@@ -210,7 +210,7 @@ class Attempt:
         return self.path(name)
 
     def write_record(self, name: str, text: str) -> None:
-        """Writes "record.json" or "tuning.json", of which there is at most one, whoever comes first.
+        """Write "record.json" or "tuning.json" unless it is there: a run has at most one of each.
 
         Raises:
             LeaseLost: As `check`, and if another process has finished the run.
@@ -222,19 +222,19 @@ class Attempt:
             self.check()
 
     def update(self, **progress: Any) -> None:
-        """What the next beat tells of the run's progress."""
+        """Set what the next beat tells of the run's progress."""
         with self._lock:
             self._state["progress"] = {**self._state["progress"], **progress}
 
     def began(self, **where: Any) -> None:
-        """Notes from where a part of the run goes on: what tells attempts that come farther from those that do not."""
+        """Note from where a part of the run goes on, which tells attempts that come farther from those that do not."""
         with self._lock:
             progress = self._state["progress"]
             self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
         self.beat()
 
     def end(self, how: str, error: str | None = None) -> None:
-        """The last beat: `how` is "done", "failed", "interrupted" or "superseded"."""
+        """Write the last beat: `how` is "done", "failed", "interrupted" or "superseded"."""
         self._stopped.set()
         self._thread.join()
         self._state.update(ended=how, error=error, finished=now())
@@ -246,7 +246,7 @@ def _text(state: dict[str, Any]) -> bytes:
 
 
 def claim(directory: Path, lease_s: float) -> Attempt | None:
-    """Begins the next attempt at a run, as soon as nobody else is at work on it.
+    """Begin the next attempt at a run, as soon as nobody else is at work on it.
 
     An owner that this host can see is believed dead or alive by its process; one that cannot be seen is believed dead
     once its heartbeat stood still for `lease_s`. A Slurm job that was started again takes over from its earlier life
@@ -298,7 +298,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
 
 
 def _begun(lease_s: float) -> dict[str, Any]:
-    """What an attempt's file holds when it is made."""
+    """Return what an attempt's file holds when it is made."""
     return {
         "owner": _identity(),
         "lease_s": lease_s,
@@ -313,7 +313,7 @@ def _begun(lease_s: float) -> dict[str, Any]:
 
 
 def _is_free(last: dict[str, Any]) -> bool:
-    """Whether the next attempt may begin without waiting."""
+    """Tell whether the next attempt may begin without waiting."""
     if last["ended"] or time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S:
         return True
     owner, mine = last["owner"], _identity()

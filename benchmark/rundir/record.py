@@ -164,12 +164,12 @@ _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
 
 
 def backbone_name(cell: Mapping[str, Any]) -> Any:
-    """The name of the backbone in a cell's plain data."""
+    """Return the name of the backbone in a cell's plain data."""
     return cell["network"]["backbone"]["name"]
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether anything was chosen on the test split."""
+    """Tell whether anything was chosen on the test split."""
     return any(entry.get("selected_on") == "test" for entry in choice.values())
 
 
@@ -252,7 +252,7 @@ class Record(SignedFile):
         return max((attempt.finished for attempt in self.attempts if attempt.finished), default="")
 
     def score(self, name: str, split: str) -> float | None:
-        """The value of the first score of that name and split; None if it was not measured."""
+        """Return the value of the first score of that name and split; None if it was not measured."""
         return self._values.get((name, split))
 
     @functools.cached_property
@@ -260,7 +260,7 @@ class Record(SignedFile):
         return {(score.name, score.split): score.value for score in reversed(self.scores)}
 
     def place(self, named: NamedFile) -> Path:
-        """Where a file of the record lies."""
+        """Return where a file of the record lies."""
         return self.path.with_name(named.file)
 
     @functools.cached_property
@@ -335,12 +335,12 @@ def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 @functools.lru_cache(maxsize=4096)
 def _flat_part(key: str, value: bytes) -> dict[str, str]:
-    """What thousands of cells share, such as the augmentation, is made flat once."""
+    """Flatten a part of a cell; parts that thousands of cells share, such as the augmentation, are kept."""
     return _flat({key: orjson.loads(value)})
 
 
 def _lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """JSON lines; none where one is damaged."""
+    """Parse JSON lines; return none where one is damaged."""
     try:
         found = [parse_json(line) for line in lines]
     except ValueError:

@@ -29,7 +29,7 @@ class SignedFile:
     sha256: str = ""
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del content["path"], content["sha256"]
         return signed({"schema_version": SCHEMA_VERSION, **_plain(content)})
@@ -80,7 +80,7 @@ class SignedFile:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, without a copy of what is plain already."""
+    """Turn dataclasses into dictionaries without copying what is plain already."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def _reason(error: ValidationError) -> str:
-    """The first of pydantic's refusals, in words."""
+    """Say the first of pydantic's refusals in words."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
