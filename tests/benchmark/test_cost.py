@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -222,9 +223,8 @@ def test_figure(rows: list[LossCost]) -> None:
 # ------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_refusals() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"methods": ("vicregg",)}, "unknown method 'vicregg'"),
         ({"forms": ("gramm",)}, "unknown form 'gramm'; choose auto, gram"),
         ({"n": (1,)}, "n=[1] must be a list of whole numbers, each at least 2"),
@@ -237,14 +237,9 @@ def test_figure(rows: list[LossCost]) -> None:
         ({"memory_limit_bytes": 0}, "memory_limit_bytes=0 must be"),
         ({"dtype": "int8"}, "dtype=int8 must be float32, float64 or bfloat16"),
         ({"device": "tpu"}, "device=tpu must be auto, cpu or cuda"),
-        pytest.param(
-            {"device": "cuda"},
-            "no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
-        ),
-    ],
-    ids=str,
-)
-def test_refusals(wrong: dict[str, object], message: str) -> None:
-    with pytest.raises(RegbenchError, match=re.escape(message)):
-        Grid(**wrong)  # type: ignore[arg-type]
+    ]
+    if not torch.cuda.is_available():
+        wrong.append(({"device": "cuda"}, "no CUDA device"))
+    for settings, message in wrong:
+        with pytest.raises(RegbenchError, match=re.escape(message)):
+            Grid(**settings)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from regbench import RegbenchError
@@ -82,50 +79,12 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
         assert accuracies == slow_knn(bank, queries, k, temperature, 7), k
 
 
-def test_the_first_of_equal_images_is_the_nearest_and_the_smaller_label_wins() -> None:
-    same = torch.ones(4, 3)
-    bank, query = Features(same, torch.tensor([2, 1, 0, 0])), torch.ones(1, 3)
-    for k, winner in ((1, 2), (2, 1), (3, 0), (4, 0)):
-        tops = [weighted_knn(bank, Features(query, torch.tensor([c])), [k], 0.07, 3)[k][0] for c in range(3)]
-        assert tops == [100.0 * (c == winner) for c in range(3)], k
-
-
-@pytest.mark.parametrize("k", [1, 20, 90])
-def test_against_scikit_learn(k: int) -> None:
-    bank, queries = draw(400, 12, seed=4, dim=16, spread=2.5), draw(300, 12, seed=5, dim=16, spread=2.5)
-
-    def weights(distances: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = np.exp((1 - distances) / 0.07)
-        return found
-
-    other = KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
-    other.fit(bank.x_ND.double().numpy(), bank.y_N.numpy())
-    shares = other.predict_proba(queries.x_ND.double().numpy())
-    own = shares[np.arange(300), queries.y_N.numpy()]
-    rank = (shares > own[:, None]).sum(axis=1)
-    expected = tuple(100 * float(((rank < top) & (own > 0)).mean()) for top in (1, 5))
-    assert weighted_knn(bank, queries, [k], 0.07, 12)[k] == pytest.approx(expected)
-
-
-def test_near_neighbours_weigh_more_at_a_low_temperature() -> None:
-    bank = Features(torch.tensor([[1.0, 0.1], [1.0, 0.9], [1.0, 0.95]]), torch.tensor([0, 1, 1]))
-    query = Features(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    for temperature, expected in ((1e-4, 100), (0.07, 100), (10.0, 0)):
-        assert weighted_knn(bank, query, [3], temperature, 2)[3][0] == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (KNN(k=1000), r"evaluation\.knn\.k=1000 is larger than the \d+ training images"),
-        (KNN(k=5, other_k=(3, 1000)), r"evaluation\.knn\.other_k=1000 is larger"),
-    ],
-)
-def test_more_neighbours_than_images_are_refused(
-    config: KNN, reason: str, tiny: list[str], tiny_data_dir: Path
-) -> None:
-    with pytest.raises(RegbenchError, match=reason):
-        config.check("knn", Task(load_run(tiny)[0].dataset, "tuning", tiny_data_dir))
+def test_more_neighbours_than_images_are_refused(tiny: list[str], tiny_data_dir: Path) -> None:
+    task = Task(load_run(tiny)[0].dataset, "tuning", tiny_data_dir)
+    for config, setting in ((KNN(k=1000), "k"), (KNN(k=5, other_k=(3, 1000)), "other_k")):
+        message = rf"evaluation\.knn\.{setting}=1000 is larger than the \d+ training images"
+        with pytest.raises(RegbenchError, match=message):
+            config.check("knn", task)
 
 
 def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:

@@ -210,9 +210,9 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong: list[tuple[list[str], str]] = [
         ([], "what shall be evaluated?"),
         (["evaluation.knn.k=3"], "what shall be evaluated?"),
         (["nowhere"], "nowhere is no run directory"),
@@ -222,14 +222,12 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
         (["--backbone", "x.pth", "method=vicreg"], "method=vicreg: published weights are not trained"),
         (["--backbone", "x.pth", "optimizer.base_lr=1"], "optimizer.base_lr=1: published weights are not trained"),
-    ],
-)
-def test_refusals(arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    assert part in line
+    ]
+    for arguments, part in wrong:
+        result = call(*arguments)
+        assert result.exit_code == 2, result.output
+        (line,) = result.stderr.splitlines()
+        assert part in line
 
 
 # ------------------------------------------------------------------ the protocols on real images
