@@ -105,7 +105,7 @@ def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
             raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
         picture = PIL_Image.fromarray((grey >> 8).astype(np.uint8))
     elif "transparency" in picture.info:
-        # Straight to RGB, Pillow warns of a palette's transparency.
+        # Pillow warns if a palette with transparency is converted to RGB directly.
         picture = picture.convert("RGBA")
     return picture.convert("RGB")
 

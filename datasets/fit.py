@@ -11,7 +11,14 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.datasets.sources.base import SOURCES
 
-_OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")  # of one's own images
+_OPEN = (
+    "num_classes",
+    "image_size",
+    "eval_resize",
+    "channels",
+    "mean",
+    "std",
+)  # what depends on the images, if they are one's own
 _UNKNOWN_PX = 256  # of images that are not prepared yet
 
 
@@ -30,7 +37,7 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     fields = dataclasses.fields(DatasetConfig)
     defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
     if any(dataset.get(name) is None for name in _OPEN if name != "channels"):
-        defaults["channels"] = None  # it is as open as the others
+        defaults["channels"] = None  # it depends on the images as the others in _OPEN do
     return {**defaults, **dataset, "source": {"name": name, **SOURCES.defaults(name), **given}}
 
 

@@ -163,7 +163,7 @@ def _write_splits(config: DatasetConfig, contents: Contents, folder: Path, progr
         stored_bytes(split, config.source) + len(split.labels) * _PER_IMAGE_BYTES for split in todo.values()
     )
     _require_space(folder, needed_bytes)
-    # Before a file is replaced, so that neither speaks of another file than it was made for.
+    # Before any file is replaced: a manifest must not describe other files than those it was written for.
     (folder / FILE_NAME).unlink(missing_ok=True)
     save_text(folder / UNFINISHED, json.dumps(noted))
     entries: dict[str, SplitEntry] = {name: note["entry"] for name, note in noted.items()}

@@ -89,7 +89,8 @@ class Job:
 def alone(folder: Path) -> Iterator[None]:
     """Have a sweep's folder to oneself: wait for another process that adds to its plan or submits its cells.
 
-    Like a run directory it is held by an attempt, which nobody needs to end: whoever is dead or silent is passed over.
+    It is held as a run directory is, by an attempt. One whose process is dead or silent does not count, so that a kill
+    leaves no lock behind.
 
     Args:
         folder: `<runs_dir>/<sweep>`.
@@ -255,7 +256,7 @@ def _last_words(log: Path | None) -> str:
 def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
     if "outcome" in progress:
         return progress["outcome"], progress.get("detail", "")
-    record = read_record(directory)  # whoever finished it had no time to say so
+    record = read_record(directory)  # killed before the attempt noted its outcome
     assert record is not None
     return record.status, ""
 

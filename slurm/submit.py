@@ -26,11 +26,14 @@ from regbench.slurm.queue import answer, settle
 
 log = logging.getLogger("regbench")
 
-# A job is queued again if one of its processes was killed (by the kernel for want of memory, by a fault of the node):
-# it goes on from its checkpoint. An error of its own is the user's to look at. One that never came to our code is tried
-# once more, since a node may be at fault, or a controller that comes back and takes a job that it queued again for
-# the one that completes; but no second time in a row, for then the container or its Python is not there. Slurm alone
-# knows whether the job was cancelled, and may be away for a while.
+# What the batch script does when a job ends:
+# - One of its processes was killed, as by the kernel for want of memory or with its node: the job is queued again, and
+#   goes on from its checkpoint.
+# - It ended with an error of its own (`_error` is there): that is left to the user.
+# - It never came to run our code (`_missed` is there): it is queued again once, as its node may be at fault, or a
+#   controller that has just come back and takes a job that it queued again for one that has completed. After a second
+#   time in a row it is not: then the container or its Python is missing.
+# Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it until it answers.
 _RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 _TEARDOWN = [

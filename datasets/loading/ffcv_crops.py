@@ -3,8 +3,8 @@
 FFCV 1.0.2 is used as published. What to know, and what is different here from its own loader:
 
 - The boxes come from outside (`draws`), because FFCV's augmentation cannot be seeded.
-- An epoch may be left early, and an error in the thread behind it reaches the caller; FFCV's own iterator keeps its
-  thread and buffers in the one case and waits for ever in the other.
+- An epoch may be left early; FFCV's own iterator would keep its thread and buffers. An error in the thread behind an
+  epoch reaches the caller, who would wait for ever with FFCV's own.
 - What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image cannot be decoded.
 - PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
@@ -58,7 +58,7 @@ def _contained() -> Iterator[None]:
 def _plain_dictionaries() -> Iterator[None]:
     """Let FFCV's import make plain dictionaries where it asks for numba's.
 
-    It makes one, with two entries that only Python reads; compiling that one takes 2.9 of the import's 3.3 seconds.
+    It makes a single one, of two entries, which only Python reads. Compiling it takes 2.9 of the import's 3.3 seconds.
     """
     typed = numba.typed.Dict
     numba.typed.Dict = dict
@@ -233,7 +233,7 @@ class _Stream(EpochIterator):  # type: ignore[misc]
         try:
             item = self._ready.get(timeout=2.0)
         except Empty:
-            # Counted, not listed: numba's dictionary cannot be walked while a thread that compiles adds to it.
+            # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles adds to it.
             if not decode.overloads:
                 log.info("compiling the loader, once on this machine; it takes some 15 s")
             item = self._ready.get()

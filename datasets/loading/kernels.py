@@ -1,7 +1,7 @@
 """Decoding images, cutting views out of them and augmenting these, compiled with numba: the work in the FFCV loader.
 
-All of it lies in one file: numba keeps compiled code on disk as long as the function's own file does not change, and
-would not notice a change in a function of another file that is part of it.
+All of it lies in one file. Numba keeps compiled code on disk, and compiles a function anew only when its own file has
+changed: a change in another file with a function that it calls would go unnoticed.
 
 The filters are separable and antialiased. The weight of source pixel i for output x, whose centre lies at
 c = (x + 1/2) s in source pixels, with s = (pixels in) / (pixels out):
@@ -52,7 +52,7 @@ FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "area": AREA}
 # Rows that are transposed at once: with three channels and 500 columns they fill the first-level cache.
 _BAND = 32
 
-# With Python's rules for division by zero, loops that divide would not become vector instructions.
+# NumPy's rules for division by zero: with Python's, loops that divide would not become vector instructions.
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
 _f32 = np.float32
 
@@ -96,7 +96,7 @@ def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: boo
                 w = ((-0.5 * d + 2.5) * d - 4.0) * d + 2.0
             else:
                 w = 0.0
-            # Zeros at the ends would often need four pixels more.
+            # Zeros at the ends are cut off: with them, the weights would often take four pixels more.
             if length == 0 and w == 0.0:
                 low += 1
             else:

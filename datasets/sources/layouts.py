@@ -193,7 +193,7 @@ def _places205_list(source_dir: Path, name: str, wrong: list[str]) -> dict[int, 
     bad: list[int] = []
     for number, line in enumerate(lines, start=1):
         image, _, label = line.rpartition(" ")
-        # A list is no reason to read files elsewhere.
+        # A list must not lead to files outside the folder.
         if image and label.isdecimal() and not image.startswith("/") and ".." not in image.split("/"):
             images.setdefault(int(label), []).append(image)
         elif line.strip():
