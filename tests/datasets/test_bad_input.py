@@ -546,7 +546,7 @@ def test_a_second_writer_waits_and_writes_nothing(
         first = pool.submit(prepare, config, tmp_path, source_dir=root, progress=False)
         wait_for(lambda: list((tmp_path / "insects").glob(".train.beton.*")))
         second = pool.submit(prepare, config, tmp_path, source_dir=tmp_path / "none")
-        wait_for(waits)
+        wait_for(lambda: waits() or second.done())
         go_on.set()
         assert second.result() == first.result()
     assert said == f"waiting for another process that prepares {tmp_path / 'insects'}\n"
