@@ -22,16 +22,38 @@ MAX_SEED = 2**32
 
 
 @settings
+class ProjectorConfig:
+    """The MLP from representations to embeddings; the defaults are the SFRIK paper's.
+
+    Attributes:
+        depth: Linear layers; 0: no projector, the loss acts on the representation, whose width is the embedding
+            dimension.
+        hidden_dim: Width of the hidden layers; null: the embedding dimension.
+        norm: What follows each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
+        activation: What follows that: "relu" or "gelu".
+        bias: Whether the last layer has a bias.
+        last_norm: What follows the last layer: "none", "batch" or "layer".
+    """
+
+    depth: AtLeastZero = 3
+    hidden_dim: AtLeastOne | None = None
+    norm: Literal["batch", "layer", "none"] = "batch"
+    activation: Literal["relu", "gelu"] = "relu"
+    bias: bool = False
+    last_norm: Literal["none", "batch", "layer"] = "none"
+
+
+@settings
 class NetworkConfig:
     """Backbone and projector.
 
     Attributes:
         backbone: From images to representations.
-        hidden_dim: Width of the projector's two hidden layers; null: the embedding dimension.
+        projector: From representations to embeddings.
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
-    hidden_dim: AtLeastOne | None = None
+    projector: ProjectorConfig = field(default_factory=ProjectorConfig)
 
     @property
     def architecture(self) -> str:

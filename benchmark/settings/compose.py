@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.evaluate.base import EVALUATIONS
-from regbench.benchmark.settings.cell import Cell, EvaluationOptions
+from regbench.benchmark.settings.cell import Cell, EvaluationOptions, NetworkConfig
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
@@ -159,7 +159,7 @@ def _defaults() -> Tree:
         "method": METHODS.plain(METHODS.build("sfrik")),
         "evaluation": plain(EvaluationOptions()) | evaluation_defaults(),
         "augmentation": defaults(AugmentationConfig),
-        "network": {"hidden_dim": None},
+        "network": defaults(NetworkConfig),
         "cluster": defaults(Cluster),
     }
 

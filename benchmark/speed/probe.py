@@ -18,7 +18,7 @@ from regbench.benchmark.compute import resolve
 from regbench.benchmark.cost.harness import Machine, median, number, ratios, span, take_turns
 from regbench.benchmark.evaluate.features import Batches, Encoder, Epochs, Images
 from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe
-from regbench.benchmark.settings.cell import NetworkConfig
+from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.prepare import prepare
@@ -58,7 +58,9 @@ def main() -> None:
         cell, runtime = load_run(["dataset=imagefolder", *settings, *sys.argv[1:]])
         compute = resolve(runtime)
         prepare(cell.dataset, folder, source_dir=folder / "source", progress=False)
-        network = SiameseNetwork(NetworkConfig(backbone=BACKBONES.build("resnet18"), hidden_dim=8), 8, 3, 0)
+        network = SiameseNetwork(
+            NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=8)), 8, 3, 0
+        )
         encoder = Encoder(network.backbone.to(compute.device), network.representation_dim)
         images = Images(cell.dataset, compute, folder / "choice.json")
         all_rates = LinearProbe(learning_rates=RATES, epochs=1)

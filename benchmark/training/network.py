@@ -5,10 +5,13 @@ Shapes: N = images, C = channels, H, W = pixels, D = representation, Q = embeddi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from regbench.benchmark.settings.cell import NetworkConfig
+from regbench import RegbenchError
+from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
 
 
@@ -25,19 +28,19 @@ class SiameseNetwork(nn.Module):
         """Builds both parts with weights that depend on `seed` alone.
 
         Args:
-            config: Which backbone and hidden width.
+            config: Which backbone and projector.
             embedding_dim: q.
             channels: Of the images.
             seed: Of the initial weights; torch's global generator is left as it was.
 
         Raises:
-            RegbenchError: If the backbone does not take such images.
+            RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
         """
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone, self.representation_dim = config.backbone.build(channels)
-            self.projector = _projector(self.representation_dim, config.hidden_dim or embedding_dim, embedding_dim)
+            self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
         """Embeddings (n, q) of each view's images (n, c, h, w), not normalised.
@@ -68,9 +71,34 @@ class PlainSiameseNetwork(SiameseNetwork):
         return tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
 
 
-def _projector(representation_dim: int, hidden_dim: int, embedding_dim: int) -> nn.Sequential:
-    """The paper's three-layer MLP: hidden layers with bias, BN and ReLU, a last layer without bias."""
+def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: int) -> nn.Sequential:
+    """An MLP whose last layer takes all views at once: where statistics follow the last linear one, it does nothing.
+
+    Raises:
+        RegbenchError: If there is no projector and the embedding dimension is not the representation's.
+    """
+    if not config.depth:
+        if embedding_dim != representation_dim:
+            raise RegbenchError(
+                f"embedding_dim={embedding_dim} must be the representation's {representation_dim} with "
+                "network.projector.depth=0; set it, or add a layer"
+            )
+        return nn.Sequential(nn.Identity())
     layers: list[nn.Module] = []
-    for width in (representation_dim, hidden_dim):
-        layers += [SmallLinear(width, hidden_dim), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, SmallLinear(hidden_dim, embedding_dim, bias=False))
+    width, hidden_dim = representation_dim, config.hidden_dim or embedding_dim
+    for _ in range(config.depth - 1):
+        layers += [SmallLinear(width, hidden_dim), *_norm(config.norm, hidden_dim), _ACTIVATIONS[config.activation]()]
+        width = hidden_dim
+    layers.append(SmallLinear(width, embedding_dim, bias=config.bias))
+    if config.last_norm != "none":
+        layers += [*_norm(config.last_norm, embedding_dim), nn.Identity()]
+    return nn.Sequential(*layers)
+
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": lambda: nn.ReLU(inplace=True), "gelu": nn.GELU}
+
+
+def _norm(name: str, width: int) -> list[nn.Module]:
+    if name == "none":
+        return []
+    return [nn.BatchNorm1d(width) if name == "batch" else nn.LayerNorm(width)]

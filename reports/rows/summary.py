@@ -35,7 +35,7 @@ DASH = "–"
 _TUNED = ("method.", "optimizer.", "seed", "external.")
 
 # Of the network, what no evaluation sees.
-_PROJECTOR = "network.hidden_dim"
+_PROJECTOR = "network.projector."
 
 # Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
 _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
@@ -349,7 +349,7 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings]) -> None:
 
 
 def _setting_name(key: str) -> str:
-    return SETTING_NAMES.get(key, key.rpartition(".")[2])
+    return SETTING_NAMES.get(key, ("projector " if key.startswith(_PROJECTOR) else "") + key.rpartition(".")[2])
 
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:

@@ -98,7 +98,11 @@ OTHERS: dict[str, Any] = {
     "optimizer.clip_grad_norm": 0.5,
     "optimizer.clip_lr": True,
     "optimizer.exclude_bias_and_norm": False,
-    "network.hidden_dim": 99,
+    "network.projector.hidden_dim": 99,
+    "network.projector.activation": "gelu",
+    "network.projector.bias": True,
+    "network.projector.norm": "layer",
+    "network.projector.last_norm": "batch",
     "evaluation.protocols": ["knn"],
     "evaluation.select_on": "test",
     "evaluation.select_by": ["knn", "probe"],
@@ -312,7 +316,7 @@ REFUSALS = {
     "optimizer.base_lr=nan": "optimizer.base_lr=nan must be a finite number",
     "optimizer.momentum=1": "optimizer.momentum=1 must be a number, at least 0 and below 1",
     "optimizer.warmup_epochs=5": "optimizer.warmup_epochs=5 must be less than epochs=5",
-    "network.hidden_dim=wide": "network.hidden_dim=wide must be a whole number, at least 1 or null",
+    "network.projector.hidden_dim=wide": "network.projector.hidden_dim=wide must be a whole number, at least 1 or null",
     "method.alignment_weight=heavy": "method.alignment_weight=heavy must be a number",
     "method.weights=3": "method.weights=3 must be a list of numbers, such as [0.5,1]",
     "method.weights=[1,x]": "method.weights=[1,x] must be a list of numbers, such as [0.5,1]",
@@ -536,7 +540,7 @@ def test_the_papers_protocol_on_in20() -> None:
         lars = LARSConfig(base_lr=cell.optimizer.base_lr, warmup_epochs=10.0)
         assert cell.optimizer == lars
         assert (lars.weight_decay, lars.momentum, lars.trust_coefficient, lars.final_lr_fraction) == PAPERS_LARS
-        assert (cell.network.backbone, cell.network.hidden_dim) == (BACKBONES.build("resnet18"), None)
+        assert (cell.network.backbone, cell.network.projector.hidden_dim) == (BACKBONES.build("resnet18"), None)
         assert cell.dataset.source == ImageFolder(train_per_class=260, tuning_per_class=260)
         assert (cell.dataset.image_size, cell.dataset.eval_resize) == (224, 256)
         probe, knn = cell.evaluation["probe"], cell.evaluation["knn"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,16 +11,18 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.settings.cell import NetworkConfig
+from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
+from regbench.benchmark.training.layers import SmallLinear
 from regbench.benchmark.training.network import SiameseNetwork
 
 
 def build(
-    backbone: str, *, stem: str = "small", hidden_dim: int | None = None, channels: int = 3, seed: int = 0
+    backbone: str, *, stem: str = "small", channels: int = 3, seed: int = 0, q: int = 24, **projector: Any
 ) -> SiameseNetwork:
     settings = {} if backbone == "resnet_tiny" else {"stem": stem}
     built = BACKBONES.build(backbone, **settings)
-    return SiameseNetwork(NetworkConfig(backbone=built, hidden_dim=hidden_dim), 24, channels, seed)
+    config = NetworkConfig(backbone=built, projector=ProjectorConfig(**projector))
+    return SiameseNetwork(config, q, channels, seed)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,41 @@ def test_projector_has_three_layers_and_no_last_bias(hidden_dim: int | None) -> 
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in linear] == [(128, width), (width, width), (width, 24)]
     assert [layer.bias is not None for layer in linear] == [True, True, False]
+
+
+LINEAR, RELU, GELU, NORM = nn.Linear, nn.ReLU, nn.GELU, {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({"depth": 1}, [LINEAR]),
+        ({"depth": 2, "activation": "gelu"}, [LINEAR, NORM["batch"], GELU, LINEAR]),
+        ({"depth": 4, "norm": "none"}, [LINEAR, RELU] * 3 + [LINEAR]),
+        ({"norm": "layer"}, [LINEAR, NORM["layer"], RELU] * 2 + [LINEAR]),
+        ({"depth": 2, "norm": "none", "last_norm": "batch"}, [LINEAR, RELU, LINEAR, NORM["batch"], nn.Identity]),
+        ({"depth": 1, "last_norm": "layer", "bias": True}, [LINEAR, NORM["layer"], nn.Identity]),
+    ],
+)
+def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn.Module]]) -> None:
+    network = build("resnet_tiny", channels=1, **settings)
+    layers = list(network.projector.children())
+    assert [type(layer) for layer in layers] == [SmallLinear if kind is LINEAR else kind for kind in kinds]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    assert (linear[-1].bias is not None) == settings.get("bias", False)
+    views = torch.randn(2, 6, 1, 28, 28) * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1, 1)
+    embeddings = network(*views)
+    for z, x in zip(embeddings, views, strict=True):  # each view has statistics of its own
+        torch.testing.assert_close(z, network.projector(network.backbone(x)))
+
+
+def test_without_a_projector_the_embedding_is_the_representation() -> None:
+    network = build("resnet_tiny", depth=0, q=128)
+    assert not list(network.projector.parameters())
+    x = torch.randn(2, 3, 3, 32, 32)
+    assert all(torch.equal(z, network.backbone(view)) for z, view in zip(network(*x), x, strict=True))
+    with pytest.raises(RegbenchError, match=r"embedding_dim=24 must be the representation's 128 with .*depth=0"):
+        build("resnet_tiny", depth=0)
 
 
 @pytest.mark.parametrize("backbone", ["resnet_tiny", "resnet18", "resnet50"])

@@ -40,9 +40,9 @@ def papers_network() -> Needs:
 
 
 def small_cell(*overrides: str) -> Cell:
-    return load_run(["network=resnet_tiny", "network.hidden_dim=32", "embedding_dim=64", "batch_size=32", *overrides])[
-        0
-    ]
+    return load_run(
+        ["network=resnet_tiny", "network.projector.hidden_dim=32", "embedding_dim=64", "batch_size=32", *overrides]
+    )[0]
 
 
 class Half:
@@ -136,7 +136,7 @@ def test_accounts_of_a_small_net() -> None:
 def test_flop_of_resnet18() -> None:
     """1.81 GMAC an image (torchvision's documentation); backward twice that, but for the images' gradient."""
     n, hidden, q = 4, 256, 128
-    network = ["network.backbone=resnet18", f"embedding_dim={q}", f"network.hidden_dim={hidden}"]
+    network = ["network.backbone=resnet18", f"embedding_dim={q}", f"network.projector.hidden_dim={hidden}"]
     cell = paper_cell("sfrik_l3", n, *network)
     stem = 64 * 3 * 49 * 112**2
     projector = 512 * hidden + hidden * hidden + hidden * q

@@ -13,14 +13,14 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.settings.cell import NetworkConfig
+from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training import layers
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build
 
-CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), hidden_dim=48)
+CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48))
 SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
 
 

@@ -391,10 +391,15 @@ def test_effective_rank_and_alignment_are_those_at_the_end(runs: Path, record: M
 
 def test_settings_that_vary_become_columns(runs: Path, record: Make) -> None:
     for q in (1024, 2048):
-        record("VICReg", linear=70 + q / 1024, cell={"embedding_dim": q, "network": backbone("r", hidden_dim=q)})
+        network = backbone("r", projector={"depth": 3, "hidden_dim": q})
+        record("VICReg", linear=70 + q / 1024, cell={"embedding_dim": q, "network": network})
     table = leaderboard(task(runs))
     assert [c.name for c in table.columns[:3]] == ["method", "q", KNN]  # hidden_dim says the same as q
     assert [[c.text for c in row[:2]] for row in table.rows] == [["VICReg", "2048"], ["VICReg", "1024"]]
+    record("VICReg", linear=74.0, cell={"embedding_dim": 2048, "network": network | {"projector": {"depth": 1}}})
+    table = leaderboard(task(runs))
+    assert [c.name for c in table.columns[:3]] == ["method", "q", "projector depth"]
+    assert [row[2].text for row in table.rows] == ["1", "3", "3"]
 
 
 def test_the_tuning_split_chooses_not_the_test_split(runs: Path, record: Make) -> None:

@@ -43,7 +43,7 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) ->
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     """100 epochs of 1,281,167 images, two views each, in a ResNet-50: 24.5 GFLOP a view, and the projector's."""
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
-    settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.hidden_dim=64", "epochs=100"]
+    settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.projector.hidden_dim=64", "epochs=100"]
     (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
     assert entry.from_flop
     assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 24.3e9 / 50e12 / 3600, rel=0.02)
