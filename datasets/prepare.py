@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from regbench import RegbenchError, __version__
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, Sample, write_beton

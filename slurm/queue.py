@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from regbench import RegbenchError
 from regbench.files import Name, read_json, write_text
@@ -49,7 +51,7 @@ class _Note(TypedDict):
     """What is noted of a job array: when it was submitted, which stages, after which other array, with what."""
 
     submitted: float
-    stages: list[Annotated[str, "pretrain|tune|final"]]
+    stages: list[Literal["pretrain", "tune", "final"]]
     after: str
     runtime: dict[str, Any]
     cluster: dict[str, Any]

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired
 
 from tabulate import tabulate
+from typing_extensions import TypedDict
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt

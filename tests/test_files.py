@@ -9,11 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, NotRequired
 
 import pytest
+from typing_extensions import TypedDict
 
+from regbench import RegbenchError
 from regbench.files import (
+    Name,
+    read_json,
     remove_leftovers,
     signed,
     verified,
@@ -138,3 +142,30 @@ def test_what_was_signed_is_told_from_what_was_changed(change: str) -> None:
     assert verified(signed({"a": 1, "b": [2]}).encode()) == {"a": 1, "b": [2]}
     with pytest.raises(ValueError, match=r"sha256 was taken of|unexpected|Input is a zero-length"):
         verified(change.encode())
+
+
+class Plan(TypedDict):
+    """What `read_json` reads here."""
+
+    cells: list[Name]
+    share: NotRequired[float]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"share": 1}', r"cells is missing"),
+        ('{"cells": ["../a"]}', r"cells\.0 is '\.\./a': string should match"),
+        ('{"cells": [], "share": "1"}', r"share is '1': input should be a valid number"),
+        ('{"cells": [], "share": true}', r"share is True: input should be a valid number"),
+        ('{"cells": [], "share": NaN}', r"share is nan: input should be a finite number"),
+        ('["a"]', r"is \['a'\]: input should be an object"),
+    ],
+)
+def test_json_that_holds_something_else_is_refused(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"cells": ["a"], "share": 1, "more": 0}')
+    assert read_json(path, Plan, "mend it") == {"cells": ["a"], "share": 1, "more": 0}
+    path.write_text(content)
+    with pytest.raises(RegbenchError, match=rf"plan\.json cannot be read \({why}.*; mend it"):
+        read_json(path, Plan, "mend it")

@@ -21,7 +21,9 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import attempt_numbers, highest_number, numbered_file
@@ -43,7 +45,7 @@ class _Progress(TypedDict):
     epoch: NotRequired[int]
     stage: NotRequired[str]
     detail: NotRequired[str]
-    outcome: NotRequired[Annotated[str, "done|diverged|tuned"]]
+    outcome: NotRequired[Literal["done", "diverged", "tuned"]]
     img_per_s: NotRequired[float | None]
     remaining_s: NotRequired[float | None]
     began: NotRequired[dict[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from pydantic import TypeAdapter, ValidationError
 
 from regbench import RegbenchError
-from regbench.files import digest, parse_json, signed
+from regbench.files import digest, parse_json, reason, signed
 
 SCHEMA_VERSION = 6
 
@@ -54,7 +54,7 @@ class SignedFile:
         try:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
         except ValidationError as error:
-            raise ValueError(_reason(error)) from error
+            raise ValueError(reason(error)) from error
         if digest({name: value for name, value in raw.items() if name != "sha256"}) != found.sha256:
             raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
         return dataclasses.replace(found, path=path)
@@ -91,14 +91,3 @@ def _plain(value: Any) -> Any:
 @functools.cache
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
-
-
-def _reason(error: ValidationError) -> str:
-    """Say the first of pydantic's refusals in words."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    if first["type"] == "value_error":
-        return f"{where}: {first['ctx']['error']}"
-    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()

@@ -7,24 +7,22 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
-import re
-import reprlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import IO, Annotated, Any, NotRequired, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, Annotated, Any, TypeVar, cast
 
 import orjson
+from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import is_typeddict
 
 from regbench import RegbenchError
 
 T = TypeVar("T")
 
-Name = Annotated[str, r"\w[\w.-]*"]
-"""What names a file or a folder, for `read_json`: text that fits the expression, so no path."""
+Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+"""What names a file or a folder, for `read_json`: no path."""
 
 DIGITS = 16
 """Of the SHA-256 in the name of a file that tells its content."""
@@ -196,14 +194,14 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
         FileNotFoundError: If there is no such file.
         RegbenchError: If it cannot be read or holds something else.
     """
-    misfit_of: Callable[[Any], str] = _misfit(cast("Any", kind))
 
     def parse(content: bytes) -> T:
-        value = parse_json(content)
-        if misfit := misfit_of(value):
-            raise ValueError(misfit.lstrip(".") if misfit[0] != " " else f"it{misfit}")
-        found: T = kind(**value) if dataclasses.is_dataclass(kind) else value
-        return found
+        value: T = parse_json(content)
+        try:
+            found: T = _adapter(cast("Any", kind)).validate_json(content)
+        except ValidationError as error:
+            raise ValueError(reason(error)) from error
+        return found if dataclasses.is_dataclass(kind) else value  # of other kinds with the keys that are not theirs
 
     return _read(path, parse, remedy)
 
@@ -265,66 +263,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_CLASSES = {int: "a whole number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
-
-
 @functools.cache
-def _misfit(kind: Any) -> Callable[[Any], str]:
-    """Make a function that says where and how a value is not of the kind: ".seed is 'x', not a whole number", or ""."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda value: ""
-    if origin is UnionType:
-        members = [_misfit(member) for member in args if member is not NoneType]
-        nullable = len(members) < len(args)
-        return lambda value: "" if nullable and value is None else min((of(value) for of in members), key=len)
-    if is_typeddict(kind) or dataclasses.is_dataclass(kind):
-        return _misfit_of_fields(kind)
-    if kind is float:
-        return lambda value: "" if type(value) in (int, float) and math.isfinite(value) else _is_not(value, "a number")
-    if origin is Annotated:
-        (pattern,) = kind.__metadata__
-        fits = re.compile(pattern).fullmatch
-        return lambda value: "" if type(value) is str and fits(value) else _is_not(value, "a name")
-    holder = origin or kind
-    if not args:
-        return lambda value: "" if type(value) is holder else _is_not(value, _CLASSES[holder])
-    of_key, of_member = (_misfit(arg) for arg in (args if holder is dict else (Any, *args)))
-
-    def of_members(value: Any) -> str:
-        if type(value) is not holder:
-            return _is_not(value, _CLASSES[holder])
-        members = value.items() if holder is dict else enumerate(value)
-        return next((f".{key}{wrong}" for key, member in members if (wrong := of_key(key) or of_member(member))), "")
-
-    return of_members
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Make the reader of a kind, which refuses what does not fit; a dataclass has no other keys."""
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    if not (is_typeddict(kind) or dataclasses.is_dataclass(kind)):
+        return TypeAdapter(kind, config=config)
+    kind.__pydantic_config__ = {**config, "extra": "forbid"} if dataclasses.is_dataclass(kind) else config
+    return TypeAdapter(kind)
 
 
-def _misfit_of_fields(kind: Any) -> Callable[[Any], str]:
-    closed = dataclasses.is_dataclass(kind)
-    defaults = dataclasses.fields(kind) if closed else ()
-    optional = {field.name for field in defaults if field.default is not dataclasses.MISSING}
-    checks = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if get_origin(hint) is NotRequired:
-            optional.add(name)
-            (hint,) = get_args(hint)
-        checks[name] = _misfit(hint)
-
-    def of_fields(value: Any) -> str:
-        if type(value) is not dict:
-            return _is_not(value, "a mapping")
-        for name, check in checks.items():
-            if name in value:
-                if wrong := check(value[name]):
-                    return f".{name}{wrong}"
-            elif name not in optional:
-                return f".{name} is missing"
-        unknown = sorted(value.keys() - checks.keys()) if closed else []
-        return f" has the unknown {', '.join(unknown)}" if unknown else ""
-
-    return of_fields
-
-
-def _is_not(value: Any, name: str) -> str:
-    return f" is {reprlib.repr(value)}, not {name}"
+def reason(error: ValidationError) -> str:
+    """Say the first of pydantic's refusals of a file's content in words."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}"
+    return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()
