@@ -29,7 +29,7 @@ class Report:
         leaderboard: The leaderboards with their notes as text for a terminal of 120 columns.
         files: All files written, the page included.
         skipped: Records, evaluations and choices that do not fit and are not in the report, each "path: reason".
-        warning: One line about them and what tells more; empty if there are none.
+        warning: One line about what was skipped and the command that tells more; empty if nothing was.
     """
 
     page: Path
@@ -55,7 +55,7 @@ def write_report(
     Args:
         runs: Folders of sweeps, sweeps or run directories.
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
-        whole_paper: Whether to write those of the paper's tables too that no number of ours has a place in.
+        whole_paper: Whether to write also those tables of the paper in which no number of ours has a place.
         cost: The cost.csv of `regbench cost`, whose curves the page shows too.
 
     Raises:

@@ -21,6 +21,7 @@ from PIL import Image
 from regbench.benchmark.rundir.lease import Attempt, claim
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources import fashion_mnist
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background by a shell, which lets its children ignore Ctrl-C; theirs, in the tests, must not.
@@ -43,7 +44,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         ("tables set by LaTeX (make test-all)", shutil.which("pdflatex"), "apt-get install texlive-latex-recommended"),
         (
             "Fashion-MNIST as Debian has it",
-            Path("/usr/share/datasets/fashion-mnist").is_dir(),
+            fashion_mnist.DEBIAN_FOLDER.is_dir(),
             "apt-get install dataset-fashion-mnist",
         ),
         ("FFCV's loader", importlib.util.find_spec("ffcv"), "make install; .venv/ffcv.log tells why it failed"),

@@ -187,7 +187,7 @@ class Summary:
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
-        """The scores of the leaderboard: those of `LEADING` that a row has, or else the first that has a best."""
+        """The scores of the leaderboard: those in `LEADING` that a row has, or else the first one that has a best."""
         measured = [name for name, score in self.scores.items() if score.higher_is_better is not None]
         measured = [name for name in measured if any(row.score(name) for row in self.rows)]
         return tuple(name for name in LEADING if name in measured) or tuple(measured[:1])

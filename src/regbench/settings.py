@@ -185,7 +185,7 @@ class Setting:
     Attributes:
         name: As it is written in an override.
         kind: Its type and bounds in words.
-        default: As it is written in an override; None: it has none.
+        default: As it is written in an override; None where the setting has no default.
         meaning: What it says.
     """
 
