@@ -7,14 +7,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from PIL import Image
-
 from regbench import RegbenchError
 from regbench.datasets.encode import in_order
 from regbench.datasets.prepare import only_one
 from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, few
-from regbench.datasets.voc import SPLITS, VOCSplit, read_voc07
+from regbench.datasets.voc import SPLITS, VOCSplit, read_image, read_voc07
 
 ARCHIVES = ("VOCtrainval_06-Nov-2007.tar", "VOCtest_06-Nov-2007.tar")
 
@@ -100,8 +98,7 @@ def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool
 def _fault(path: Path) -> str:
     """Return the name of an image that cannot be read; empty if it can."""
     try:
-        with Image.open(path) as image:
-            image.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        read_image(path)
+    except RegbenchError:
         return path.name
     return ""

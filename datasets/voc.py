@@ -118,6 +118,19 @@ def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str
     return {}
 
 
+def read_image(path: Path) -> npt.NDArray[np.uint8]:
+    """Decode an image of VOC2007: (height, width, 3), RGB.
+
+    Raises:
+        RegbenchError: The file is no image; the message names it.
+    """
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise RegbenchError(f"cannot read the image {path} ({error}); unpack its archive again") from error
+
+
 def whole_images(
     paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
 ) -> Iterator[Tensor]:
@@ -138,11 +151,7 @@ def whole_images(
     """
 
     def read(path: Path) -> Tensor:
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise RegbenchError(f"cannot read the image {path} ({error}); unpack its archive again") from error
+        pixels = read_image(path)
         height, width, _ = pixels.shape
         short = min(height, width)
         pixels = resize(pixels, shorter * height // short, shorter * width // short, interpolation)

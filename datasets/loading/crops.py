@@ -31,7 +31,7 @@ class CropShape:
     Attributes:
         sizes: the side of each view of an image, px.
         channels: 1 (the first) or 3.
-        interpolation: one of `config.INTERPOLATIONS`.
+        interpolation: see `config.Interpolation`.
     """
 
     sizes: tuple[int, ...]
