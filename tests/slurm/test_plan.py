@@ -13,7 +13,7 @@ from regbench.files import write_text
 from regbench.slurm.plan import plan, rows, summary
 from tests.records import made
 
-IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet50", "batch_size=256", "cluster.gpus=8")
+IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
 
 
 def ran(runs: Path, overrides: list[str], **more: Any) -> None:
@@ -41,12 +41,12 @@ def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) ->
 
 
 def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
-    """100 epochs of 1,281,167 images, two views each, in a ResNet-50: 24.5 GFLOP a view, and the projector's."""
+    """100 epochs of 1,281,167 images, two views each, in a ResNet-18: 10.6 GFLOP a view, and the projector's."""
     where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
     settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.projector.hidden_dim=64", "epochs=100"]
     (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
     assert entry.from_flop
-    assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 24.3e9 / 50e12 / 3600, rel=0.02)
+    assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 10.65e9 / 50e12 / 3600, rel=0.02)
     (row,) = rows([entry])
     assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
     assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary([entry])
