@@ -6,7 +6,6 @@ tests run all of it over every registered method, so a new method is tested by b
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import json
@@ -371,24 +370,18 @@ def documentation(method: Regularizer) -> Outcome:
 # Over ranks.
 
 
-def check_sharded(many: Mapping[str, Regularizer], ranks: Processes | None = None) -> dict[str, Finding]:
+def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
     """Check whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one, in every form.
 
     Args:
         many: Methods by any name.
-        ranks: Processes that `sharded_ranks` made, for callers who check more than once; by default new ones.
 
     Returns:
         For each name the largest relative difference: of a rank's value from the single process's, and of its
         gradients divided by the number of ranks (the mean that DistributedDataParallel takes).
     """
-    with contextlib.nullcontext(ranks) if ranks else sharded_ranks() as asked:
-        return {name: _check_sharded(method, asked) for name, method in many.items()}
-
-
-def sharded_ranks() -> Processes:
-    """Make the processes that `check_sharded` asks; to be closed."""
-    return Processes(max(SHARDS), _join)
+    with Processes(max(SHARDS), _join) as ranks:
+        return {name: _check_sharded(method, ranks) for name, method in many.items()}
 
 
 def _check_sharded(method: Regularizer, ranks: Processes) -> Finding:

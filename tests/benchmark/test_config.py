@@ -70,90 +70,64 @@ def test_the_same_settings_written_otherwise_are_the_same_cell() -> None:
         assert cell_of(*first.split()).id == cell_of(*second.split()).id
 
 
-def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each setting with its path."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from leaves(value, (*path, key))
     else:
-        yield path
+        yield path, node
 
 
-# Where half of a number or one more is not possible.
+# Settings of which half of a number or one more is not possible, by the end of their names.
 OTHERS: dict[str, Any] = {
     "dataset.source.name": None,
+    "evaluation.probe.dataset": None,
     "method.name": None,  # with its hyperparameters, below
     "dataset.channels": None,  # with mean and std, below
+    "backbone.name": None,
+    "optimizer.name": None,
     "precision": "fp32",
     "micro_batch_size": 64,
-    "dataset.mean": [0.1],
-    "dataset.std": [0.9],
     "dataset.image_size": 20,
-    "dataset.train_per_class": 5,
-    "augmentation.interpolation": "area",
-    "network.backbone.name": None,
-    "optimizer.name": None,
-    "optimizer.lr_scaling": "sqrt",
-    "optimizer.warmup_steps": 3,
-    "optimizer.schedule": "wsd",
-    "optimizer.clip_grad_norm": 0.5,
-    "optimizer.clip_lr": True,
-    "optimizer.exclude_bias_and_norm": False,
-    "network.projector.hidden_dim": 99,
-    "network.projector.activation": "gelu",
-    "network.projector.bias": True,
-    "network.projector.norm": "layer",
-    "network.projector.last_norm": "batch",
-    "evaluation.protocols": ["knn"],
-    "evaluation.select_on": "test",
-    "evaluation.select_by": ["knn", "probe"],
-    "evaluation.knn.other_k": [3],
-    "evaluation.probe.milestones": [2],
-    "evaluation.probe.batch_norm": True,
-    "evaluation.knn.interpolation": "area",
-    "evaluation.voc07.interpolation": "area",
-    "evaluation.labels1.interpolation": "area",
-    "evaluation.labels10.interpolation": "area",
-    "evaluation.labels1.backbone_learning_rates": [0.5],
-    "evaluation.labels1.head_learning_rates": [0.5],
-    "evaluation.labels10.backbone_learning_rates": [0.5],
-    "evaluation.labels10.head_learning_rates": [0.5],
-    "evaluation.places205.features": "cached",
-    "evaluation.places205.interpolation": "area",
-    "evaluation.places205.learning_rates": [0.5],
-    "evaluation.places205.milestones": [2],
-    "evaluation.places205.batch_norm": False,
-    "evaluation.places205.crop_scale": [0.3, 1.0],
-    "evaluation.probe.dataset": None,
-    "evaluation.measures.interpolation": "area",
-    "evaluation.retrieval.ranks": [3],
-    "evaluation.voc07.costs": [0.5],
-    "evaluation.voc07.num_images": [9, 9],
-    "evaluation.probe.interpolation": "area",
-    "evaluation.probe.features": "augmented",
-    "evaluation.probe.crop_scale": [0.3, 1.0],
-    "evaluation.probe.learning_rates": [0.5],
-    "method.weights": [1.0, 2.0],
+    "train_per_class": 5,
+    "interpolation": "area",
+    "lr_scaling": "sqrt",
+    "warmup_steps": 3,
+    "schedule": "wsd",
+    "clip_grad_norm": 0.5,
+    "hidden_dim": 99,
+    "activation": "gelu",
+    "norm": "layer",
+    "last_norm": "batch",
+    "protocols": ["knn"],
+    "select_on": "test",
+    "select_by": ["knn", "probe"],
+    "places205.features": "cached",
+    "probe.features": "augmented",
 }
 
 
-def changed(cell: Cell, path: tuple[str, ...]) -> dict[str, Any]:
+def another(path: tuple[str, ...], old: Any) -> Any:
+    """Another value of the setting; None where there is none."""
+    for number in range(len(path)):
+        if (name := ".".join(path[number:])) in OTHERS:
+            return OTHERS[name]
+    if isinstance(old, list):
+        return [another(path, old[0]), *old[1:]] if old else [3]
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, float):
+        return old / 2 if old else 0.1
+    return old + "x" if isinstance(old, str) else old + 1
+
+
+def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
     data: dict[str, Any] = copy.deepcopy(cell.plain())
-    *parents, last = path
     node = data
-    for key in parents:
+    for key in path[:-1]:
         node = node[key]
-    old, dotted = node[last], ".".join(path)
-    if dotted in OTHERS:
-        node[last] = OTHERS[dotted]
-    elif isinstance(old, str):
-        node[last] = old + "x"
-    elif isinstance(old, int):
-        node[last] = old + 1
-    elif isinstance(old, float):
-        node[last] = old / 2 if old else 0.1
-    elif last in ("crop_scale", "crop_ratio", "blur_sigma"):
-        node[last] = (old[0] / 2, old[1])
-    assert node[last] != old, dotted
+    node[path[-1]] = value
     return data
 
 
@@ -162,10 +136,13 @@ ALL = load_run(["method=sfrik", f"evaluation.protocols=[{','.join(EVALUATIONS.na
 
 
 def test_every_setting_is_part_of_the_id() -> None:
-    for path in leaves(ALL.plain()):
+    for path, old in leaves(ALL.plain()):
         # Of the data sets of further evaluations the name will do: they are the same class as the first.
-        if OTHERS.get(".".join(path), "") is not None and (path[2:3] != ("dataset",) or path[3] == "name"):
-            other = Cell.stored(changed(ALL, path))
+        if path[2:3] == ("dataset",) and path[3:] not in ((), ("name",)):
+            continue
+        if (value := another(path, old)) is not None:
+            assert value != old, path
+            other = Cell.stored(with_value(ALL, path, value))
             assert other != ALL, path
             assert other.id != ALL.id, path
 
@@ -243,7 +220,7 @@ def test_the_plain_form_names_the_class_not_the_preset() -> None:
 
 
 def test_a_stored_cell_does_not_depend_on_the_defaults_of_today() -> None:
-    for path in leaves(BASE.plain()):
+    for path, _ in leaves(BASE.plain()):
         data = BASE.plain()
         node: Any = data
         for key in path[:-1]:
@@ -383,26 +360,14 @@ def test_refusals_say_in_one_line_what_is_wanted() -> None:
         assert message in refusal(*several.split())
 
 
-def nodes(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:
-    """Each number of a cell, or list of numbers, with the way to it."""
+def numbers(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:
+    """Each number of a cell, or list of numbers, with its path."""
     found = []
-    for path in leaves(cell.plain()):
-        value: Any = cell.plain()
-        for key in path:
-            value = value[key]
-        if not isinstance(value[0] if isinstance(value, list) and value else value, int | float) or value is True:
-            continue
-        found.append((path, value))
+    for path, value in leaves(cell.plain()):
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            found.append((path, value))
     return found
-
-
-def with_value(cell: Cell, path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    data: dict[str, Any] = copy.deepcopy(cell.plain())
-    node = data
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    return data
 
 
 def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str, Any]]:
@@ -415,8 +380,8 @@ def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str
 
 def test_no_number_of_a_cell_may_be_impossible() -> None:
     own = [replace(BASE, method=methods.build(name)) for name in methods.names()]
-    places = [(ALL, *node) for node in nodes(ALL)]
-    places += [(cell, *node) for cell in own for node in nodes(cell) if node[0][0] == "method"]
+    places = [(ALL, *node) for node in numbers(ALL)]
+    places += [(cell, *node) for cell in own for node in numbers(cell) if node[0][0] == "method"]
     for cell, path, old in places:
         for data in impossible(cell, path, old):
             with pytest.raises(RegbenchError, match=re.escape(path[-1])):
@@ -674,6 +639,8 @@ def test_a_profile_of_ones_own_and_settings_of_a_cell(tmp_path: Path, monkeypatc
     assert (first.nodes, second.nodes) == (1, 2)
     assert (first.processes, second.processes) == (4, 8)
     assert sweep.cells[0].id == load_run(["method=vicreg"])[0].id  # where it runs is no part of a cell
+    profile.write_text("defaults: [slurm]\npartition: large\n")
+    assert load_sweep(str(file), ["cluster=mine"]).clusters[0].partition == "large"  # not what was read before
     with pytest.raises(RegbenchError, match="unknown cluster 'yours'; known: local, mine, slurm"):
         load_run(["cluster=yours"])
 
