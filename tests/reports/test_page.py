@@ -303,6 +303,8 @@ def test_every_record_is_in_the_page_as_it_is(site: Path) -> None:
         assert cell["config"] == record["cell"]
         for key in ("label", "seed", "status", "scores", "environment", "data", "attempts", "command", "choice"):
             assert cell[key] == record[key]
+    # Its place is that of a row in its section's leaderboard.
+    assert {cell["row"] for cell in shown.values() if cell["section"] == 1} == set(range(12))
 
 
 def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
