@@ -94,7 +94,7 @@ def predict(
         )
     with _ranks(world_size) as group, FakeTensorMode(), Accounts(world_size) as accounts:
         network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
-            cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed
+            cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
         )
         parameters = list(network.parameters())
         accounts.file("weights", network.state_dict().values())
@@ -276,7 +276,7 @@ class Accounts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count an operation and what it makes."""
         if func is torch.ops.aten._local_scalar_dense.default:
-            return 1  # there are no data; any number will do, such as for a seed
+            return 0  # there are no data; any number will do, such as for a seed, and 0 drops no path
         out = func(*args, **(kwargs or {}))
         self._count_work(func, args, kwargs or {}, out)
         moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
@@ -300,7 +300,7 @@ class Accounts(TorchDispatchMode):
             elif name == "broadcast_":
                 self.sent_bytes += size
         elif func.namespace == "aten":
-            # An operation in place (addmm_) costs what the other (addmm) does.
-            formula = flop_registry.get(getattr(torch.ops.aten, name.rstrip("_"), None))
+            # An operation in place (addmm_) costs what the other (addmm) does; a CPU's attention what a GPU's does.
+            formula = flop_registry.get(getattr(torch.ops.aten, name.rstrip("_").replace("_for_cpu", ""), None))
             if formula is not None:
                 self.flop += formula(*args, **kwargs, out_val=out)

@@ -413,7 +413,9 @@ def evaluate_directory(
 
 def _network(cell: Cell, state: Mapping[str, Any] | None) -> SiameseNetwork:
     """Build the network of a cell with the weights of a checkpoint, or as it is initialised."""
-    network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
+    network = SiameseNetwork(
+        cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
+    )
     if state is not None:
         network.load_state_dict(state["network"])
     return network

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from regbench import RegbenchError
 from regbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -21,16 +22,51 @@ class Backbone(ABC):
     reference: ClassVar[str]
     """Where it is from: authors and year."""
 
+    @property
+    def architecture(self) -> str:
+        """Its name, for tables."""
+        return BACKBONES.name(self)
+
     @abstractmethod
-    def build(self, channels: int) -> tuple[nn.Module, int]:
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network, with weights drawn from torch's global generator, and the width of its representation.
 
         Args:
             channels: Of the images.
+            image_size: Side of the data set's images, px; views may be smaller or larger.
 
         Raises:
             RegbenchError: If it does not take such images.
         """
+
+
+def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
+    """Find the width of the representation by an image.
+
+    Args:
+        source: What the network is, for messages.
+        module: The network, which is left in the mode that it has.
+        channels: Of the images.
+        image_size: Side of the images, px.
+
+    Raises:
+        RegbenchError: If it does not take such images, or gives something else than a vector.
+    """
+    import torch
+
+    training = module.training
+    try:
+        with torch.no_grad():
+            out = module.eval()(torch.zeros(1, channels, image_size, image_size))
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise RegbenchError(
+            f"{source} does not take images of {image_size} px ({' '.join(str(error).split())[:200]}); "
+            "choose another dataset.image_size"
+        ) from error
+    module.train(training)
+    if not isinstance(out, torch.Tensor) or out.ndim != 2:
+        raise RegbenchError(f"{source} does not give one vector for an image; choose another model")
+    return out.shape[1]
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone", "regbench.backbones", "regbench.benchmark.backbones")

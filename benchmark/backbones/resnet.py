@@ -49,7 +49,7 @@ class ResNet(Backbone):
 class ResNet18(ResNet):
     """torchvision's ResNet-18."""
 
-    def build(self, channels: int) -> tuple[nn.Module, int]:
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 512."""
         return self._adapted(resnet18(weights=None, zero_init_residual=True), channels)
 
@@ -59,7 +59,7 @@ class ResNet18(ResNet):
 class ResNet50(ResNet):
     """torchvision's ResNet-50."""
 
-    def build(self, channels: int) -> tuple[nn.Module, int]:
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 2048."""
         return self._adapted(resnet50(weights=None, zero_init_residual=True), channels)
 
@@ -71,7 +71,7 @@ class ResNetTiny(Backbone):
 
     reference = "ours, of the blocks of He et al., CVPR 2016"
 
-    def build(self, channels: int) -> tuple[nn.Module, int]:
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
         blocks, width = [], 32
         for out, stride in ((32, 1), (64, 2), (128, 2)):

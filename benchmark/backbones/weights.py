@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import logging
 import pickle
 import warnings
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regbench import RegbenchError
-from regbench.benchmark.backbones.base import BACKBONES, Backbone
+from regbench.benchmark.backbones.base import Backbone, representation_dim
 from regbench.benchmark.evaluate.features import Encoder
 
 log = logging.getLogger("regbench")
@@ -72,14 +71,13 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
         if channels != 3:
             raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel; choose another")
         module, mean, std = (_torchvision if library == "torchvision" else _timm)(source, name)
-        dim = _dim(source, module, channels, image_size)
+        dim = representation_dim(source, module, channels, image_size)
         architecture = name.partition("@")[0]
         return Published(Encoder(module, dim), architecture, _digest(module.state_dict()), mean, std)
-    module, _ = network.build(channels)
-    architecture = BACKBONES.name(network)
+    module, dim = network.build(channels, image_size)
+    architecture = network.architecture
     path = Path(source)
     _fill(module, _read(path), path, architecture)
-    dim = _dim(source, module, channels, image_size)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return Published(Encoder(module, dim), architecture, sha256)
@@ -119,8 +117,6 @@ def _behead(source: str, model: nn.Module) -> None:
 
 
 def _timm(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
-    if importlib.util.find_spec("timm") is None:
-        raise RegbenchError(f"{source} needs timm, which is not installed; pip install 'regbench[timm]'")
     import timm
 
     if not timm.is_model_pretrained(name):
@@ -131,21 +127,6 @@ def _timm(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[f
     except (OSError, RuntimeError) as error:
         raise RegbenchError(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
     return model, tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
-
-
-def _dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Width of the representation, found by an image."""
-    try:
-        with torch.no_grad():
-            out = module.eval()(torch.zeros(1, channels, image_size, image_size))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise RegbenchError(
-            f"{source} does not take images of {image_size} px ({' '.join(str(error).split())[:200]}); "
-            "choose another dataset.image_size"
-        ) from error
-    if not isinstance(out, Tensor) or out.ndim != 2:
-        raise RegbenchError(f"{source} does not give one vector for an image; choose another model")
-    return out.shape[1]
 
 
 def _digest(state: dict[str, Tensor]) -> str:

@@ -164,8 +164,9 @@ _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
 
 
 def backbone_name(cell: Mapping[str, Any]) -> Any:
-    """Return the name of the backbone in a cell's plain data."""
-    return cell["network"]["backbone"]["name"]
+    """Return the name of the backbone in a cell's plain data; of a library's models that of the model."""
+    backbone = cell["network"]["backbone"]
+    return backbone.get("model", backbone["name"])
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:

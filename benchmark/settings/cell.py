@@ -58,7 +58,7 @@ class NetworkConfig:
     @property
     def architecture(self) -> str:
         """The backbone's name, for tables."""
-        return BACKBONES.name(self.backbone)
+        return self.backbone.architecture
 
 
 def _selects(name: str) -> bool:

@@ -59,7 +59,7 @@ def main() -> None:
         compute = resolve(runtime)
         prepare(cell.dataset, folder, source_dir=folder / "source", progress=False)
         network = SiameseNetwork(
-            NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=8)), 8, 3, 0
+            NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=8)), 8, 3, 224, 0
         )
         encoder = Encoder(network.backbone.to(compute.device), network.representation_dim)
         images = Images(cell.dataset, compute, folder / "choice.json")

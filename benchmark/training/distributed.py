@@ -142,15 +142,23 @@ def _is_of_a_connection(error: Exception) -> bool:
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
-    """Makes every BN layer of `network` take its statistics over the batches of all ranks.
+    """Make every BN layer of `network` take its statistics over the batches of all ranks.
 
-    Does nothing for a world of one. The layers are changed in place and keep the names of their weights.
+    Do nothing for a world of one. The layers are changed in place and keep the names of their weights.
+
+    Raises:
+        RegbenchError: If a layer does more than BN, which would be lost.
     """
     if world.group is None:
         return
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+                    raise RegbenchError(
+                        f"{type(child).__name__} of the network cannot take its statistics over several processes; "
+                        "train it in one, or choose another network"
+                    )
                 if device.type == "cuda":
                     new = nn.SyncBatchNorm.convert_sync_batchnorm(child, world.group)
                 else:

@@ -168,7 +168,9 @@ class _Training:
                 raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")
         device = compute.device
         self.memory, self.energy, self.clock = PeakMemory(device), EnergyMeter(device), Stopwatch(device)
-        self.network = SiameseNetwork(cell.network, cell.embedding_dim, cell.dataset.channels, cell.seed)
+        self.network = SiameseNetwork(
+            cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
+        )
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         synchronize_batch_norm(self.network, world, device)
         group = world.group if compute.runtime.shard_optimizer else None
@@ -274,7 +276,7 @@ class _Training:
         ):
             waiting = self.clock.mark()
             for x1_NCHW, x2_NCHW in batches:
-                _seed(cell.seed, progress.step)
+                _seed(cell.seed, progress.step, self.world.rank)
                 lr = cell.optimizer.learning_rate(cell.batch_size, progress.step, len(loader), cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = lr
@@ -417,9 +419,12 @@ def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
     return NamedFile(attempt.write("metrics.jsonl", rows).name, hashlib.sha256(rows).hexdigest())
 
 
-def _seed(seed: int, step: int) -> None:
-    """Sets every generator, so that what a step draws depends on nothing that ran before it, in any process."""
-    number = seed * 1_000_003 + step
+def _seed(seed: int, step: int, rank: int) -> None:
+    """Set every generator, so that what a step draws depends on nothing that ran before it, in any process.
+
+    Ranks have numbers of their own, or stochastic layers would treat the images of all of them alike.
+    """
+    number = seed * 1_000_003 + step + (rank << 53)
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)  # the global generator is the one that others may draw from

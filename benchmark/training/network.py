@@ -24,13 +24,14 @@ class SiameseNetwork(nn.Module):
         representation_dim: Width of the backbone's output.
     """
 
-    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, seed: int) -> None:
+    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
         """Builds both parts with weights that depend on `seed` alone.
 
         Args:
             config: Which backbone and projector.
             embedding_dim: q.
             channels: Of the images.
+            image_size: Side of the data set's images, px.
             seed: Of the initial weights; torch's global generator is left as it was.
 
         Raises:
@@ -39,7 +40,7 @@ class SiameseNetwork(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.backbone, self.representation_dim = config.backbone.build(channels)
+            self.backbone, self.representation_dim = config.backbone.build(channels, image_size)
             self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
@@ -57,9 +58,9 @@ class SiameseNetwork(nn.Module):
 class PlainSiameseNetwork(SiameseNetwork):
     """The same network of torch's own layers, each view apart: equal but for rounding, and needs more memory."""
 
-    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, seed: int) -> None:
+    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
         """See `SiameseNetwork`."""
-        super().__init__(config, embedding_dim, channels, seed)
+        super().__init__(config, embedding_dim, channels, image_size, seed)
         for module in self.modules():
             if isinstance(module, SmallLinear):
                 module.__class__ = nn.Linear  # type: ignore[assignment]

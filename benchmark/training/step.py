@@ -61,11 +61,12 @@ class Step:
     def __call__(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> Stepped:
         """Updates the network once; gradients are gone afterwards."""
         parts = self._parts(x1_NCHW, x2_NCHW)
+        states: list[list[Tensor]] = []  # of the generators, before each part
         marks = [self.mark()]
         if len(parts) == 1:
             z1_NQ, z2_NQ = self._embed(x1_NCHW, x2_NCHW)
         else:
-            z1_NQ, z2_NQ = self._embed_without_graph(parts)
+            z1_NQ, z2_NQ = self._embed_without_graph(parts, states)
         marks.append(self.mark())
         # The loss acts on leaves of its own, so that its cost can be told from the network's.
         leaf1_NQ, leaf2_NQ = (z.detach().float().requires_grad_() for z in (z1_NQ, z2_NQ))
@@ -76,7 +77,7 @@ class Step:
         if len(parts) == 1:
             torch.autograd.backward([z1_NQ, z2_NQ], [g.to(z1_NQ.dtype) for g in gradients])
         else:
-            self._backward_in_parts(parts, gradients)
+            self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
         # DistributedDataParallel keeps the gradients in its buckets; others are freed.
@@ -94,22 +95,40 @@ class Step:
         return z1_NQ, z2_NQ
 
     @torch.no_grad()
-    def _embed_without_graph(self, parts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def _embed_without_graph(self, parts: list[tuple[Tensor, Tensor]], states: list[list[Tensor]]) -> list[Tensor]:
+        embeddings = []
         with _frozen_statistics(self.network):
-            embeddings = [self._embed(*part) for part in parts]
+            for part in parts:
+                states.append(_generator_states(part[0].device))
+                embeddings.append(self._embed(*part))
         return [torch.cat(view) for view in zip(*embeddings, strict=True)]
 
-    def _backward_in_parts(self, parts: list[tuple[Tensor, Tensor]], gradients: tuple[Tensor, ...]) -> None:
+    def _backward_in_parts(
+        self, parts: list[tuple[Tensor, Tensor]], gradients: tuple[Tensor, ...], states: list[list[Tensor]]
+    ) -> None:
         """Gradient caching (Gao et al., 2021): each part passes again, now with a graph, and takes its rows' gradient.
 
-        The ranks' gradients are averaged once, with the last part.
+        It draws what it drew the first time. The ranks' gradients are averaged once, with the last part.
         """
         sizes = [len(x) for x, _ in parts]
         for number, (part, *rows) in enumerate(zip(parts, *(g.split(sizes) for g in gradients), strict=True), start=1):
             wait = isinstance(self.network, DistributedDataParallel) and number < len(parts)
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
+                _set_generators(part[0].device, states[number - 1])
                 embeddings = self._embed(*part)
                 torch.autograd.backward(embeddings, [g.to(embeddings[0].dtype) for g in rows])
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    """The states of what stochastic layers draw from: the CPU's generator and that of a GPU."""
+    states = [torch.random.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_generators(device: torch.device, states: list[Tensor]) -> None:
+    torch.random.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
 
 
 @contextlib.contextmanager

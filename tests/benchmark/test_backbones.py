@@ -1,10 +1,10 @@
-"""Published weights: the forms they come in, what is left out and what is refused."""
+"""Published weights: the forms they come in, what is left out and what is refused. Models of timm to train."""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
-import importlib.util
 import logging
 import pickle
 import sys
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
@@ -41,7 +43,7 @@ def shaken(network: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     """The network that the files hold."""
-    return shaken(TINY.build(3)[0])
+    return shaken(TINY.build(3, 24)[0])
 
 
 @pytest.fixture(scope="module")
@@ -250,13 +252,12 @@ def test_a_download_that_fails_says_where_to_put_the_file(monkeypatch: pytest.Mo
 
 
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    timm = pytest.importorskip("timm")
     create, models = timm.create_model, []
 
     def untrained(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
         assert pretrained
         models.append(create(name, pretrained=False, num_classes=num_classes))
-        return models[-1]  # type: ignore[no-any-return]
+        return models[-1]
 
     monkeypatch.setattr(timm, "create_model", untrained)
     published = load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 224)
@@ -270,8 +271,126 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         load_backbone("timm:resnet18.nothing", TINY, 3, 24)
 
 
-def test_timm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find(name))
-    with pytest.raises(RegbenchError, match=r"pip install 'regbench\[timm\]'"):
-        load_backbone("timm:resnet18", TINY, 3, 24)
+# ------------------------------------------------------------------ models of timm
+
+
+VIT: dict[str, Any] = {"patch_size": 4, "options": {"depth": 2, "embed_dim": 24, "num_heads": 2}}
+GREY = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+
+
+def vit(**settings: Any) -> tuple[Any, int]:
+    """A transformer of two blocks for grey images of 28 px, in evaluation mode, and the width of its representation."""
+    torch.manual_seed(0)
+    module, dim = BACKBONES.build("timm", **{**VIT, **settings}).build(1, 28)
+    return module.eval(), dim
+
+
+def of_timm(name: str = "vit_small_patch16_224", **options: Any) -> nn.Module:
+    """What timm itself makes of it."""
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model(name, num_classes=0, **options)
+    return model.eval()
+
+
+OF_VIT: dict[str, Any] = {"patch_size": 4, "in_chans": 1, "img_size": 28, **VIT["options"]}
+
+
+def class_tokens(model: Any, x: Tensor, positions_NLC: Tensor) -> list[Tensor]:
+    """The class token after each block, normalised."""
+    tokens = torch.cat([model.cls_token.expand(len(x), -1, -1), model.patch_embed(x)], dim=1) + positions_NLC
+    found = []
+    for block in model.blocks:
+        tokens = block(tokens)
+        found.append(model.norm(tokens)[:, 0])
+    return found
+
+
+REPRESENTATIONS: dict[str, tuple[dict[str, Any], Callable[[Any], Tensor]]] = {
+    "pooled": ({}, lambda model: model(GREY)),
+    "class token": ({"representation": "class_token"}, lambda model: class_tokens(model, GREY, model.pos_embed)[-1]),
+    "mean": ({"representation": "mean"}, lambda model: model.forward_features(GREY)[:, 1:].mean(dim=1)),
+    "class tokens of two blocks": (
+        {"representation": "class_token", "last_blocks": 2},
+        lambda model: torch.cat(class_tokens(model, GREY, model.pos_embed), dim=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPRESENTATIONS)
+def test_the_representation_of_a_transformer(name: str) -> None:
+    settings, expected = REPRESENTATIONS[name]
+    module, dim = vit(**settings)
+    model = of_timm(**OF_VIT)
+    assert module.state_dict().keys() == model.state_dict().keys()
+    out = module(GREY)
+    assert out.shape == (3, dim)
+    torch.testing.assert_close(out, expected(model))
+
+
+def test_images_of_another_size_have_interpolated_positions() -> None:
+    module, _ = vit(representation="class_token")
+    model: Any = of_timm(**OF_VIT | {"img_size": (12, 20)})
+    with torch.no_grad():
+        module.pos_embed *= 50  # so that they matter beside the patches
+    model.load_state_dict({k: v for k, v in module.state_dict().items() if k != "pos_embed"}, strict=False)
+    grid_NCHW = module.pos_embed[:, 1:].reshape(1, 7, 7, 24).permute(0, 3, 1, 2)
+    grid_NCHW = F.interpolate(grid_NCHW, (3, 5), mode="bicubic", antialias=True)
+    positions_NLC = torch.cat([module.pos_embed[:, :1], grid_NCHW.flatten(2).mT], dim=1)
+    small = GREY[:, :, :12, :20]
+    expected = class_tokens(model, small, positions_NLC)[-1]
+    torch.testing.assert_close(module(small), expected)
+    assert not torch.allclose(class_tokens(model, small, model.pos_embed)[-1], expected, atol=0.1)
+    with pytest.raises(RegbenchError, match="views of 10 px cannot be cut into patches of 4; choose a size"):
+        module(GREY[:, :, :10, :10])
+
+
+def test_a_copy_of_a_transformer_has_weights_of_its_own() -> None:
+    """Fine-tuning trains a copy."""
+    module, _ = vit(representation="mean")
+    expected = module(GREY)
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.norm.bias += 1
+    torch.testing.assert_close(twin(GREY), expected + 1)
+    assert torch.equal(module(GREY), expected)
+
+
+def test_other_models_of_timm_give_what_is_pooled() -> None:
+    torch.manual_seed(0)
+    module, dim = BACKBONES.build("timm", model="convnext_atto", drop_path_rate=0.2).build(1, 64)
+    x = torch.randn(2, 1, 64, 64)
+    torch.testing.assert_close(module.eval()(x), of_timm("convnext_atto", in_chans=1)(x))
+    assert dim == 320
+
+
+def test_published_weights_of_a_transformer(tmp_path: Path) -> None:
+    model = of_timm(**OF_VIT)
+    torch.save(FORMS["DINO: training"](model.state_dict()), tmp_path / "weights.pth")
+    network = BACKBONES.build("timm", representation="class_token", **VIT)
+    published = load_backbone(str(tmp_path / "weights.pth"), network, 1, 28)
+    assert published.architecture == "vit_small_patch16_224"
+    torch.testing.assert_close(published.backbone.represent(GREY), model(GREY))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "vit_smal_patch16_224"}, "timm has no 'vit_smal_patch16_224'; near: vit_small_patch16_224"),
+        ({"patch_size": 5}, "views of 28 px cannot be cut into patches of 5"),
+        ({"options": {"width": 3}}, "timm cannot make vit_small_patch16_224 with .*width: 3.*: .*'width'"),
+        ({"last_blocks": 3, "representation": "mean"}, "last_blocks=3: vit_small_patch16_224 has fewer blocks"),
+        ({"last_blocks": 2}, "last_blocks=2 needs network.backbone.representation=class_token or mean"),
+        (
+            {"model": "convnext_atto", "patch_size": None, "options": {}, "representation": "mean"},
+            "representation=mean needs a vision transformer, and convnext_atto is none; use pooled",
+        ),
+        (
+            {"representation": "class_token", "options": {"class_token": False}},
+            "has no class token; use network.backbone.representation=mean",
+        ),
+    ],
+)
+def test_what_timm_cannot_make_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegbenchError, match=message) as refusal:
+        vit(**settings)
+    assert "\n" not in str(refusal.value)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
+import torch.distributed as dist
+from timm.layers.norm_act import BatchNormAct2d
+from torch import nn
 
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.distributed import environment_ranks
+from regbench.benchmark.training.distributed import World, environment_ranks, synchronize_batch_norm
 from tests.conftest import TINY
 from tests.ranks import launch
 
@@ -130,6 +135,13 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
             assert cost.energy_cpu_joules == 10 * len(rows)
             assert cost.energy_gpu_joules == sum(range(1, size + 1)) * len(rows)
             assert record.environment["world_size"] == size
+
+
+def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
+    """timm's rectifies too, which would be lost."""
+    network = nn.Sequential(BatchNormAct2d(4))
+    with pytest.raises(RegbenchError, match="BatchNormAct2d of the network cannot take its statistics over several"):
+        synchronize_batch_norm(network, World(size=2, group=cast("dist.ProcessGroup", object())), torch.device("cpu"))
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def make(cell: Cell, compute: Compute, tmp_path: Path, claimed: Callable[[Path],
     def subject(folder: str, **changes: Any) -> Subject:
         choices = Choices(claimed(tmp_path / folder))
         choices.note("hyperparameters", {"selected_on": "given"})
-        network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 0)
+        network = SiameseNetwork(cell.network, cell.embedding_dim, 3, 24, 0)
         encoder = Encoder(network.backbone, network.representation_dim)
         config = cell.evaluation.replaced(**changes)
         return Subject(config, cell.dataset, cell.augmentation, encoder, compute, choices, 1)

@@ -91,7 +91,7 @@ def weights(tmp_path: Path) -> Path:
     cell, _ = load_run(["network=resnet_tiny"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        state = cell.network.backbone.build(3)[0].state_dict()
+        state = cell.network.backbone.build(3, 24)[0].state_dict()
     path = tmp_path / "vicreg_tiny.pth"
     model = {f"module.backbone.{name}": value for name, value in state.items()}
     torch.save({"model": model | {"module.projector.0.weight": torch.zeros(2, 2)}, "epoch": 3}, path)
@@ -243,7 +243,7 @@ def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt
 
 def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
     cell, runtime = load_run([*tiny, *overrides])
-    module, dim = cell.network.backbone.build(3)
+    module, dim = cell.network.backbone.build(3, 24)
     backbone, choices = Encoder(module, dim), Choices(attempt)
     made = Subject(cell.evaluation, cell.dataset, cell.augmentation, backbone, resolve(runtime), choices, cell.seed)
     return made, backbone, choices

@@ -22,7 +22,7 @@ def build(
     settings = {} if backbone == "resnet_tiny" else {"stem": stem}
     built = BACKBONES.build(backbone, **settings)
     config = NetworkConfig(backbone=built, projector=ProjectorConfig(**projector))
-    return SiameseNetwork(config, q, channels, seed)
+    return SiameseNetwork(config, q, channels, 32, seed)
 
 
 @pytest.mark.parametrize(

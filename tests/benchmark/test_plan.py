@@ -144,6 +144,20 @@ def test_flop_of_resnet18() -> None:
     assert predict(cell).flop_per_step == pytest.approx(expected, rel=0.005)
 
 
+def test_flop_and_memory_of_a_transformer() -> None:
+    """Multiplications of ViT-Ti/16 (Touvron et al.): 12 blocks of width 192 on 197 tokens, and 14² patches."""
+    network = ["network=vit_tiny", "network.projector.depth=1", "embedding_dim=2", "optimizer=adamw"]
+    dropping = ["network.backbone.drop_path_rate=0.3", "micro_batch_size=2"]
+    needs, parts = (predict(paper_cell("vicreg", 4, *network, *more)) for more in ([], dropping))
+    products, attention, patches = 12 * 197 * 12 * 192**2, 12 * 2 * 197**2 * 192, 196 * 16 * 16 * 3 * 192
+    # Backward, attention forms its weights anew and the patches need no gradient.
+    multiplications = 3 * products + 3.5 * attention + 2 * patches
+    assert needs.flop_per_step == pytest.approx(4 * 2 * 2 * multiplications, rel=0.002)
+    assert needs.parts_bytes["optimizer state"] == pytest.approx(8 * needs.parameters, rel=0.01)
+    assert needs.checkpoint_bytes == pytest.approx(12 * needs.parameters, rel=0.001)
+    assert parts.peak_bytes < needs.peak_bytes
+
+
 def test_memory_parameters_checkpoint_and_what_is_sent() -> None:
     needs = papers_network()
     assert needs.peak_bytes <= 7.5 * GB

@@ -150,7 +150,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
         *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.8", "optimizer.final_lr_fraction=0.02"),
     )
     record = finish(cell, runtime, "here")
-    network = SiameseNetwork(cell.network, 16, 3, seed=3)
+    network = SiameseNetwork(cell.network, 16, 3, 24, seed=3)
     network.train()
     momenta = [torch.zeros_like(p) for p in network.parameters()]
     step, rows = 0, []
@@ -193,7 +193,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     assert record.history[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)
     found, expected = weights(run_directory(runtime, "here", cell)), network.state_dict()
-    start = SiameseNetwork(cell.network, 16, 3, seed=3).state_dict()
+    start = SiameseNetwork(cell.network, 16, 3, 24, seed=3).state_dict()
     assert found.keys() == expected.keys()
     moved = 0
     for name, value in expected.items():
@@ -249,7 +249,7 @@ def test_the_record_is_complete(complete: Run) -> None:
 def test_the_evaluation_is_that_of_the_frozen_backbone(complete: Run) -> None:
     """k = 1 at scale: the nearest training image by cosine similarity of the representations."""
     cell, directory = complete.cell, complete.directory
-    network = SiameseNetwork(cell.network, 16, 3, seed=0)
+    network = SiameseNetwork(cell.network, 16, 3, 24, seed=0)
     network.load_state_dict(weights(directory))
     network.eval()
     features = {}
@@ -365,6 +365,30 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str]
     expected = weights(undisturbed.directory)
     assert all(torch.equal(value, expected[name]) for name, value in weights(directory).items())
     assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, step)]
+
+
+def test_an_interrupted_transformer_ends_as_an_undisturbed_one(shared: list[str], tiny: list[str]) -> None:
+    """With stochastic layers, AdamW, gradient caching and clipping, from the middle of an epoch to all evaluations."""
+    options = "network.backbone.options={depth: 2, embed_dim: 24, num_heads: 2}"
+    network = ("network.backbone=timm", "network.backbone.patch_size=4", "network.backbone.drop_path_rate=0.5", options)
+    optimizer = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_norm=1", "micro_batch_size=16")
+    overrides = ("method=vicreg", *network, "network.projector.norm=layer", *optimizer)
+    cell, runtime = load(shared, *overrides)
+    undisturbed = finish(cell, runtime, "transformer")
+    expected = weights(run_directory(runtime, "transformer", cell))
+    _, runtime = load(tiny, *overrides)
+    interruption = Interruption()
+    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
+        before_steps(patch, signal_at_the_fifth)
+        with pytest.raises(Interrupted):
+            run_cell(cell, runtime, "disturbed", interruption=interruption)
+    torch.randn(3)  # what else the process drew does not matter
+    resumed = finish(cell, runtime, "disturbed")
+    assert [attempt.from_step for attempt in resumed.attempts] == [None, 5]
+    assert numbers(resumed) == numbers(undisturbed)
+    found = weights(run_directory(runtime, "disturbed", cell))
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert {score.name for score in resumed.scores} >= {"knn_top1", "linear_top1"}
 
 
 def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str], undisturbed: Run) -> None:

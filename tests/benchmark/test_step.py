@@ -49,8 +49,8 @@ def test_the_network_equals_that_of_plain_layers(
     layout: torch.memory_format, precision: str, given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "BLOCK_ELEMENTS", 1000)
-    plain = gradients(PlainSiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
-    ours = gradients(SiameseNetwork(CONFIG, 96, 3, 0), precision, layout, given)
+    plain = gradients(PlainSiameseNetwork(CONFIG, 96, 3, 64, 0), precision, layout, given)
+    ours = gradients(SiameseNetwork(CONFIG, 96, 3, 64, 0), precision, layout, given)
     assert plain.keys() == ours.keys()
     for name, expected in plain.items():
         if "projector" in name:  # the views' gradients are added in float32, not in bf16
@@ -64,7 +64,7 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "BLOCK_ELEMENTS", 1000)
     kept: dict[type[SiameseNetwork], list[Tensor]] = {SiameseNetwork: [], PlainSiameseNetwork: []}
     for kind, tensors in kept.items():
-        network = kind(CONFIG, 96, 3, 0)
+        network = kind(CONFIG, 96, 3, 64, 0)
         with (
             torch.autograd.graph.saved_tensors_hooks(lambda t, to=tensors: to.append(t) or t, lambda t: t),  # type: ignore
             torch.autocast("cpu", torch.bfloat16),
@@ -88,7 +88,7 @@ def _train(rank: int, folder: Path) -> None:
         ("ours", SiameseNetwork, None),
         ("shared", SiameseNetwork, group),
     ):
-        network: nn.Module = kind(CONFIG, 96, 3, 0)
+        network: nn.Module = kind(CONFIG, 96, 3, 64, 0)
         network.to(memory_format=torch.channels_last)
         step = Step(
             network=DistributedDataParallel(network, gradient_as_bucket_view=True),
@@ -109,7 +109,7 @@ def _train(rank: int, folder: Path) -> None:
 def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
     spawn(_train, (tmp_path,), nprocs=2)
     plain, ours, shared = (torch.load(tmp_path / name) for name in ("plain", "ours", "shared"))
-    start = SiameseNetwork(CONFIG, 96, 3, 0).state_dict()
+    start = SiameseNetwork(CONFIG, 96, 3, 64, 0).state_dict()
     for name, expected in ours.items():
         assert torch.equal(shared[name], expected), name
     moved = sum((ours[name] - start[name]).square().sum() for name in start if "weight" in name)
@@ -122,7 +122,7 @@ def test_micro_batches_give_the_step_of_the_whole_batch_but_for_bn(precision: st
     """With BN statistics that do not come from the batch, there is no difference at all."""
     updated = []
     for size in (None, 4):
-        network = SiameseNetwork(CONFIG, 96, 3, 0).eval()
+        network = SiameseNetwork(CONFIG, 96, 3, 64, 0).eval()
         step = Step(
             network=network,
             optimizer=LARS(network.parameters(), **SETTINGS),
@@ -134,15 +134,49 @@ def test_micro_batches_give_the_step_of_the_whole_batch_but_for_bn(precision: st
         stepped = step(*views(0))
         updated.append((stepped, torch.cat([p.detach().flatten() for p in network.parameters()])))
     (whole, expected), (parts, found) = updated
-    start = torch.cat([p.detach().flatten() for p in SiameseNetwork(CONFIG, 96, 3, 0).parameters()])
+    start = torch.cat([p.detach().flatten() for p in SiameseNetwork(CONFIG, 96, 3, 64, 0).parameters()])
     assert (found - expected).norm() < (2e-2 if precision == "bf16" else 1e-4) * (expected - start).norm()
     for name, term in whole.terms.items():
         assert parts.terms[name].item() == pytest.approx(term.item(), rel=1e-2 if precision == "bf16" else 1e-5)
 
 
+def test_micro_batches_draw_the_same_twice() -> None:
+    """Two passes with stochastic layers against one pass that keeps the graphs of all parts; views of two sizes."""
+    backbone = BACKBONES.build(
+        "timm",
+        patch_size=4,
+        drop_path_rate=0.5,
+        representation="class_token",
+        options={"depth": 2, "embed_dim": 24, "num_heads": 2, "proj_drop_rate": 0.3},
+    )
+    config = NetworkConfig(backbone=backbone, projector=ProjectorConfig(depth=2, norm="layer"))
+    found, expected = (SiameseNetwork(config, 16, 1, 28, 0) for _ in range(2))
+    start = [p.detach().clone() for p in found.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    views = [torch.randn(12, 1, size, size, generator=generator) for size in (28, 16)]
+    method = build("vicreg")
+    step = Step(
+        network=found,
+        optimizer=torch.optim.SGD(found.parameters(), lr=1.0),
+        method=method,
+        engine=Engine(),
+        precision="fp32",
+        micro_batch_size=4,
+    )
+    torch.manual_seed(7)
+    step(*views)
+    torch.manual_seed(7)
+    parts = [expected(*part) for part in zip(*(x.split(4) for x in views), strict=True)]
+    z1, z2 = (torch.cat(view) for view in zip(*parts, strict=True))
+    method.loss(z1, z2).backward()
+    assert not torch.equal(parts[0][0], expected(views[0][:4], views[1][:4])[0])  # the layers do draw
+    for p, before, twin in zip(found.parameters(), start, expected.parameters(), strict=True):
+        torch.testing.assert_close(before - p, twin.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_micro_batches_count_once_in_bns_running_statistics() -> None:
     """As many updates as parts, as if each were a batch, though each passes twice."""
-    network = SiameseNetwork(CONFIG, 96, 3, 0).train()
+    network = SiameseNetwork(CONFIG, 96, 3, 64, 0).train()
     optimizer = LARS(network.parameters(), **SETTINGS | {"lr": 0.0})
     step = Step(
         network=network,
@@ -153,7 +187,7 @@ def test_micro_batches_count_once_in_bns_running_statistics() -> None:
         micro_batch_size=8,
     )
     step(*views(0))
-    other = SiameseNetwork(CONFIG, 96, 3, 0).train()
+    other = SiameseNetwork(CONFIG, 96, 3, 64, 0).train()
     for x1, x2 in zip(*(x.split(8) for x in views(0)), strict=True):
         other(x1, x2)
     for (name, found), expected in zip(network.named_buffers(), other.buffers(), strict=True):

@@ -11,7 +11,7 @@ import pytest
 from regbench import RegbenchError
 from regbench.reports.find.records import load_records, read_records
 from regbench.reports.rows.summary import summarize
-from tests.reports.conftest import later, resign, score
+from tests.reports.conftest import backbone, later, resign, score
 
 Make = Callable[..., Path]
 
@@ -38,6 +38,8 @@ def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
         "%",
     ]
     assert row[["dataset", "backbone", "embedding_dim"]].tolist() == ["fashion_mnist", "resnet_tiny", 512]
+    record(cell={"network": backbone("timm", backbone={"name": "timm", "model": "vit_tiny_patch16_224"})})
+    assert set(load_records(runs)["backbone"]) == {"resnet_tiny", "vit_tiny_patch16_224"}
     assert row["train_s"] == 30.0
     assert row["hardware"] == "1 x Example CPU"
 

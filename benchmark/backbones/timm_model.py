@@ -1,0 +1,133 @@
+"""Models of timm, vision transformers above all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regbench import RegbenchError
+from regbench.benchmark.backbones.base import Backbone, register, representation_dim
+from regbench.settings import AtLeastOne, Momentum, settings, shown
+
+
+@register("timm")
+@settings
+class TimmModel(Backbone):
+    """A model of timm with random weights, without its classifier.
+
+    Vision transformers take images of any size that their patches divide: positional embeddings are those of the data
+    set's size, interpolated for views of others.
+
+    Attributes:
+        model: Its name in timm, such as vit_small_patch16_224 or convnext_tiny.
+        patch_size: Side of the patches, px; null: the model's.
+        drop_path_rate: Of stochastic depth (Huang et al., ECCV 2016) in the last block; it grows linearly from 0.
+        representation: "pooled" (what the model gives its classifier), or of a vision transformer the "class_token",
+            or the "mean" over the patches' tokens; both after the last norm.
+        last_blocks: Blocks whose tokens, each after the last norm, make up the representation, side by side.
+        options: Other arguments of `timm.create_model`, such as {depth: 6, embed_dim: 192}.
+    """
+
+    model: str = "vit_small_patch16_224"
+    patch_size: AtLeastOne | None = None
+    drop_path_rate: Momentum = 0.0
+    representation: Literal["pooled", "class_token", "mean"] = "pooled"
+    last_blocks: AtLeastOne = 1
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    reference = "Wightman, 2019 (timm); Dosovitskiy et al., ICLR 2021 (ViT)"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not fit each other.
+
+        Raises:
+            RegbenchError: Naming the setting and what it must be.
+        """
+        if self.last_blocks > 1 and self.representation == "pooled":
+            raise RegbenchError(
+                f"network.backbone.last_blocks={self.last_blocks} needs network.backbone.representation=class_token "
+                "or mean"
+            )
+
+    @property
+    def architecture(self) -> str:
+        """Its name in timm, for tables."""
+        return self.model
+
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation."""
+        module = self._create(channels, image_size)
+        if self.representation != "pooled" and not hasattr(module, "num_prefix_tokens"):
+            raise RegbenchError(
+                f"network.backbone.representation={self.representation} needs a vision transformer, and {self.model} "
+                "is none; use pooled"
+            )
+        if self.representation == "class_token" and getattr(module, "cls_token", None) is None:
+            raise RegbenchError(f"{self.model} has no class token; use network.backbone.representation=mean")
+        if self.last_blocks > len(getattr(module, "blocks", [])) and self.last_blocks > 1:
+            raise RegbenchError(f"network.backbone.last_blocks={self.last_blocks}: {self.model} has fewer blocks")
+        # A class of its own, not a module around it: the weights keep the names that published files have.
+        module.__class__ = type(type(module).__name__, (_Represented, type(module)), {})
+        module.representation, module.last_blocks = self.representation, self.last_blocks  # type: ignore[assignment]
+        return module, representation_dim(self.model, module, channels, image_size)
+
+    def _create(self, channels: int, image_size: int) -> nn.Module:
+        import timm
+
+        if not timm.is_model(self.model):
+            near = ", ".join(difflib.get_close_matches(self.model, timm.list_models())) or "none"
+            raise RegbenchError(f"network.backbone.model: timm has no {self.model!r}; near: {near}")
+        given: dict[str, Any] = {"patch_size": self.patch_size, "drop_path_rate": self.drop_path_rate}
+        options = {name: value for name, value in given.items() if value}
+        if self.representation != "pooled":
+            options["global_pool"] = ""  # the last norm is then that of all tokens
+        refusal = ""
+        for sizes in _sizes(image_size):
+            arguments = {"in_chans": channels, **options, **sizes, **self.options}
+            try:
+                model: nn.Module = timm.create_model(self.model, pretrained=False, num_classes=0, **arguments)
+                return model
+            except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+                refusal = " ".join(str(error).split())[:200]
+                if not any(name in refusal for name in sizes):  # some models take none of these
+                    break
+        raise RegbenchError(f"timm cannot make {self.model} with {shown(arguments)}: {refusal}")
+
+
+def _sizes(image_size: int) -> Iterator[dict[str, Any]]:
+    """What models are told of the images' size: transformers need it, some of them take other sizes too."""
+    yield {"img_size": image_size, "dynamic_img_size": True}
+    yield {"img_size": image_size}
+    yield {}
+
+
+class _Represented(nn.Module):
+    """Mixed into a model of timm: its output is the representation."""
+
+    representation: str
+    last_blocks: int
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Return the representations (n, d) of images (n, c, h, w)."""
+        patch = getattr(getattr(self, "patch_embed", None), "patch_size", None)
+        if patch and x_NCHW.shape[-1] % patch[0]:
+            raise RegbenchError(
+                f"views of {x_NCHW.shape[-1]} px cannot be cut into patches of {patch[0]}; choose a size that they "
+                "divide, or network.backbone.patch_size"
+            )
+        if self.representation == "pooled":
+            out: Tensor = super().forward(x_NCHW)
+            return out
+        blocks = self.forward_intermediates(  # type: ignore[operator]
+            x_NCHW, self.last_blocks, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+        )
+        # Patches and the tokens before them, of each block; the patches alone where there are no others.
+        pairs = [block if isinstance(block, tuple) else (block, None) for block in blocks]
+        if self.representation == "mean":
+            return torch.cat([patches_NLC.mean(dim=1) for patches_NLC, _ in pairs], dim=1)
+        return torch.cat([prefix_NLC[:, 0] for _, prefix_NLC in pairs], dim=1)
