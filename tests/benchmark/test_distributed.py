@@ -41,6 +41,8 @@ REFUSED = {
 # Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
+import torch
+import torch.distributed as dist
 from regbench.benchmark.training import loop as train
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
@@ -66,6 +68,9 @@ def counted(self, *views):
     steps += 1
     if (name, steps, rank + 1) == ("stopped", 3, size):
         os.kill(os.getpid(), signal.SIGUSR1)
+    seeds = [0] * size
+    dist.all_gather_object(seeds, torch.initial_seed())
+    assert len(set(seeds)) == size  # stochastic layers do not drop the same images on all ranks
     return step(self, *views)
 Step.__call__ = counted
 interruption = Interruption()
@@ -154,13 +159,19 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN with unequal shares of the batch; LARS with shared momentum; a loss whose embeddings go round."""
+    """BN with unequal shares of the batch; LARS with shared momentum; a loss's rows; a transformer and clipping."""
     code = """
-import os, sys, torch
+import os, sys, torch, warnings
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import connect, synchronize_batch_norm
+from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.lars import LARS
+from regbench.benchmark.training.optimizers.sgd import SGDConfig
+from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build, engine
 
 cpu = torch.device("cpu")
@@ -223,8 +234,28 @@ def equal_shares(world):
     expected = build("sfrik").loss(z1, z2)
     close(build("sfrik").loss(z1[rows], z2[rows], Engine(group=world.group, even=True)), expected)
 
+def transformer(world):
+    # Views of two sizes; the class token matters by the patches alone.
+    options = dict(depth=2, embed_dim=24, num_heads=2)
+    backbone = BACKBONES.build("timm", patch_size=4, representation="mean", options=options)
+    config = NetworkConfig(backbone=backbone, projector=ProjectorConfig(norm="layer"))
+    alone, shared = (SiameseNetwork(config, 16, 1, 28, 0) for _ in range(2))
+    views = [draw(i, 8, 1, size, size) for i, size in enumerate((28, 16))]
+    for network, group in ((alone, None), (shared, world.group)):
+        module = network if group is None else DDP(network, gradient_as_bucket_view=True, static_graph=True)
+        optimizer = SGDConfig(clip_grad_norm=0.1).build_clipping(network.parameters())
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = 0.3
+        with warnings.catch_warnings(action="ignore"):  # of the one that is alone
+            settings = dict(method=build("vicreg"), engine=Engine(group=group), precision="fp32")
+            step = Step(network=module, optimizer=optimizer, **settings)
+            for _ in range(3):
+                step(*(x if group is None else x.chunk(2)[world.rank] for x in views))
+    for mine, theirs in zip(shared.parameters(), alone.parameters()):
+        close(mine, theirs)
+
 with connect(cpu) as world:
-    for check in (batch_norm, shared_momentum, equal_shares):
+    for check in (batch_norm, shared_momentum, equal_shares, transformer):
         check(world)
 """
     for process in launch(2, code):
