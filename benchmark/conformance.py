@@ -29,6 +29,8 @@ from regbench.methods.base import LOCAL_ROWS, Loss
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
+# Numbers of views, and how many of them are global.
+VIEWS = ((2, 2), (3, 3), (8, 2))
 _TINY = 1e-300
 _DIRECTIONS = 6  # in which gradients are compared with differences
 
@@ -86,9 +88,15 @@ def run_check(method: Regularizer, check: str) -> Finding | None:
 
 
 def _draw(n: int, q: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    z1, z2 = _draw_views(n, q, 2, seed)
+    return z1, z2
+
+
+def _draw_views(n: int, q: int, count: int, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    z1 = 0.6 * torch.randn(n, q, dtype=torch.float64, generator=generator)
-    return z1, z1 + 0.3 * torch.randn(n, q, dtype=torch.float64, generator=generator)
+    first = 0.6 * torch.randn(n, q, dtype=torch.float64, generator=generator)
+    others = (0.3 * torch.randn(n, q, dtype=torch.float64, generator=generator) for _ in range(count - 1))
+    return [first, *(first + other for other in others)]
 
 
 def _rotation(q: int) -> Tensor:
@@ -97,28 +105,30 @@ def _rotation(q: int) -> Tensor:
     return rotation
 
 
-def _evaluate(method: Regularizer, z1: Tensor, z2: Tensor, engine: Engine, seed: int = 0) -> Loss:
+def _evaluate(
+    method: Regularizer, views: Sequence[Tensor], engine: Engine, global_views: int | None = None, seed: int = 0
+) -> Loss:
     """Compute the loss with the same random numbers each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return method(z1, z2, engine)
+        return method(*views, engine=engine, global_views=global_views)
 
 
-def _value(method: Regularizer, z1: Tensor, z2: Tensor) -> Tensor:
-    return _evaluate(method, z1, z2, Engine()).total
+def _value(method: Regularizer, *views: Tensor) -> Tensor:
+    return _evaluate(method, views, Engine()).total
 
 
 def _gradients(
     method: Regularizer,
-    z1: Tensor,
-    z2: Tensor,
+    views: Sequence[Tensor],
     engine: Engine = Engine(),  # noqa: B008  # frozen
+    global_views: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Tensor], float]:
-    """Compute value and both gradients, and what a value is measured against: its addends may cancel."""
-    leaf1, leaf2 = (z.detach().clone().requires_grad_() for z in (z1, z2))
-    loss = _evaluate(method, leaf1, leaf2, engine, seed)
-    return [loss.total.detach(), *torch.autograd.grad(loss.total, (leaf1, leaf2))], _size(loss)
+    """Compute value and gradients, and what a value is measured against: its addends may cancel."""
+    leaves = [z.detach().clone().requires_grad_() for z in views]
+    loss = _evaluate(method, leaves, engine, global_views, seed)
+    return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
 def _relative(found: Tensor, wanted: Tensor, floor: float = _TINY) -> float:
@@ -131,7 +141,7 @@ def _size(loss: Loss) -> float:
 
 
 def _difference(method: Regularizer, pair: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
-    wanted = _evaluate(method, *pair, Engine())
+    wanted = _evaluate(method, pair, Engine())
     return abs(wanted.total.item() - _value(method, *other).item()) / max(_size(wanted), _TINY)
 
 
@@ -153,20 +163,24 @@ def gradient(method: Regularizer) -> Outcome:
         return None
     outcomes = []
     step = 3e-5
-    for n, q in ((4, 3), (3, 5), (2, 2)):
-        z = torch.stack(_draw(n, q))
-        (_, *found), size = _gradients(method, *z)
+    for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
+        z = torch.stack(_draw_views(n, q, count))
+
+        def value(z: Tensor, global_views: int = global_views) -> Tensor:
+            return _evaluate(method, [*z], Engine(), global_views).total
+
+        (_, *found), size = _gradients(method, [*z], global_views=global_views)
         directions = _rotation(z.numel())[:_DIRECTIONS].view(-1, *z.shape)
         numeric = torch.zeros(len(directions), dtype=z.dtype)
         for i, direction in enumerate(directions):
             # Fourth order, so that the step need not be tiny.
             shifts = step * direction, 2 * step * direction
-            near, far = (_value(method, *(z + shift)) - _value(method, *(z - shift)) for shift in shifts)
+            near, far = (value(z + shift) - value(z - shift) for shift in shifts)
             numeric[i] = (8 * near - far) / (12 * step)
         analytic = (directions * torch.stack(found)).sum(dim=(1, 2, 3))
         floor = 1e-3 * size  # below it the differences' own rounding would be measured
         error = (analytic - numeric).abs().max().item() / max(numeric.abs().max().item(), floor)
-        outcomes.append((error, f"n={n}, q={q}"))
+        outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
     return _worst(outcomes)
 
 
@@ -243,7 +257,7 @@ def float32(method: Regularizer) -> Outcome:
     outcomes = []
     for n, q in ((64, 32), (32, 64)):
         z1, z2 = _draw(n, q)
-        (exact, size), (single, _) = _gradients(method, z1, z2), _gradients(method, z1.float(), z2.float())
+        (exact, size), (single, _) = _gradients(method, [z1, z2]), _gradients(method, [z1.float(), z2.float()])
         outcomes.append((_relative(single[0], exact[0], size), f"value at n={n}, q={q}"))
         outcomes += [(_relative(a, b), f"gradient at n={n}, q={q}") for a, b in zip(single[1:], exact[1:], strict=True)]
     return _worst(outcomes)
@@ -255,9 +269,9 @@ def half_precision(method: Regularizer) -> Outcome:
     outcomes = []
     for dtype in (torch.bfloat16, torch.float16):
         z1, z2 = (z.to(dtype) for z in _draw(16, 8))
-        wanted, _ = _gradients(method, z1.float(), z2.float())
+        wanted, _ = _gradients(method, [z1.float(), z2.float()])
         with torch.autocast("cpu", torch.bfloat16):
-            found, _ = _gradients(method, z1, z2)
+            found, _ = _gradients(method, [z1, z2])
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
             return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
         outcomes += [(_relative(a, b), str(dtype)) for a, b in zip(found, wanted, strict=True)]
@@ -293,27 +307,30 @@ def finite(method: Regularizer) -> Outcome:
         f"{name} ({form})"
         for name, pair in corner_cases().items()
         for form in ("auto", *method.forms)
-        if not all(x.isfinite().all() for x in _gradients(method, *pair, Engine(form=form))[0])
+        if not all(x.isfinite().all() for x in _gradients(method, pair, Engine(form=form))[0])
     ]
     return len(broken), ", ".join(broken)
 
 
 @_check(1e-10)
 def forms(method: Regularizer) -> Outcome:
-    """Return the relative difference of each form from the textbook's, in value, addends and gradients."""
-    if len(method.forms) == 1:
-        return None
+    """Return the relative difference of each form from the textbook's: value, addends, gradients; 2, 3 and 8 views."""
     outcomes = []
-    for n, q in ((300, 20), (20, 300), (5, 3)):
-        z1, z2 = _draw(n, q)
-        wanted, size = _gradients(method, z1, z2, Engine(form="textbook"))
-        addends = _evaluate(method, z1, z2, Engine(form="textbook")).terms
-        for form in method.forms[1:]:
-            found, _ = _gradients(method, z1, z2, Engine(form=form))
-            where = f"{form} at n={n}, q={q}"
+    sizes = [(n, q, *views) for n, q in ((300, 20), (20, 300)) for views in VIEWS[:1]]
+    for n, q, count, global_views in (*sizes, *((5, 3, *views) for views in VIEWS)):
+        views = _draw_views(n, q, count)
+        textbook = Engine(form="textbook")
+        wanted, size = _gradients(method, views, textbook, global_views)
+        addends = _evaluate(method, views, textbook, global_views).terms
+        for form in method.forms[1:] or ("auto",):
+            found, _ = _gradients(method, views, Engine(form=form), global_views)
+            where = f"{form} at n={n}, q={q}, {count} views, {global_views} global"
+            floor = max(gradient.norm().item() for gradient in wanted[1:])
             outcomes.append((_relative(found[0], wanted[0], size), f"value, {where}"))
-            outcomes += [(_relative(a, b), f"gradient, {where}") for a, b in zip(found[1:], wanted[1:], strict=True)]
-            own = _evaluate(method, z1, z2, Engine(form=form)).terms
+            outcomes += [
+                (_relative(a, b, floor), f"gradient, {where}") for a, b in zip(found[1:], wanted[1:], strict=True)
+            ]
+            own = _evaluate(method, views, Engine(form=form), global_views).terms
             outcomes += [(_relative(own[name], term, size), f"{name}, {where}") for name, term in addends.items()]
     return _worst(outcomes)
 
@@ -401,17 +418,18 @@ def _join(here: Place) -> dict[int, Any]:
 
 def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> tuple[float, str]:
     rank = dist.get_rank()
-    z1, z2 = _draw(11, 6)
     outcomes = [(0.0, "")]
     for form, (size, rows) in itertools.product(method.forms, SHARDS.items()):
         if rank >= size:
             continue
+        views = _draw_views(11, 6, 3 if size == 3 else 2)
         mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-        where = f"{form}, rank {rank} of {size}"
+        where = f"{form}, rank {rank} of {size}, {len(views)} views"
         try:
-            wanted, total = _gradients(method, z1, z2, Engine(form=form))
+            wanted, total = _gradients(method, views, Engine(form=form), 2)
             # What the other ranks would draw by themselves must not matter.
-            found, _ = _gradients(method, z1[mine], z2[mine], Engine(form=form, group=groups[size]), seed=rank)
+            shares = [z[mine] for z in views]
+            found, _ = _gradients(method, shares, Engine(form=form, group=groups[size]), 2, seed=rank)
         except Exception as error:
             raise RegbenchError(f"{form} form over {size} ranks: {one_line(error)}") from error
         outcomes.append((_relative(found[0], wanted[0], total), f"value, {where}"))

@@ -108,12 +108,13 @@ def predict(
             method=cell.method,
             engine=Engine(form=loss_form, group=group, even=True),
             precision=cell.precision,
+            global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
         )
-        side = cell.dataset.image_size
-        shape_NCHW = (cell.batch_size // world_size, cell.dataset.channels, side, side)
-        views = [torch.empty(shape_NCHW) for _ in range(2)]
+        sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
+        images, channels = cell.batch_size // world_size, cell.dataset.channels
+        views = [torch.empty(images, channels, side_px, side_px) for side_px in sides_px]
         accounts.file("images", views)
         ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
         accounts.file("gradients", ddp_gradients)

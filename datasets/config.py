@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,6 +19,8 @@ from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, setti
 
 Interpolation = Literal["bicubic", "bilinear", "area"]
 """The filters that resize: bicubic (a = -0.5), bilinear or the mean of the covered pixels, all antialiased."""
+
+Cut = Literal["random", "center", "patches"]
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -74,25 +76,84 @@ UNCHANGED = ViewConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0
 
 
 @settings
+class ViewsConfig(ViewConfig):
+    """The views of one kind, of which an image can have many: their augmentation, size and number.
+
+    Attributes:
+        count: How many of them an image has.
+        size: Their side, px; null: the data set's image size.
+        cut: How they are cut out of an image, see `CropConfig`.
+        resize: Side in px, see `cut`.
+        local: Whether they show a small part of the image. A loss compares each global view with all others.
+    """
+
+    count: AtLeastOne = 1
+    size: AtLeastOne | None = None
+    cut: Cut = "random"
+    resize: AtLeastOne | None = None
+    local: bool = False
+
+
+def _two_views() -> dict[str, ViewsConfig]:
+    return {"view1": ViewsConfig(), "view2": ViewsConfig(blur_p=1.0, solarize_p=0.0)}
+
+
+@settings
 class AugmentationConfig:
-    """The augmentation of both views and the filter that resizes the crops.
+    """The views of an image and the filter that resizes the crops.
 
     Attributes:
         name: For the record.
-        view1: The first view.
-        view2: The second view; by default blurred always and never solarized, as in the paper.
+        views: The kinds of views by any names, the global ones first; by default the paper's two.
         interpolation: Filter that resizes the crops.
     """
 
     name: str = "imagenet"
-    view1: ViewConfig = field(default_factory=ViewConfig)
-    view2: ViewConfig = field(default_factory=lambda: ViewConfig(blur_p=1.0, solarize_p=0.0))
+    views: dict[str, ViewsConfig] = field(default_factory=_two_views, hash=False)
     interpolation: Interpolation = "bicubic"
 
-    def crops(self, size: int) -> MultiCropConfig:
-        """Make the two views random resized crops of `size` px."""
-        crops = tuple(CropConfig(view=view, size=size) for view in (self.view1, self.view2))
+    def __post_init__(self) -> None:
+        """Refuse views that no loss can take.
+
+        Raises:
+            RegbenchError: Naming what is wrong with them.
+        """
+        local = [kind.local for kind in self.views.values()]
+        if self.count < 2 or local != sorted(local) or all(local):
+            given = ", ".join(f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items())
+            raise RegbenchError(
+                f"augmentation.views are {given or 'none'}; give two or more, the global ones before the local ones"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many views an image has."""
+        return sum(kind.count for kind in self.views.values())
+
+    @property
+    def global_views(self) -> int:
+        """How many of them are global."""
+        return sum(kind.count for kind in self.views.values() if not kind.local)
+
+    def pair(self) -> AugmentationConfig:
+        """Return the same with its first two views only: what evaluations that need two views look at."""
+        views: dict[str, ViewsConfig] = {}
+        for name, kind in self.views.items():
+            if wanted := min(kind.count, 2 - sum(each.count for each in views.values())):
+                views[name] = replace(kind, count=wanted)
+        return replace(self, views=views)
+
+    def crops(self, image_size: int) -> MultiCropConfig:
+        """Return the crops that the views are, for images of a data set whose image size is `image_size` px."""
+        crops = tuple(
+            CropConfig(view=kind, size=kind.size or image_size, count=kind.count, cut=kind.cut, resize=kind.resize)
+            for kind in self.views.values()
+        )
         return MultiCropConfig(crops=crops, interpolation=self.interpolation)
+
+    def sizes_px(self, image_size: int) -> list[int]:
+        """List the side of each view, px."""
+        return [kind.size or image_size for kind in self.views.values() for _ in range(kind.count)]
 
 
 PATCH_JITTER = 24
@@ -116,7 +177,7 @@ class CropConfig:
     view: ViewConfig
     size: AtLeastOne
     count: AtLeastOne = 1
-    cut: Literal["random", "center", "patches"] = "random"
+    cut: Cut = "random"
     resize: AtLeastOne | None = None
 
     def __post_init__(self) -> None:
@@ -134,7 +195,7 @@ class CropConfig:
 
 @settings
 class MultiCropConfig:
-    """All views of a multi-crop augmentation.
+    """All views of an image, as loaders cut them.
 
     Attributes:
         crops: The kinds of views, in the order in which they are delivered.
@@ -143,59 +204,6 @@ class MultiCropConfig:
 
     crops: tuple[CropConfig, ...]
     interpolation: Interpolation = "bilinear"
-
-
-def swav_crops(
-    counts: tuple[int, ...] = (2, 6),
-    sizes: tuple[int, ...] = (224, 96),
-    min_scales: tuple[float, ...] = (0.14, 0.05),
-    max_scales: tuple[float, ...] = (1.0, 0.14),
-) -> MultiCropConfig:
-    """The views of SwAV (Caron et al., NeurIPS 2020), with the options of SFRIK's published code and its defaults.
-
-    Args:
-        counts: crops of each kind.
-        sizes: their sides, px.
-        min_scales: the least area of each kind, as a fraction of the image's.
-        max_scales: the largest.
-
-    Raises:
-        RegbenchError: the four differ in length, or hold an impossible number.
-    """
-    if not len(counts) == len(sizes) == len(min_scales) == len(max_scales):
-        raise RegbenchError("crops: give as many counts as sizes, min_scales and max_scales")
-    colors = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2, "blur_p": 0.5, "solarize_p": 0.0}
-    kinds = zip(counts, sizes, min_scales, max_scales, strict=True)
-    return MultiCropConfig(
-        crops=tuple(
-            CropConfig(view=ViewConfig(crop_scale=(low, high), **colors), size=size, count=count)  # type: ignore[arg-type]
-            for count, size, low, high in kinds
-        )
-    )
-
-
-def obow_crops(num_crops: int = 2, crop_size: int = 160, num_patches: int = 5, patch_size: int = 96) -> MultiCropConfig:
-    """The views of OBoW (Gidaris et al., CVPR 2021), with the options of SFRIK's published code: image, crops, patches.
-
-    Args:
-        num_crops: crops of 8 to 60 % of the image.
-        crop_size: their side, px.
-        num_patches: patches of 9; 0 for none.
-        patch_size: their side, px.
-
-    Raises:
-        RegbenchError: an impossible number.
-    """
-    colors = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.4, "solarize_p": 0.0}
-    crop = ViewConfig(crop_scale=(0.08, 0.6), blur_p=0.5, **colors)  # type: ignore[arg-type]
-    patch = ViewConfig(crop_scale=(0.6, 1.0), blur_p=0.0, **colors)  # type: ignore[arg-type]
-    crops = [
-        CropConfig(view=UNCHANGED, size=224, cut="center", resize=256),
-        CropConfig(view=crop, size=crop_size, count=num_crops),
-    ]
-    if num_patches:
-        crops.append(CropConfig(view=patch, size=patch_size, count=num_patches, cut="patches", resize=256))
-    return MultiCropConfig(crops=tuple(crops))
 
 
 @settings

@@ -6,25 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import (
-    alignment,
-    energy,
-    inverse_lengths,
-    mask_diagonal,
-    mean_squared_difference,
-    normalize,
-    to_embedding_gradient,
-)
+from regbench.methods.pairwise import energy, mask_diagonal
 
 
 @register("auh")
 @dataclass(frozen=True, kw_only=True)
-class AUH(Regularizer):
+class AUH(Decomposed):
     """λ ℓ_a + ½ Σ_v log mean_{i≠j} exp(−t ‖zᵢ − zⱼ‖²) on unit embeddings (Wang & Isola, ICML 2020).
 
     Zheng et al. (ICLR 2023, appendix "Regularization loss of SimCLR, AUH and VICReg") print the sum over all pairs
@@ -39,6 +31,7 @@ class AUH(Regularizer):
 
     scale: float = 2.5
     alignment_weight: float = 3000.0
+    unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="AUH",
@@ -58,44 +51,31 @@ class AUH(Regularizer):
         # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under the logarithm.
         self.require(0 < self.scale <= 20, "scale must be in (0, 20]")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and uniformity."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
-            "uniformity": 0.5 * (self._log_mean_energy(z1_NQ) + self._log_mean_energy(z2_NQ)),
-        }
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
 
-    def _log_mean_energy(self, z_NQ: Tensor) -> Tensor:
-        n = len(z_NQ)
-        log_sum = mask_diagonal(2 * self.scale * (z_NQ @ z_NQ.T)).logsumexp(dim=(0, 1))
-        return log_sum - 2 * self.scale - math.log(n * (n - 1))
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute the logarithm of the mean energy."""
+        n = len(u_NQ)
+        log_sum = mask_diagonal(2 * self.scale * (u_NQ @ u_NQ.T)).logsumexp(dim=(0, 1))
+        return {"uniformity": log_sum - 2 * self.scale - math.log(n * (n - 1))}
 
     @property
     def forms(self) -> tuple[str, ...]:
         """The logarithm of a streamed energy."""
         return ("textbook", "gram")
 
-    def value_and_gradient(
-        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.value_and_gradient`."""
-        n, q = shard.n, z1_NQ.shape[1]
-        views = (z1_NQ, z2_NQ)
-        inverses = (inverse_lengths(z1_NQ), inverse_lengths(z2_NQ))
-        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+    def add_regularizer(
+        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+    ) -> Addends:
+        """Compute it in Gram form, see `Decomposed.add_regularizer`."""
+        n = shard.n
 
         def phi(t: Tensor) -> tuple[Tensor, Tensor]:
             value = (t - 1).mul_(2 * self.scale).exp_()
             return value, 2 * self.scale * value
 
-        uniformities = []
-        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
-            total = shard.sum(energy(z_NQ, inverse_N, phi, gradient_NQ, shard))
-            uniformities.append((total / (n * (n - 1))).log())
-            gradient_NQ.div_(total)
-        weight = self.alignment_weight / (n * q)
-        difference = shard.sum(alignment(*views, *inverses, gradients, weight))
-        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
-            to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        return {"alignment": weight * difference, "uniformity": 0.5 * (uniformities[0] + uniformities[1])}, *gradients
+        total = shard.sum(energy(z_NQ, inverse_N, phi, gradient_NQ, shard))
+        gradient_NQ.mul_(2 * share / total)
+        return {"uniformity": (total / (n * (n - 1))).log()}

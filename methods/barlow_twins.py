@@ -68,10 +68,10 @@ class BarlowTwins(Regularizer):
         """‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩: the redundancy does not need the correlation."""
         return ("textbook", "gram", "covariance")
 
-    def value_and_gradient(
+    def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
+        """Streamed in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
         views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
         if form == "gram":

@@ -1,7 +1,8 @@
 """The regularizer interface and the registry.
 
-Shapes: N = images in the batch (n), Q = embedding dimension (q). `z1_NQ[i]` and `z2_NQ[i]` are the embeddings of
-the two views of image i, as the projector gives them: a method that works on the sphere normalises them itself.
+Shapes: N = images in the batch (n), Q = embedding dimension (q). `views_NQ[v][i]` is the embedding of view v of image
+i, as the projector gives it: a method that works on the sphere normalises it itself. An image has V views, of which the
+first G are global: they show most of it. Two views, both global, are the usual case.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
+from regbench.methods.views import pairs
 from regbench.plugins import Registry
 
 LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
@@ -40,7 +42,8 @@ class Metadata:
         memory: Complexity of the memory beyond the embeddings and their gradient.
         published: The hyperparameters of the publication and what they were used on; the defaults are from there. If
             unpublished, where the defaults come from.
-        limitation: What the original has that two views and a projector cannot give; empty if nothing.
+        views: Where the loss of more than two views is from; empty if it is this benchmark's.
+        limitation: What the original has that views and a projector cannot give; empty if nothing.
         scale_invariant: Whether the lengths of the embeddings do not matter (methods on the sphere).
         rotation_invariant: Whether one rotation of all embeddings leaves the value as it is.
         symmetric: Whether the views can be exchanged.
@@ -56,6 +59,7 @@ class Metadata:
     time: str
     memory: str
     published: str
+    views: str = ""
     limitation: str = ""
     scale_invariant: bool = False
     rotation_invariant: bool = False
@@ -77,30 +81,48 @@ class Loss(NamedTuple):
 
 
 class Regularizer(ABC):
-    """A loss on the embeddings of two views: alignment plus what keeps the network from collapsing.
+    """A loss on the embeddings of an image's views: alignment plus what keeps the network from collapsing.
 
     A subclass is a frozen keyword-only dataclass of its hyperparameters, decorated by `register`. It states
-    `metadata` and implements `terms`; everything else (fp32, checks, many ranks, configuration, tests, cost, table
-    rows) is done for it. One with a cheaper way to the same numbers also implements `value_and_gradient` and names
-    the forms that it has.
+    `metadata` and implements `terms` for two views; everything else (more views, fp32, checks, many ranks,
+    configuration, tests, cost, table rows) is done for it. With more views the loss is the mean of the two-view loss
+    over the pairs of a global view and another one. A method that is alignment plus a regularizer of each view is a
+    `Decomposed`; one with a formula of its own for V views is a `Native`.
+
+    One with a cheaper way to the same numbers also implements `pair_value_and_gradient` and names the forms that it
+    has.
     """
 
     metadata: ClassVar[Metadata]
+    kind: ClassVar[str] = "pairwise"
+    """How more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's CPU generator. All ranks draw the same then, those of the first rank."""
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """The weighted addends of the loss, by name: the published formula, in plain differentiable PyTorch.
+        """Compute the weighted addends of the loss of two views: the published formula, in plain differentiable torch.
 
         Args:
             z1_NQ: Embeddings of the first views of the whole batch, shape (n, q), float32 or float64.
             z2_NQ: Embeddings of the second views, same shape and dtype.
 
         Returns:
-            Scalars whose sum is the loss. A constant (such as a Gram matrix's diagonal) is an addend of its own,
-            so that curves show what moves.
+            Scalars by name, whose sum is the loss. A constant (such as a Gram matrix's diagonal) is an addend of its
+            own, so that curves show what moves.
         """
+
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute the addends of the loss of V views, in plain differentiable torch.
+
+        Args:
+            views_NQ: Embeddings of each view, shape (n, q), the global ones first.
+            global_views: G.
+        """
+        total: dict[str, Tensor] = {}
+        for g, v, share in pairs(len(views_NQ), global_views):
+            _add(total, self.terms(views_NQ[g], views_NQ[v]), share)
+        return total
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -108,9 +130,35 @@ class Regularizer(ABC):
         return ("textbook",)
 
     def value_and_gradient(
+        self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Compute the addends and their sum's gradients, without a graph, a pair of views at a time.
+
+        Args:
+            views_NQ: This rank's embeddings of each view, shape (n_rank, q), float32 or float64.
+            global_views: G.
+            shard: The ranks that share the batch.
+            form: One of `forms`.
+
+        Returns:
+            The addends over the whole batch, and the gradients of their sum with respect to this rank's rows.
+        """
+        total: dict[str, Tensor] = {}
+        gradients_NQ: dict[int, Tensor] = {}
+        for g, v, share in pairs(len(views_NQ), global_views):
+            terms, *pair_NQ = self.pair_value_and_gradient(views_NQ[g], views_NQ[v], shard, form)
+            _add(total, terms, share)
+            for view, gradient_NQ in zip((g, v), pair_NQ, strict=True):
+                if view in gradients_NQ:
+                    gradients_NQ[view].add_(gradient_NQ, alpha=share)
+                else:
+                    gradients_NQ[view] = gradient_NQ.mul_(share)
+        return total, [gradients_NQ[view] for view in range(len(views_NQ))]
+
+    def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The addends and their sum's gradients, without a graph; here the textbook form by autograd.
+        """Compute what `value_and_gradient` returns for two views; here of the textbook form, by autograd.
 
         A method with other forms overrides this and is asked for those only.
 
@@ -119,62 +167,52 @@ class Regularizer(ABC):
             z2_NQ: The second views, same shape and dtype.
             shard: The ranks that share the batch.
             form: One of `forms`.
-
-        Returns:
-            The addends over the whole batch, and the gradients of their sum with respect to this rank's rows.
         """
-        z1_NQ, z2_NQ = (shard.gather(z_NQ).requires_grad_() for z_NQ in (z1_NQ.detach(), z2_NQ.detach()))
-        with torch.enable_grad():
-            terms = self.terms(z1_NQ, z2_NQ)
-            total = torch.stack(list(terms.values())).sum()
-        gradients = torch.autograd.grad(total, [z1_NQ, z2_NQ], materialize_grads=True)
-        gradient1_NQ, gradient2_NQ = (gradient_NQ[shard.rows] for gradient_NQ in gradients)
-        return {name: term.detach() for name, term in terms.items()}, gradient1_NQ, gradient2_NQ
+        terms, (gradient1_NQ, gradient2_NQ) = differentiate(lambda views: self.terms(*views), (z1_NQ, z2_NQ), shard)
+        return terms, gradient1_NQ, gradient2_NQ
 
     @property
     def label(self) -> str:
         """The name in tables and figures; the hyperparameters are not in it unless they make another method."""
         return self.metadata.title
 
-    def __call__(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine = Engine()) -> Loss:  # noqa: B008  # frozen
-        """The loss in at least float32, whatever the autocast.
+    def __call__(
+        self,
+        *views_NQ: Tensor,
+        engine: Engine = Engine(),  # noqa: B008  # frozen
+        global_views: int | None = None,
+    ) -> Loss:
+        """Compute the loss in at least float32, whatever the autocast.
 
         Unscaled half-precision Gram matrices cost up to 12 % of the gradient, so none are made. Except in the form
         `textbook`, the gradient is computed with the value and kept until backward, which only scales it.
 
         Args:
-            z1_NQ: Embeddings of the first views, shape (n, q), any floating dtype; with several ranks this rank's rows.
-            z2_NQ: Embeddings of the second views, shape (n, q).
+            *views_NQ: Embeddings of each view, two at least, the global ones first: shape (n, q), any floating dtype;
+                with several ranks this rank's rows.
             engine: Form and ranks.
+            global_views: How many views are global; by default all.
 
         Returns:
             Total and addends: scalars, float64 if the embeddings are, else float32.
 
         Raises:
-            RegbenchError: If the embeddings are no floating-point tensors, the shapes differ, are not (n, q), or n < 2
-                over all ranks; if the method lacks the form;
+            RegbenchError: If the embeddings are no floating-point tensors, fewer than two, the shapes differ, are not
+                (n, q), or n < 2 over all ranks; if there are not so many global views; if the method lacks the form;
                 in backward, if a second derivative is asked of a streamed form.
         """
-        for z_NQ in (z1_NQ, z2_NQ):
-            if not isinstance(z_NQ, Tensor) or not z_NQ.is_floating_point():
-                what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
-                raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
-        if z1_NQ.shape != z2_NQ.shape or z1_NQ.ndim != 2 or (engine.group is None and len(z1_NQ) < 2):
-            raise RegbenchError(
-                f"{self.label}: embeddings must be two (n, q) tensors of one shape with n >= 2, "
-                f"not {tuple(z1_NQ.shape)} and {tuple(z2_NQ.shape)}"
-            )
-        if engine.form not in ("auto", *self.forms):
-            raise RegbenchError(f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}")
+        count = len(views_NQ)
+        global_views = count if global_views is None else global_views
+        self._check(views_NQ, engine, global_views)
         if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             _warn_of_local_rows()
-        dtype = torch.float64 if z1_NQ.dtype == torch.float64 else torch.float32
-        with torch.autocast(z1_NQ.device.type, enabled=False):
+        dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
+        with torch.autocast(views_NQ[0].device.type, enabled=False):
             if engine.form == "textbook":
-                shard = Shard.of(z1_NQ, engine)
-                z1_NQ, z2_NQ = (shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in (z1_NQ, z2_NQ))
+                shard = Shard.of(views_NQ[0], engine)
+                gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
                 with self._drawing(shard):
-                    terms = self.terms(z1_NQ, z2_NQ)
+                    terms = self.view_terms(gathered_NQ, global_views)
                 total = torch.stack(list(terms.values())).sum()
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
             eager = self._eager
@@ -182,15 +220,37 @@ class Regularizer(ABC):
                 # The streamed loops are made of few large operations: nothing to compile, and unrolling takes minutes.
                 # A decorator would import the compiler into every process.
                 eager = torch.compiler.disable(eager)
-            return eager(z1_NQ, z2_NQ, engine, dtype)
+            return eager(views_NQ, engine, global_views, dtype)
 
-    def loss(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine = Engine()) -> Tensor:  # noqa: B008  # frozen
-        """The total alone: a differentiable scalar."""
-        return self(z1_NQ, z2_NQ, engine).total
+    def _check(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int) -> None:
+        for z_NQ in views_NQ:
+            if not isinstance(z_NQ, Tensor) or not z_NQ.is_floating_point():
+                what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
+                raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
+        shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
+        lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
+        if len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2 or lone:
+            raise RegbenchError(
+                f"{self.label}: embeddings must be two or more (n, q) tensors of one shape with n >= 2, "
+                f"not {' and '.join(str(tuple(z_NQ.shape)) for z_NQ in views_NQ) or 'none'}"
+            )
+        if not 1 <= global_views <= len(views_NQ):
+            raise RegbenchError(f"{self.label}: global_views={global_views} of {len(views_NQ)} views; give 1 or more")
+        if engine.form not in ("auto", *self.forms):
+            raise RegbenchError(f"{self.label} has no {engine.form} form; it has {', '.join(self.forms)}")
 
-    def _eager(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine, dtype: torch.dtype) -> Loss:
+    def loss(
+        self,
+        *views_NQ: Tensor,
+        engine: Engine = Engine(),  # noqa: B008  # frozen
+        global_views: int | None = None,
+    ) -> Tensor:
+        """Compute the total alone: a differentiable scalar; arguments as for a call."""
+        return self(*views_NQ, engine=engine, global_views=global_views).total
+
+    def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
         terms: dict[str, Tensor] = {}
-        total: Tensor = _Eager.apply(z1_NQ, z2_NQ, self, engine, dtype, terms)
+        total: Tensor = _Eager.apply(self, engine, global_views, dtype, terms, *views_NQ)
         return Loss(total, terms)
 
     def form_at(self, form: str, n: int, q: int) -> str:
@@ -232,10 +292,64 @@ class Regularizer(ABC):
 def _warn_of_local_rows() -> None:
     warnings.warn(
         f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the {dist.get_world_size()} processes share. "
-        "Give the group, loss(z1, z2, methods.Engine(group=torch.distributed.group.WORLD)), or ignore this warning if "
-        "that is what you want",
+        "Give the group, loss(z1, z2, engine=methods.Engine(group=torch.distributed.group.WORLD)), or ignore this "
+        "warning if that is what you want",
         stacklevel=4,
     )
+
+
+class Native(Regularizer):
+    """A method whose publication gives the loss of V views; two views are a case of it.
+
+    A subclass implements `view_terms`.
+    """
+
+    kind = "native"
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Compute the addends of the loss of two global views, see `view_terms`."""
+        return self.view_terms((z1_NQ, z2_NQ), 2)
+
+    @abstractmethod
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute the addends of the loss of V views: the published formula, in plain differentiable torch."""
+
+    def value_and_gradient(
+        self, views_NQ: Sequence[Tensor], global_views: int, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Compute the textbook form by autograd, see `Regularizer.value_and_gradient`."""
+        return differentiate(lambda views: self.view_terms(views, global_views), views_NQ, shard)
+
+
+def differentiate(
+    terms_of: Callable[[Sequence[Tensor]], dict[str, Tensor]], views_NQ: Sequence[Tensor], shard: Shard
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Compute addends of the whole batch and their sum's gradients by autograd.
+
+    Args:
+        terms_of: From the embeddings of the whole batch, by view, to the addends.
+        views_NQ: This rank's embeddings of each view, shape (n_rank, q).
+        shard: The ranks that share the batch.
+
+    Returns:
+        The addends, detached, and the gradients with respect to this rank's rows.
+    """
+    whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
+    with torch.enable_grad():
+        terms = terms_of(whole_NQ)
+        total = torch.stack(list(terms.values())).sum()
+    gradients_NQ: list[Tensor] = []
+    for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
+        # Callers write over them, and autograd gives one tensor twice where views are only added up.
+        shared = any(gradient_NQ.data_ptr() == other_NQ.data_ptr() for other_NQ in gradients_NQ)
+        own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
+        gradients_NQ.append(own_NQ)
+    return {name: term.detach() for name, term in terms.items()}, [g_NQ[shard.rows] for g_NQ in gradients_NQ]
+
+
+def _add(total: dict[str, Tensor], terms: dict[str, Tensor], share: float) -> None:
+    for name, term in terms.items():
+        total[name] = share * term + total.get(name, 0.0)
 
 
 class _Eager(torch.autograd.Function):
@@ -244,26 +358,27 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        z1_NQ: Tensor,
-        z2_NQ: Tensor,
         method: Regularizer,
         engine: Engine,
+        global_views: int,
         dtype: torch.dtype,
         out: dict[str, Tensor],
+        *views_NQ: Tensor,
     ) -> Tensor:
-        shard = Shard.of(z1_NQ, engine)
+        shard = Shard.of(views_NQ[0], engine)
         if shard.n < 2:
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
-        form = method.form_at(engine.form, shard.n, z1_NQ.shape[1])
+        form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
         with method._drawing(shard):
-            owner = Regularizer if form == "textbook" else type(method)
-            terms, *gradients_NQ = owner.value_and_gradient(method, z1_NQ.to(dtype), z2_NQ.to(dtype), shard, form)
+            terms, gradients_NQ = method.value_and_gradient(
+                [z_NQ.detach().to(dtype) for z_NQ in views_NQ], global_views, shard, form
+            )
         out.update({name: term.to(dtype) for name, term in terms.items()})
         if shard.world > 1:
             for gradient_NQ in gradients_NQ:
                 gradient_NQ.mul_(shard.world)  # DistributedDataParallel takes the mean over ranks
         ctx.save_for_backward(*gradients_NQ)
-        ctx.dtype, ctx.label = z1_NQ.dtype, method.label
+        ctx.dtype, ctx.label = views_NQ[0].dtype, method.label
         return torch.stack(list(terms.values())).sum().to(dtype)
 
     @staticmethod
@@ -277,7 +392,7 @@ class _Eager(torch.autograd.Function):
         # In place unless backward may come again: the scaled copy would be the largest scratch of all.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
-        return *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ), None, None, None, None
+        return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)
 
 
 METHODS: Registry[Regularizer] = Registry("method", "regbench.methods", "regbench.methods")

@@ -68,10 +68,10 @@ class Contrastive(Regularizer):
         """Two streamed passes over the Gram matrix, of which one half is computed: log-sums, then gradients."""
         return ("textbook", "gram")
 
-    def value_and_gradient(
+    def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.value_and_gradient`: 4 n² q FLOP for each set of pairs within a view."""
+        """Streamed, see `Regularizer.pair_value_and_gradient`: 4 n² q FLOP for each set of pairs within a view."""
         views = [(z1_NQ, inverse_lengths(z1_NQ)), (z2_NQ, inverse_lengths(z2_NQ))]
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         log_sums = self._streamed_log_sums(views, shard)

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.logdet import log_det_identity_plus
-from regbench.methods.pairwise import mean_squared_difference, normalize
 
 
 @register("corinfomax")
 @dataclass(frozen=True, kw_only=True)
-class CorInfoMax(Regularizer):
+class CorInfoMax(Decomposed):
     """α mse(Z₁, Z₂) − (1/q) Σ_v log det(R_v + ε I) over unit embeddings (Ozsoy et al., NeurIPS 2022).
 
     R_v = (1/n) Σᵢ (zᵢ − z̄)(zᵢ − z̄)ᵀ, shape (q, q), is the covariance of this batch. The original keeps
@@ -35,6 +35,7 @@ class CorInfoMax(Regularizer):
 
     alignment_weight: float = 500.0
     epsilon: float = 1e-8
+    unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="CorInfoMax",
@@ -55,21 +56,18 @@ class CorInfoMax(Regularizer):
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         self.require(self.epsilon >= 1e-12, "epsilon must be >= 1e-12")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and log-determinant."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        log_det = self._log_det(z1_NQ.double()) + self._log_det(z2_NQ.double())
-        return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
-            "log-determinant": (-log_det / z1_NQ.shape[1]).to(z1_NQ),
-        }
+    def alignment_scale(self, q: int) -> float:
+        """α, at every q."""
+        return self.alignment_weight
 
-    def _log_det(self, z_NQ: Tensor) -> Tensor:
-        """The value of log det(R + ε I)."""
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute −(2/q) log det(R + ε I) of one view."""
+        z_NQ = u_NQ.double()
         n, q = z_NQ.shape
         with_ones = torch.cat([z_NQ - z_NQ.mean(dim=0), z_NQ.new_ones(n, 1)], dim=1)
-        return (
+        log_det = (
             log_det_identity_plus(with_ones, 1 / (n * self.epsilon))
             - math.log1p(1 / self.epsilon)
             + q * math.log(self.epsilon)
         )
+        return {"log-determinant": (-2 * log_det / q).to(u_NQ)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 
 
 @register("frossl")
 @dataclass(frozen=True, kw_only=True)
-class FroSSL(Regularizer):
-    """Σ_v log ‖C_v‖_F² + λ V (1/n) Σ_v ‖Ẑ_v − Z̄‖_F² (Skean et al., ECCV 2024), with V = 2 views.
+class FroSSL(Native):
+    """Σ_v log ‖C_v‖_F² + λ V (1/n) Σ_v ‖Ẑ_v − Z̄‖_F² (Skean et al., ECCV 2024), with V views.
 
     Ẑ_v is Z_v with each column divided by its length (not centred), Z̄ the mean of the Ẑ_v, and C_v = Ẑ_vᵀ Ẑ_v
     divided by its trace, so that −log ‖C_v‖_F² is a matrix-based Rényi entropy of order 2. For two views the second
@@ -33,23 +34,24 @@ class FroSSL(Regularizer):
         title="FroSSL",
         reference="Skean, Dhakal, Jacobs, Sanchez Giraldo, ECCV 2024",
         url="https://arxiv.org/abs/2310.02903",
-        formula="Σ_v log (‖Ẑ_vᵀẐ_v‖_F² / tr(Ẑ_vᵀẐ_v)²) + λ ‖Ẑ₁ − Ẑ₂‖_F²/n, columns of Ẑ_v of unit length",
+        formula="Σ_v log (‖Ẑ_vᵀẐ_v‖_F² / tr(Ẑ_vᵀẐ_v)²) + λ (V/n) Σ_v ‖Ẑ_v − Z̄‖_F², columns of Ẑ_v of unit length",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="λ = 1, q = 1024, batch 256, ResNet-18 on CIFAR, STL-10, Tiny ImageNet and ImageNet-100",
-        limitation="two views, where the original gains from more",
+        views="the authors' code: every view against the mean of all, sums over views",
     )
 
     def __post_init__(self) -> None:
         """Refuses a negative weight."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and entropy."""
-        z1_NQ, z2_NQ = F.normalize(z1_NQ, dim=0), F.normalize(z2_NQ, dim=0)
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment and entropy."""
+        z_VNQ = torch.stack([F.normalize(z_NQ, dim=0) for z_NQ in views_NQ])
+        count, n, _ = z_VNQ.shape
         return {
-            "alignment": self.alignment_weight * (z1_NQ - z2_NQ).square().sum() / len(z1_NQ),
-            "entropy": _log_purity(z1_NQ) + _log_purity(z2_NQ),
+            "alignment": self.alignment_weight * count / n * (z_VNQ - z_VNQ.mean(dim=0)).square().sum(),
+            "entropy": torch.stack([_log_purity(z_NQ) for z_NQ in z_VNQ]).sum(),
         }
 
 

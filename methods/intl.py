@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
+from regbench.methods.views import pairs
 
 
 @register("intl")
 @dataclass(frozen=True, kw_only=True)
-class INTL(Regularizer):
+class INTL(Native):
     """Mean over the images of 2 − 2 cos(w₁ᵢ, w₂ᵢ), plus β (t(W₁) + t(W₂)) (Weng et al., ICLR 2024).
 
     W = P_T X / √(tr Σ), where X is Z with the mean over the coordinates taken from each row, Σ = X Xᵀ/(q − 1), shape
@@ -40,21 +42,23 @@ class INTL(Regularizer):
         time="O(n² q + n³)",
         memory="O(n²)",
         published="T = 4, β = 0.01 (log₂ n − 3), q = 8192, batch 256, ResNet-50 on ImageNet",
-        limitation="two views, no momentum encoder or multi-crop (variants of the original)",
+        views="the authors' code with one global view: the first view with every other",
+        limitation="no momentum encoder (a variant of the original)",
     )
 
     def __post_init__(self) -> None:
         """Refuses a negative weight or number of steps."""
         self.require(self.trace_weight >= 0 and self.iterations >= 0, "trace_weight and iterations must be >= 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment of the normalised views, and the trace loss."""
-        w1_NQ, w2_NQ = self._normalize_spectrum(z1_NQ), self._normalize_spectrum(z2_NQ)
-        trace = _trace_loss(w1_NQ) + _trace_loss(w2_NQ)
-        return {
-            "alignment": 2 - 2 * (normalize(w1_NQ) * normalize(w2_NQ)).sum(dim=1).mean(),
-            "trace": self.trace_weight * trace,
-        }
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment of the normalised views, and the trace loss of both views of each pair."""
+        w_NQ = [self._normalize_spectrum(z_NQ) for z_NQ in views_NQ]
+        unit_NQ, traces = [normalize(w) for w in w_NQ], [_trace_loss(w) for w in w_NQ]
+        alignment, trace = [], []
+        for g, v, share in pairs(len(views_NQ), global_views):
+            alignment.append(share * (2 - 2 * (unit_NQ[g] * unit_NQ[v]).sum(dim=1).mean()))
+            trace.append(share * self.trace_weight * (traces[g] + traces[v]))
+        return {"alignment": torch.stack(alignment).sum(), "trace": torch.stack(trace).sum()}
 
     def _normalize_spectrum(self, z_NQ: Tensor) -> Tensor:
         n, q = z_NQ.shape

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 
 
 @register("ivne")
 @dataclass(frozen=True, kw_only=True)
-class IVNE(Regularizer):
-    """−α₁ mean_i cos(z₁ᵢ, z₂ᵢ) − α₂ ½ (S(Z₁) + S(Z₂)) (Kim et al., CVPR 2023).
+class IVNE(Native):
+    """−α₁ mean_{g<v} mean_i cos(z_gᵢ, z_vᵢ) − α₂ mean_v S(Z_v) (Kim et al., CVPR 2023), g a global view.
 
     S(Z) = −Σ_j λ_j log λ_j over the eigenvalues λ_j of ZᵀZ/n for unit embeddings: the von Neumann entropy of the
     autocorrelation, between 0 and log min(n, q). They are taken from the smaller of ZᵀZ/n and ZZᵀ/n. The logarithm's
@@ -33,11 +34,11 @@ class IVNE(Regularizer):
         title="I-VNE+",
         reference="Kim, Kang, Hwang, Shin, Rhee, CVPR 2023",
         url="https://arxiv.org/abs/2304.01434",
-        formula="−α₁ mean_i z₁ᵢ·z₂ᵢ + α₂ ½ Σ_v tr(C_v log C_v), C_v = Z_vᵀZ_v/n",
+        formula="−α₁ mean_{g<v} mean_i z_gᵢ·z_vᵢ + α₂ mean_v tr(C_v log C_v), C_v = Z_vᵀZ_v/n",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="α₁ = 4.16, α₂ = 1, batch 64, 2 + 4 views on ImageNet-100 (released script)",
-        limitation="two views, where the released ImageNet-100 script has four more small crops",
+        views="the authors' code: each pair with a global view once, the entropy of every view",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -46,12 +47,18 @@ class IVNE(Regularizer):
         """Refuses negative weights."""
         self.require(min(self.alignment_weight, self.entropy_weight) >= 0, "weights must be >= 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and entropy."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment and entropy."""
+        views_NQ = [normalize(z_NQ) for z_NQ in views_NQ]
+        cosines = [
+            (views_NQ[g] * views_NQ[v]).sum(dim=1).mean()
+            for g in range(global_views)
+            for v in range(g + 1, len(views_NQ))
+        ]
+        entropy = torch.stack([_entropy(z_NQ) for z_NQ in views_NQ]).mean()
         return {
-            "alignment": -self.alignment_weight * (z1_NQ * z2_NQ).sum(dim=1).mean(),
-            "entropy": -0.5 * self.entropy_weight * (_entropy(z1_NQ) + _entropy(z2_NQ)),
+            "alignment": -self.alignment_weight * torch.stack(cosines).mean(),
+            "entropy": -self.entropy_weight * entropy,
         }
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
 
 
 @register(
@@ -18,7 +18,7 @@ from regbench.methods.pairwise import mean_squared_difference
     kerjepa_ksd_imq={"statistic": "ksd", "kernel": "imq"},
 )
 @dataclass(frozen=True, kw_only=True)
-class KerJEPA(Regularizer):
+class KerJEPA(Decomposed):
     """mean (Z₁ − Z₂)² + λ ½ Σ_v D(Z_v, N(0, I)) (Zimmermann et al., arXiv 2512.19605, 2025), without slices.
 
     D is a V-statistic of the kernel k(x, y) = f(r²), r = ‖x − y‖, h² = b q:
@@ -66,13 +66,13 @@ class KerJEPA(Regularizer):
         """Statistic and kernel: another one is another method."""
         return f"KerJEPA ({self.statistic.upper()}, {self.kernel})"
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and discrepancy."""
-        discrepancy = 0.5 * (self._discrepancy(z1_NQ) + self._discrepancy(z2_NQ))
-        return {
-            "alignment": mean_squared_difference(z1_NQ, z2_NQ),
-            "normality": self.regularization_weight * discrepancy,
-        }
+    def alignment_scale(self, q: int) -> float:
+        """1, at every q."""
+        return 1.0
+
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute λ D of one view."""
+        return {"normality": self.regularization_weight * self._discrepancy(u_NQ)}
 
     def _discrepancy(self, z_NQ: Tensor) -> Tensor:
         q = z_NQ.shape[1]

@@ -13,31 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Regularizer
+from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import (
-    alignment,
-    energy,
-    inverse_lengths,
-    mean_squared_difference,
-    normalize,
-    off_diagonal_energy,
-    quadratic_energy,
-    to_embedding_gradient,
-)
+from regbench.methods.pairwise import energy, off_diagonal_energy, quadratic_energy
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelEnergy(Regularizer):
+class KernelEnergy(Decomposed):
     """λ ℓ_a + ½ (ℓ_u(Z₁) + ℓ_u(Z₂)), Eqs. (2), (3) and (7) of Zheng et al. (ICLR 2023), for K(u, v) = φ(u·v).
 
     ℓ_u(Z) = n⁻² Σᵢ Σⱼ φ(zᵢ·zⱼ) over unit embeddings, diagonal included, as printed. The diagonal is a constant,
     φ(1)/n, and near uniform nearly all of the value, so it is given as the addend `diagonal`.
     """
 
-    @abstractmethod
-    def alignment_scale(self, q: int) -> float:
-        """The weight of the mean over n **and** q of (z₁ − z₂)²."""
+    unit = True
 
     @abstractmethod
     def kernel(self, t: Tensor, q: int) -> Tensor:
@@ -55,53 +44,34 @@ class KernelEnergy(Regularizer):
         """(c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
         return None
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, uniformity over pairs i ≠ j, and the constant diagonal of the Gram matrices."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        n, q = z1_NQ.shape
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute uniformity over pairs i ≠ j, and the constant diagonal of the Gram matrix."""
+        n, q = u_NQ.shape
 
         def phi(t: Tensor) -> Tensor:
             return self.kernel(t, q)
 
-        uniformity = 0.5 * (off_diagonal_energy(z1_NQ, phi) + off_diagonal_energy(z2_NQ, phi))
-        return {
-            "alignment": self.alignment_scale(q) * mean_squared_difference(z1_NQ, z2_NQ),
-            "uniformity": uniformity,
-            "diagonal": phi(torch.ones_like(uniformity)) / n,
-        }
+        uniformity = off_diagonal_energy(u_NQ, phi)
+        return {"uniformity": uniformity, "diagonal": phi(torch.ones_like(uniformity)) / n}
 
     @property
     def forms(self) -> tuple[str, ...]:
         """Gram, and covariance for polynomials of degree two at most."""
         return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
 
-    def value_and_gradient(
-        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
-        n, q = shard.n, z1_NQ.shape[1]
-        views = (z1_NQ, z2_NQ)
-        inverses = (inverse_lengths(z1_NQ), inverse_lengths(z2_NQ))
-        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
+    def add_regularizer(
+        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+    ) -> Addends:
+        """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
+        n, q = shard.n, z_NQ.shape[1]
         coefficients = self.quadratic(q)
-        energies = []
-        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
-            if form == "covariance" and coefficients is not None:
-                total = quadratic_energy(z_NQ, inverse_N, coefficients, gradient_NQ, shard)
-            else:
-                total = energy(z_NQ, inverse_N, lambda t: self.kernel_and_derivative(t, q), gradient_NQ, shard)
-            energies.append(shard.sum(total) / n**2)
-            gradient_NQ.mul_(1 / n**2)
-        weight = self.alignment_scale(q) / (n * q)
-        difference = shard.sum(alignment(*views, *inverses, gradients, weight))
-        for z_NQ, inverse_N, gradient_NQ in zip(views, inverses, gradients, strict=True):
-            to_embedding_gradient(gradient_NQ, z_NQ, inverse_N)
-        terms = {
-            "alignment": weight * difference,
-            "uniformity": 0.5 * (energies[0] + energies[1]),
-            "diagonal": self.kernel(torch.ones_like(difference), q) / n,
-        }
-        return terms, *gradients
+        if form == "covariance" and coefficients is not None:
+            total = quadratic_energy(z_NQ, inverse_N, coefficients, gradient_NQ, shard)
+        else:
+            total = energy(z_NQ, inverse_N, lambda t: self.kernel_and_derivative(t, q), gradient_NQ, shard)
+        gradient_NQ.mul_(2 * share / n**2)
+        uniformity = shard.sum(total) / n**2
+        return {"uniformity": uniformity, "diagonal": self.kernel(torch.ones_like(uniformity), q) / n}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference, normalize, panels
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
+from regbench.methods.pairwise import panels
 
 
 @register("koleo")
 @dataclass(frozen=True, kw_only=True)
-class KoLeo(Regularizer):
+class KoLeo(Decomposed):
     """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al., ICLR 2019).
 
     On unit embeddings. The regularizer is Eq. (3) of its paper, with ε as in DINOv2, where it is one of several losses;
@@ -29,6 +30,7 @@ class KoLeo(Regularizer):
     alignment_weight: float = 1000.0
     uniformity_weight: float = 0.1
     epsilon: float = 1e-8
+    unit: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="KoLeo",
@@ -48,19 +50,15 @@ class KoLeo(Regularizer):
         self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
         self.require(self.epsilon > 0, "epsilon must be > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, and the logarithm of the distance to the nearest embedding."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        entropy = 0.5 * (self._log_distance(z1_NQ) + self._log_distance(z2_NQ))
-        return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
-            "uniformity": -self.uniformity_weight * entropy,
-        }
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
 
-    def _log_distance(self, z_NQ: Tensor) -> Tensor:
-        nearest_N = _nearest(z_NQ.detach())
-        distance_N: Tensor = torch.linalg.vector_norm(z_NQ - z_NQ[nearest_N], dim=1)
-        return (distance_N + self.epsilon).log().mean()
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute −μ times the mean logarithm of the distance to the nearest embedding."""
+        nearest_N = _nearest(u_NQ.detach())
+        distance_N = torch.linalg.vector_norm(u_NQ - u_NQ[nearest_N], dim=1)
+        return {"uniformity": -self.uniformity_weight * (distance_N + self.epsilon).log().mean()}
 
 
 def _nearest(z_NQ: Tensor) -> Tensor:

@@ -28,10 +28,13 @@ class SFRIK(KernelRegularizer):
     Attributes:
         weights: (b_1, …, b_L), each >= 0 and not all zero.
         alignment_weight: λ as in the paper's tables, see `KernelRegularizer`. It grows with q in the paper.
+        regularize_local: Whether the kernel's energy is the mean over all views or over the global ones, which is the
+            option `reg_small` of the authors' code. Two views are both global.
     """
 
     weights: tuple[float, ...] = (1.0, 40.0, 40.0)
     alignment_weight: float = 4000.0
+    regularize_local: bool = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SFRIK",
@@ -41,6 +44,7 @@ class SFRIK(KernelRegularizer):
         time="O(n² q), for L ≤ 2 also O(n q²)",
         memory="O(1)",
         published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
+        views="the authors' code (`--augmentations SwAV` and `OBoW`): alignment over all pairs with a global view",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -59,6 +63,10 @@ class SFRIK(KernelRegularizer):
     def order(self) -> int:
         """L, the highest order with a weight."""
         return max(order for order, weight in enumerate(self.weights, 1) if weight)
+
+    def regularized_views(self, count: int, global_views: int) -> int:
+        """All, or the global ones."""
+        return count if self.regularize_local else global_views
 
     @property
     def label(self) -> str:

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference
-from regbench.methods.slicing import random_directions
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends
+from regbench.methods.slicing import Sliced
 
 
 @register("sigreg")
 @dataclass(frozen=True, kw_only=True)
-class SIGReg(Regularizer):
+class SIGReg(Sliced):
     """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v mean over directions of n EP(Z_v a) (Balestriero and LeCun, arXiv 2025).
 
     EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(s) − e^{−s²/2}|² e^{−s²/2} ds with the empirical
@@ -34,7 +34,7 @@ class SIGReg(Regularizer):
     directions: int = 256
     knots: int = 17
     largest_frequency: float = 3.0
-    random: ClassVar[bool] = True
+    to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SIGReg",
@@ -44,7 +44,7 @@ class SIGReg(Regularizer):
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K T)",
         published="λ = 0.02, 256 directions, 17 knots, 4 views of Imagenette, ViT-S/8, q = 16, batch 256",
-        limitation="the original has more than two views, of different sizes",
+        views="the authors' code: distance to the mean of the global views, the statistic of every view",
     )
 
     def __post_init__(self) -> None:
@@ -53,14 +53,13 @@ class SIGReg(Regularizer):
         self.require(self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2")
         self.require(self.largest_frequency > 0, "largest_frequency must be > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and the statistic, of both views along the same directions."""
-        directions_QK = random_directions(z1_NQ.shape[1], self.directions, z1_NQ)
-        statistic = 0.5 * (self._statistic(z1_NQ @ directions_QK) + self._statistic(z2_NQ @ directions_QK))
-        return {
-            "alignment": (1 - self.regularization_weight) * 0.25 * mean_squared_difference(z1_NQ, z2_NQ),
-            "normality": self.regularization_weight * statistic,
-        }
+    def alignment_scale(self, q: int) -> float:
+        """1 − λ, at every q."""
+        return 1 - self.regularization_weight
+
+    def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
+        """Compute λ times the mean statistic over directions."""
+        return {"normality": self.regularization_weight * self._statistic(u_NQ @ directions_QK)}
 
     def _statistic(self, projections_NK: Tensor) -> Tensor:
         step = self.largest_frequency / (self.knots - 1)

@@ -1,15 +1,52 @@
-"""Random directions for sliced statistics."""
+"""Sliced statistics: regularizers that see a view along random directions.
+
+Shapes: N = batch (n), Q = embedding dimension (q), K = directions.
+"""
 
 from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from regbench.methods.decomposed import Addends, Decomposed
+
+
+class Sliced(Decomposed):
+    """A regularizer that sees all views of a step along the same random directions.
+
+    A subclass is a dataclass with `directions`, the number of them, and implements `sliced`.
+    """
+
+    random: ClassVar[bool] = True
+    directions: int
+
+    @abstractmethod
+    def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
+        """Compute the weighted addends of one view, see `Decomposed.regularizer`.
+
+        Args:
+            u_NQ: Embeddings of one view of the whole batch, shape (n, q).
+            directions_QK: Unit vectors as columns, shape (q, directions).
+        """
+
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute the addends of one view along directions of its own."""
+        return self.regularizer_of_step(u_NQ)(u_NQ)
+
+    def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
+        """Draw the directions of a step."""
+        directions_QK = random_directions(like_NQ.shape[1], self.directions, like_NQ)
+        return lambda u_NQ: self.sliced(u_NQ, directions_QK)
+
 
 def random_directions(q: int, count: int, like: Tensor) -> Tensor:
-    """Unit vectors as columns, shape (q, count), of the dtype and on the device of `like`.
+    """Draw unit vectors as columns, shape (q, count), of the dtype and on the device of `like`.
 
-    Drawn from torch's CPU generator in double precision: one seed gives the same directions everywhere.
+    They are from torch's CPU generator in double precision: one seed gives the same directions everywhere.
     """
     directions_QK = torch.randn(q, count, dtype=torch.float64)
     lengths_K: Tensor = torch.linalg.vector_norm(directions_QK, dim=0)

@@ -70,10 +70,10 @@ class SpectralContrastive(Regularizer):
         """Streamed over panels of the Gram matrix of the two views."""
         return ("textbook", "gram")
 
-    def value_and_gradient(
+    def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.value_and_gradient`."""
+        """Streamed, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
         views, factors = (z1_NQ, z2_NQ), (self._factors(z1_NQ), self._factors(z2_NQ))
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))

@@ -57,6 +57,7 @@ class SphericalDiscrepancy(KernelEnergy):
     regularization_weight: float = 0.05
     diffusion_time: float = 5.0
     order: int = 2
+    to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="spherical MMD/KSD",
@@ -66,7 +67,7 @@ class SphericalDiscrepancy(KernelEnergy):
         time="O(n² (q + L))",
         memory="O(1)",
         published="λ = 0.05, s = 5, L = 2 at q = 256, ResNet-18 on ImageNet-100, batch 256",
-        limitation="the original also has local crops and centres on the global views",
+        views="Eq. (1): views are aligned with the mean of the global ones",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -87,8 +88,8 @@ class SphericalDiscrepancy(KernelEnergy):
         return f"{self.statistic.upper()} ({self.spectrum})"
 
     def alignment_scale(self, q: int) -> float:
-        """(1 − λ) q/4: the mean over images of ¼ ‖z1 − z2‖²."""
-        return (1 - self.regularization_weight) * q / 4
+        """(1 − λ) q: the mean over views and images of the squared distance to the global views' mean."""
+        return (1 - self.regularization_weight) * q
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """λ Σ_{ℓ≥1} c_ℓ P_ℓ(q; t), same shape as t."""

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 
 
 @register("ssl_hsic")
 @dataclass(frozen=True, kw_only=True)
-class SSLHSIC(Regularizer):
+class SSLHSIC(Native):
     """−HSIC(Z, Y) + γ √HSIC(Z, Z) (Li et al., NeurIPS 2021), with the inverse multiquadric kernel on the sphere.
 
-    k(u, v) = c / √(c² + ‖u − v‖²). Let K be its Gram matrix over all N = 2n unit embeddings of both views, and
+    k(u, v) = c / √(c² + ‖u − v‖²). Let K be its Gram matrix over all N = Vn unit embeddings of all views, and
     H = I − 11ᵀ/N. With the identity Y of the image as a one-hot label, the official code's estimates are
 
-        HSIC(Z, Y) = (1/n) Σᵢ k(z₁ᵢ, z₂ᵢ) − N⁻² Σ_{ab} K_ab,      HSIC(Z, Z) = N⁻² tr(K H K H) = ‖H K H‖²_F / N².
+        HSIC(Z, Y) = (1/n) Σᵢ mean_{v≠w} k(z_vᵢ, z_wᵢ) − N⁻² Σ_{ab} K_ab,
+        HSIC(Z, Z) = N⁻² tr(K H K H) = ‖H K H‖²_F / N².
 
     There they are approximated by random Fourier features, 512 for each kernel and drawn anew at every step (two
     independent draws for the two kernels of HSIC(Z, Z)); here is what these features have as their mean, the kernels
@@ -40,13 +42,14 @@ class SSLHSIC(Regularizer):
         title="SSL-HSIC",
         reference="Li, Pogodin, Sutherland, Gretton, NeurIPS 2021",
         url="https://arxiv.org/abs/2106.08320",
-        formula="−(1/n) Σᵢ k(z₁ᵢ, z₂ᵢ) + N⁻² Σ_{ab} K_ab + γ ‖HKH‖_F / N,  k = c/√(c² + ‖u − v‖²), N = 2n",
+        formula="−(1/n) Σᵢ mean_{v≠w} k(z_vᵢ, z_wᵢ) + N⁻² Σ_{ab} K_ab + γ ‖HKH‖_F / N,  k = c/√(c² + ‖u − v‖²), N = Vn",
         time="O(n² q)",
         memory="O(n²)",
         published="γ = 3, c from 1, 512 random features, on ImageNet, ResNet-50, q = 256, batch 4096",
+        views="the authors' code: all pairs of different views, the kernel of all embeddings",
         limitation=(
             "the original also has a predictor, two more embeddings of each image from a momentum network, and learns "
-            "c by Adam so that the kernel's gradient is large; here c is fixed and N = 2n"
+            "c by Adam so that the kernel's gradient is large; here c is fixed"
         ),
         scale_invariant=True,
         rotation_invariant=True,
@@ -56,19 +59,21 @@ class SSLHSIC(Regularizer):
         """Refuses a negative weight or a kernel without width."""
         self.require(self.gamma >= 0 and self.scale > 0, "gamma must be >= 0 and scale > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """The two parts of −HSIC(Z, Y), and the regularizer; M = 2n embeddings."""
-        n = len(z1_NQ)
-        z_MQ = normalize(torch.cat([z1_NQ, z2_NQ]))
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute the two parts of −HSIC(Z, Y), and the regularizer; M = Vn embeddings."""
+        count, n = len(views_NQ), len(views_NQ[0])
+        z_MQ = normalize(torch.cat(list(views_NQ)))
         squared_distance_MM = (2 - 2 * (z_MQ @ z_MQ.T)).clamp_min(0)
-        itself_MM = torch.eye(2 * n, dtype=torch.bool, device=z_MQ.device)
+        itself_MM = torch.eye(len(z_MQ), dtype=torch.bool, device=z_MQ.device)
         squared_distance_MM = squared_distance_MM.where(~itself_MM, 0.0)
         kernel_MM = self.scale / (self.scale**2 + squared_distance_MM).sqrt()
         row_mean_M = kernel_MM.mean(dim=0)
         mean = row_mean_M.mean()
         centred_MM = kernel_MM - row_mean_M[:, None] - row_mean_M + mean
+        # Offsets of whole views: the diagonals of the blocks of two different views.
+        positive = torch.stack([kernel_MM.diagonal(offset * n).sum() for offset in range(1, count)]).sum()
         return {
-            "positive pairs": -kernel_MM[:n, n:].diagonal().mean(),
+            "positive pairs": -2 * positive / (n * count * (count - 1)),
             "all pairs": mean,
-            "self-dependence": self.gamma / (2 * n) * torch.linalg.vector_norm(centred_MM),
+            "self-dependence": self.gamma / len(z_MQ) * torch.linalg.vector_norm(centred_MM),
         }

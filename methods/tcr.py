@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.logdet import log_det_identity_plus
 from regbench.methods.pairwise import normalize
 
 
 @register("tcr")
 @dataclass(frozen=True, kw_only=True)
-class TotalCodingRate(Regularizer):
-    """−λ mean_v mean_i cos(z_{v,i}, z̄ᵢ) − mean_v R(Z_v), the loss of EMP-SSL (Tong et al., 2023) with two views.
+class TotalCodingRate(Native):
+    """−λ mean_v mean_i cos(z_{v,i}, z̄ᵢ) − mean_v R(Z_v), the loss of EMP-SSL (Tong et al., 2023).
 
     R(Z) = ½ log det(I + q/(n ε²) ZᵀZ) over unit embeddings is the total coding rate, and z̄ᵢ the mean of the unit
-    embeddings of image i; both cosines are √((1 + z₁ᵢ·z₂ᵢ)/2). The length of z̄ᵢ is bounded below by 10⁻¹², for
-    opposite views. The number that the authors' code names `eps`, 0.2, is ε².
+    embeddings of all views of image i; with two views both cosines are √((1 + z₁ᵢ·z₂ᵢ)/2). The length of z̄ᵢ is bounded
+    below by 10⁻¹², for opposite views. The number that the authors' code names `eps`, 0.2, is ε².
 
     Attributes:
         alignment_weight: λ.
@@ -34,11 +35,11 @@ class TotalCodingRate(Regularizer):
         title="TCR",
         reference="Tong, Chen, Ma, LeCun, 2023 (EMP-SSL)",
         url="https://arxiv.org/abs/2304.03977",
-        formula="−½ Σ_v [ λ mean_i cos(z_{v,i}, z̄ᵢ) + ½ log det(I + q/(nε²) Z_vᵀZ_v) ]",
+        formula="−mean_v [ λ mean_i cos(z_{v,i}, z̄ᵢ) + ½ log det(I + q/(nε²) Z_vᵀZ_v) ]",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="λ = 200, ε² = 0.2, q = 1024, batch 100, 20 crops, ResNet-18 on CIFAR and ImageNet-100",
-        limitation="two views, where EMP-SSL takes 20 or more crops of an image",
+        views="the authors' code: every view against the mean of all",
         scale_invariant=True,
         rotation_invariant=True,
     )
@@ -48,11 +49,11 @@ class TotalCodingRate(Regularizer):
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         self.require(self.distortion > 0, "distortion must be > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment with the mean of the views, and the coding rate."""
-        n, q = z1_NQ.shape
-        views = normalize(z1_NQ), normalize(z2_NQ)
-        direction_NQ = normalize(0.5 * (views[0] + views[1]))
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment with the mean of the views, and the coding rate."""
+        n, q = views_NQ[0].shape
+        views = [normalize(z_NQ) for z_NQ in views_NQ]
+        direction_NQ = normalize(torch.stack(views).mean(dim=0))
         cosine = torch.stack([(view * direction_NQ).sum(dim=1).mean() for view in views]).mean()
         log_det = torch.stack([log_det_identity_plus(view, q / (n * self.distortion)) for view in views]).mean()
-        return {"alignment": -self.alignment_weight * cosine, "coding rate": (-0.5 * log_det).to(z1_NQ)}
+        return {"alignment": -self.alignment_weight * cosine, "coding rate": (-0.5 * log_det).to(cosine)}

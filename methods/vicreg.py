@@ -8,14 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import alignment, chunks, energy, mean_squared_difference, second_moment, square
+from regbench.methods.pairwise import chunks, energy, second_moment, square
 
 
 @register("vicreg")
 @dataclass(frozen=True, kw_only=True)
-class VICReg(Regularizer):
+class VICReg(Decomposed):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Bardes et al., ICLR 2022).
 
     v and c are those of Eq. (9) of Zheng et al. (ICLR 2023) with γ = 1: v = mean over coordinates of
@@ -51,71 +52,53 @@ class VICReg(Regularizer):
         weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, variance and covariance."""
-        (variance1, covariance1), (variance2, covariance2) = self._spread(z1_NQ), self._spread(z2_NQ)
-        return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
-            "variance": self.variance_weight * 0.5 * (variance1 + variance2),
-            "covariance": self.covariance_weight * (covariance1 + covariance2),
-        }
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
 
-    def _spread(self, z_NQ: Tensor) -> tuple[Tensor, Tensor]:
-        n, q = z_NQ.shape
-        centred_NQ = z_NQ - z_NQ.mean(dim=0)
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute μ v and 2 ν c of one view."""
+        n, q = u_NQ.shape
+        centred_NQ = u_NQ - u_NQ.mean(dim=0)
         covariance_QQ = centred_NQ.T @ centred_NQ / (n - 1)
         variance_Q = covariance_QQ.diagonal()
         hinge = (1 - (variance_Q + self.epsilon).sqrt()).relu().mean()
-        return hinge, (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
+        covariance = (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
+        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
 
     @property
     def forms(self) -> tuple[str, ...]:
         """‖ZᵀZ‖ = ‖ZZᵀ‖: the covariance term does not need the covariance."""
         return ("textbook", "gram", "covariance")
 
-    def value_and_gradient(
-        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed in Gram or covariance form, see `Regularizer.value_and_gradient`."""
-        views = (z1_NQ, z2_NQ)
-        gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
-        spreads = [self._streamed(*pair, shard, form) for pair in zip(views, gradients, strict=True)]
-        weight = self.alignment_weight / (shard.n * z1_NQ.shape[1])
-        difference = shard.sum(alignment(*views, None, None, gradients, weight))
-        (variance1, covariance1), (variance2, covariance2) = spreads
-        terms = {
-            "alignment": weight * difference,
-            "variance": self.variance_weight * 0.5 * (variance1 + variance2),
-            "covariance": self.covariance_weight * (covariance1 + covariance2),
-        }
-        return terms, *gradients
-
-    def _streamed(self, z_NQ: Tensor, gradient_NQ: Tensor, shard: Shard, form: str) -> tuple[Tensor, Tensor]:
-        """(v, c) of one view; adds the gradient of ½μ v + ν c."""
+    def add_regularizer(
+        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+    ) -> Addends:
+        """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
+        variance_weight, covariance_weight = share * self.variance_weight, 2 * share * self.covariance_weight
         n, q = shard.n, z_NQ.shape[1]
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / n
-        ones_N = z_NQ.new_ones(len(z_NQ))
         if form == "gram":
             centred_NQ = z_NQ - mean_Q
             variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
             # With n <= q the covariance has rank < n and the diagonal is a small part of its norm: no cancellation.
-            total = shard.sum(energy(centred_NQ, ones_N, square, gradient_NQ, shard, diagonal=True))
+            total = shard.sum(energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True))
             covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
-            gradient_NQ.mul_(2 * self.covariance_weight / (q * (n - 1) ** 2))
+            gradient_NQ.mul_(2 * covariance_weight / (q * (n - 1) ** 2))
         else:
-            covariance_QQ = second_moment(z_NQ, ones_N, shard, mean_Q).div_(n - 1)
+            covariance_QQ = second_moment(z_NQ, inverse_N, shard, mean_Q).div_(n - 1)
             variance_Q = covariance_QQ.diagonal().clone()
             covariance_QQ.diagonal().zero_()
             covariance = torch.linalg.vector_norm(covariance_QQ).double().square() / q
         deviation_Q = (variance_Q + self.epsilon).sqrt()
         hinge = (1 - deviation_Q).relu().double().mean()
-        factor_Q = (deviation_Q < 1) / deviation_Q * (-0.5 * self.variance_weight / (q * (n - 1)))
+        factor_Q = (deviation_Q < 1) / deviation_Q * (-variance_weight / (q * (n - 1)))
         if form == "gram":
-            factor_Q -= 4 * self.covariance_weight / (q * (n - 1)) * variance_Q
+            factor_Q -= 4 * covariance_weight / (q * (n - 1)) * variance_Q
             gradient_NQ.addcmul_(centred_NQ, factor_Q)
         else:
-            covariance_QQ.mul_(4 * self.covariance_weight / (q * (n - 1)))
+            covariance_QQ.mul_(4 * covariance_weight / (q * (n - 1)))
             covariance_QQ.diagonal().copy_(factor_Q)
             for rows in chunks(z_NQ):
                 gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)
-        return hinge, covariance
+        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}

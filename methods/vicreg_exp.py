@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mask_diagonal, mean_squared_difference
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
+from regbench.methods.pairwise import mask_diagonal
 
 _PUBLISHED = (
     "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults do not "
@@ -18,7 +19,7 @@ _PUBLISHED = (
 
 @register("vicreg_exp")
 @dataclass(frozen=True, kw_only=True)
-class VICRegExp(Regularizer):
+class VICRegExp(Decomposed):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c_exp(Z₁) + c_exp(Z₂)), Eqs. (11), (12) of Garrido et al. (ICLR 2023).
 
     VICReg with c_exp = (1/q) Σ_j log Σ_{k≠j} exp(C_jk / τ) for its covariance term: C is the (q, q) covariance with
@@ -55,23 +56,20 @@ class VICRegExp(Regularizer):
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
         self.require(self.temperature > 0, "temperature must be > 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, variance and covariance."""
-        (variance1, covariance1), (variance2, covariance2) = self._spread(z1_NQ), self._spread(z2_NQ)
-        return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
-            "variance": self.variance_weight * 0.5 * (variance1 + variance2),
-            "covariance": self.covariance_weight * (covariance1 + covariance2),
-        }
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
 
-    def _spread(self, z_NQ: Tensor) -> tuple[Tensor, Tensor]:
-        return self._spread_of_rows((z_NQ - z_NQ.mean(dim=0)).T)
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute μ v and 2 ν c_exp of one view."""
+        return self._of_rows((u_NQ - u_NQ.mean(dim=0)).T)
 
-    def _spread_of_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns v and c_exp of the variables in the rows of x, shape (variables, observations)."""
+    def _of_rows(self, x: Tensor) -> Addends:
+        """Compute them of the variables in the rows of x, shape (variables, observations)."""
         observations = x.shape[1]
         hinge = (1 - (x.var(dim=1) + self.epsilon).sqrt()).relu().mean()
-        return hinge, mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
+        covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
+        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
 
 
 @register("vicreg_ctr")
@@ -102,5 +100,6 @@ class VICRegCtr(VICRegExp):
         published=_PUBLISHED,
     )
 
-    def _spread(self, z_NQ: Tensor) -> tuple[Tensor, Tensor]:
-        return self._spread_of_rows(z_NQ - z_NQ.mean(dim=0))
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute μ v and 2 ν c_exp of the transposed view."""
+        return self._of_rows(u_NQ - u_NQ.mean(dim=0))

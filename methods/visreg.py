@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference
-from regbench.methods.slicing import random_directions
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends
+from regbench.methods.slicing import Sliced
 
 
 @register("visreg")
 @dataclass(frozen=True, kw_only=True)
-class VISReg(Regularizer):
+class VISReg(Sliced):
     """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v (centre + scale + shape) (Wu et al., arXiv 2606.02572, 2026).
 
     For one view with mean m and biased standard deviation s of each coordinate: centre = mean m² (Eq. (6)), scale =
@@ -39,7 +39,7 @@ class VISReg(Regularizer):
     scale_weight: float = 1.0
     shape_weight: float = 1.0
     epsilon: float = 1e-4
-    random: ClassVar[bool] = True
+    to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VISReg",
@@ -49,7 +49,7 @@ class VISReg(Regularizer):
         time="O(n K (q + log n)), K directions",
         memory="O(n K)",
         published="λ = 0.9, weights 1, 4096 directions on ImageNet; λ = 0.6 on small sets",
-        limitation="the original has more than two views, of different sizes",
+        views="the authors' code",
         exact_gradient=False,
     )
 
@@ -59,26 +59,23 @@ class VISReg(Regularizer):
         self.require(self.directions >= 1 and self.epsilon > 0, "directions must be >= 1 and epsilon > 0")
         self.require(min(self.center_weight, self.scale_weight, self.shape_weight) >= 0, "weights must be >= 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment, centre, scale and shape."""
-        directions_QK = random_directions(z1_NQ.shape[1], self.directions, z1_NQ)
-        views = [self._statistics(z_NQ, directions_QK) for z_NQ in (z1_NQ, z2_NQ)]
-        center, scale, shape = (0.5 * self.regularization_weight * (a + b) for a, b in zip(*views, strict=True))
-        return {
-            "alignment": (1 - self.regularization_weight) * 0.25 * mean_squared_difference(z1_NQ, z2_NQ),
-            "center": self.center_weight * center,
-            "scale": self.scale_weight * scale,
-            "shape": self.shape_weight * shape,
-        }
+    def alignment_scale(self, q: int) -> float:
+        """1 − λ, at every q."""
+        return 1 - self.regularization_weight
 
-    def _statistics(self, z_NQ: Tensor, directions_QK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        n = len(z_NQ)
-        mean_Q = z_NQ.mean(dim=0)
-        centred_NQ = z_NQ - mean_Q
+    def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
+        """Compute centre, scale and shape of one view."""
+        n = len(u_NQ)
+        mean_Q = u_NQ.mean(dim=0)
+        centred_NQ = u_NQ - mean_Q
         # As a norm: unlike a root of the variance it has a (zero) derivative where a coordinate is constant.
         deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n)
         projections_NK = centred_NQ / (deviation_Q.detach() + self.epsilon) @ directions_QK
         positions_N = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
-        quantiles_N = torch.special.ndtri(positions_N).to(z_NQ)
+        quantiles_N = torch.special.ndtri(positions_N).to(u_NQ)
         shape = (projections_NK.sort(dim=0).values - quantiles_N[:, None]).square().mean()
-        return mean_Q.square().mean(), (1 - deviation_Q).square().mean(), shape
+        return {
+            "center": self.regularization_weight * self.center_weight * mean_Q.square().mean(),
+            "scale": self.regularization_weight * self.scale_weight * (1 - deviation_Q).square().mean(),
+            "shape": self.regularization_weight * self.shape_weight * shape,
+        }

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
+from regbench.methods.views import mean_squared_spread
 
 
 @register("w_mse")
 @dataclass(frozen=True, kw_only=True)
-class WMSE(Regularizer):
+class WMSE(Native):
     """Mean over the images of ‖u₁ᵢ − u₂ᵢ‖² = 2 − 2 cos(w₁ᵢ, w₂ᵢ) of whitened views (Ermolov et al., ICML 2021).
 
     wᵢ = L⁻¹ (zᵢ − z̄), where L Lᵀ = (1 − ε) Σ + ε I is the Cholesky factorisation of the view's covariance (with
@@ -37,17 +39,20 @@ class WMSE(Regularizer):
         time="O(n q² + q³)",
         memory="O(n q + q²)",
         published="ε = 0; q = 64, sub-batches of 128 on CIFAR; q = 128, 256 on STL-10, Tiny ImageNet, ImageNet-100",
-        limitation="the whole batch is whitened, not random sub-batches: n should be well above q; two views, not four",
+        views="the authors' code: the mean over all pairs of views",
+        limitation="the whole batch is whitened, not random sub-batches: n should be well above q",
     )
 
     def __post_init__(self) -> None:
         """Refuses a shrinkage outside [0, 1]."""
         self.require(0 <= self.epsilon <= 1, "epsilon must be in [0, 1]")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment of the whitened views: the only term."""
-        u1_NQ, u2_NQ = self._whiten(z1_NQ.double()), self._whiten(z2_NQ.double())
-        return {"alignment": (2 - 2 * (u1_NQ * u2_NQ).sum(dim=1).mean()).to(z1_NQ)}
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment of the whitened views: the only term."""
+        u_NQ = [self._whiten(z_NQ.double()) for z_NQ in views_NQ]
+        # Of unit vectors, so the mean over coordinates times q is 2 − 2 cos.
+        alignment = views_NQ[0].shape[1] * mean_squared_spread(u_NQ, global_views)
+        return {"alignment": alignment.to(views_NQ[0])}
 
     def _whiten(self, z_NQ: Tensor) -> Tensor:
         n, q = z_NQ.shape

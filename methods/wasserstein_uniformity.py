@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Regularizer, register
-from regbench.methods.pairwise import mean_squared_difference, normalize
+from regbench.methods.base import Metadata, Native, register
+from regbench.methods.pairwise import normalize
+from regbench.methods.views import mean_squared_spread
 
 
 @register("wasserstein_uniformity")
 @dataclass(frozen=True, kw_only=True)
-class WassersteinUniformity(Regularizer):
-    """λ mean (Z₁ − Z₂)² + μ W₂( N(m, Σ), N(0, I/q) ) (Fang et al., ICLR 2024).
+class WassersteinUniformity(Native):
+    """λ mean (Z_g − Z_v)² + μ W₂( N(m, Σ), N(0, I/q) ) (Fang et al., ICLR 2024).
 
-    m and Σ are mean and biased covariance of the 2n unit embeddings of both views, and W₂² = ‖m‖² + 1 + tr Σ − (2/√q)
-    tr Σ^{1/2}; tr Σ^{1/2} is the sum of the singular values of the centred embeddings over √(2n).
+    m and Σ are mean and biased covariance of the Vn unit embeddings of all views, and W₂² = ‖m‖² + 1 + tr Σ − (2/√q)
+    tr Σ^{1/2}; tr Σ^{1/2} is the sum of the singular values of the centred embeddings over √(Vn).
 
     Attributes:
         alignment_weight: λ >= 0, the weight of the mean over n and q.
@@ -46,10 +48,10 @@ class WassersteinUniformity(Regularizer):
         """Refuses negative weights."""
         self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment and the distance."""
-        z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
-        z_MQ = torch.cat([z1_NQ, z2_NQ])
+    def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
+        """Compute alignment and the distance."""
+        views_NQ = [normalize(z_NQ) for z_NQ in views_NQ]
+        z_MQ = torch.cat(views_NQ)
         mean_Q = z_MQ.mean(dim=0)
         centred_MQ = (z_MQ - mean_Q) / math.sqrt(len(z_MQ))
         trace, root_trace = centred_MQ.square().sum(), torch.linalg.matrix_norm(centred_MQ, ord="nuc")
@@ -57,6 +59,6 @@ class WassersteinUniformity(Regularizer):
         # Zero only in the limit of a Gaussian; rounding must not make it negative.
         distance = squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
         return {
-            "alignment": self.alignment_weight * mean_squared_difference(z1_NQ, z2_NQ),
+            "alignment": self.alignment_weight * mean_squared_spread(views_NQ, global_views),
             "uniformity": self.uniformity_weight * distance,
         }

@@ -318,15 +318,15 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
 
     def measure(grid: losses.Grid) -> list[losses.LossCost]:
         asked.append(grid)
-        row: dict[str, Any] = {"method": "vicreg", "form": "gram", "auto": True, "q": 4, "ranks": 1}
+        row: dict[str, Any] = {"method": "vicreg", "form": "gram", "auto": True, "q": 4, "views": 3, "ranks": 1}
         return [losses.LossCost(**row, n=n, embedding_bytes=1, median_ms=0.5) for n in grid.n]
 
     monkeypatch.setattr(losses, "measure", measure)
-    options = ["--n", "8,16", "--q", "4", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
+    options = ["--n", "8,16", "--q", "4", "--views", "3", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
     options += ["--device", "cpu", "--budget", "3", "--memory-limit", "0.5", "--dtype", "float64", "--threads", "2"]
     result = call("cost", "vicreg", *options)
     assert result.exit_code == 0, result.output
-    sizes: dict[str, Any] = {"n": (8, 16), "q": (4,), "ranks": (1,), "forms": ("auto", "textbook")}
+    sizes: dict[str, Any] = {"n": (8, 16), "q": (4,), "views": (3,), "ranks": (1,), "forms": ("auto", "textbook")}
     how: dict[str, Any] = {"repeats": 2, "device": "cpu", "budget_s": 3.0, "dtype": "float64", "threads": 2}
     assert asked == [losses.Grid(methods=("vicreg",), memory_limit_bytes=2**29, **sizes, **how)]
     assert sum(line.startswith("vicreg ") for line in result.stdout.splitlines()) == 2

@@ -17,7 +17,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from regbench.benchmark.cost.images import Images
 from regbench.benchmark.processes import Place
 from regbench.datasets.beton import RAW, Beton
-from regbench.datasets.config import AugmentationConfig, CropConfig, DatasetConfig, Interpolation, ViewConfig
+from regbench.datasets.config import CropConfig, DatasetConfig, Interpolation, ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -72,7 +72,8 @@ class Task:
     @property
     def views(self) -> tuple[ViewConfig, ViewConfig]:
         """The augmentation of each."""
-        return self.images.augmentation.view1, self.images.augmentation.view2
+        first, second = self.images.augmentation.views.values()
+        return first, second
 
     def order(self, images: int, count: int) -> Ints:
         """List the images of `count` batches: all in random order, again and again."""
@@ -257,7 +258,7 @@ def _regbench(task: Task, part: str, interpolation: Interpolation, backend: str 
 def _two_view_loader(task: Task, interpolation: Interpolation, backend: str) -> Batches:
     loader = PretrainingLoader(
         task.dataset,
-        AugmentationConfig(view1=task.views[0], view2=task.views[1], interpolation=interpolation),
+        replace(task.images.augmentation, interpolation=interpolation),
         data_dir=task.images.data_dir,
         batch_size=task.batch_size,
         seed=0,

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from regbench import RegbenchError, __version__
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
 from regbench.datasets.manifest import Manifest, prepared_from
 from regbench.datasets.sources.imagefolder import ImageFolder
 
@@ -59,8 +59,10 @@ class Scenario:
 
 _SMALL = AugmentationConfig(
     name="small_color",
-    view1=ViewConfig(crop_scale=(0.2, 1.0), blur_p=0.0),
-    view2=ViewConfig(crop_scale=(0.2, 1.0), blur_p=0.0, solarize_p=0.0),
+    views={
+        "view1": ViewsConfig(crop_scale=(0.2, 1.0), blur_p=0.0),
+        "view2": ViewsConfig(crop_scale=(0.2, 1.0), blur_p=0.0, solarize_p=0.0),
+    },
 )
 SCENARIOS = {
     scenario.name: scenario

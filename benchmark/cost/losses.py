@@ -1,10 +1,10 @@
-"""What the losses cost: time and memory of value and gradient, form against form, over batch, dimension and ranks.
+"""What the losses cost: time and memory of value and gradient, over forms, batch, dimension, views and ranks.
 
-All forms of a method at one (n, q) take turns in one process, and ratios are taken within a round: both sides see the
-same machine. The work is done by processes of their own, one for each rank. With several ranks the side of one rank is
-measured at the same load: every process computes the whole batch alone, at the same time.
+All forms of a method at one (n, q), with each number of views, take turns in one process, and ratios are taken within a
+round: both sides see the same machine. The work is done by processes of their own, one for each rank. With several
+ranks the side of one rank is measured at the same load: every process computes the whole batch alone, at the same time.
 
-Time is that of `method.loss(z1, z2, engine)` and backward to z1 and z2; of several ranks it is the slowest one's.
+Time is that of `method.loss(z1, z2, engine=...)` and backward to z1 and z2; of several ranks it is the slowest one's.
 
 The GEMM floor is the time of the matrix products that a loss over all pairs needs at least. For each view these are
 half of a Gram matrix and one product for the gradient: with n <= q and h = ⌈n/2⌉, `torch.mm` of (h × q)(q × n) and of
@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError, methods
 from regbench.benchmark.cost.harness import MIB, Column, Machine, median, number, ratios, span, table, to_csv
-from regbench.benchmark.cost.ranks import Case, Measured, Prediction, Rank, measure_forms, predict
+from regbench.benchmark.cost.ranks import Case, Measured, Prediction, Rank, Variant, measure_variants, predict
 from regbench.benchmark.processes import Processes, WorkFailed
 from regbench.files import write_text
 from regbench.methods.engine import FORMS
@@ -48,6 +48,7 @@ class Grid:
         methods: Names in the registry; empty for all.
         n: Batch sizes, over all ranks.
         q: Embedding dimensions.
+        views: Numbers of views, of which two are global.
         ranks: Numbers of processes that share a batch.
         forms: Forms, `auto` among them or not; empty for all that a method has.
         device: `cpu`, `cuda`, or `auto` for CUDA where there is one.
@@ -65,6 +66,7 @@ class Grid:
     methods: tuple[str, ...] = ()
     n: Annotated[tuple[AtLeastTwo, ...], Field(min_length=1)] = (256, 1024)
     q: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] = (512, 2048)
+    views: Annotated[tuple[AtLeastTwo, ...], Field(min_length=1)] = (2,)
     ranks: Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] = (1,)
     forms: tuple[str, ...] = ()
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -87,7 +89,7 @@ class Grid:
         resolved = {
             "device": "cuda" if cuda and self.device != "cpu" else "cpu",
             "methods": tuple(dict.fromkeys(self.methods)) or tuple(methods.names()),
-            **{what: tuple(sorted(set(getattr(self, what)))) for what in ("n", "q", "ranks")},
+            **{what: tuple(sorted(set(getattr(self, what)))) for what in ("n", "q", "views", "ranks")},
         }
         for what, value in resolved.items():
             object.__setattr__(self, what, value)
@@ -118,16 +120,18 @@ class LossCost:
         auto: Whether `auto` stands for this form here.
         n: Batch size over all ranks.
         q: Embedding dimension.
+        views: Views of each image, of which two are global.
         ranks: Processes that shared the batch.
         median_ms: Median time over rounds; None if it was not measured.
         low_ms: Shortest round.
         high_ms: Longest round.
         vs_textbook: Median over rounds of the time divided by that of `textbook` on one rank, at the same load.
         vs_one_rank: Likewise by that of the same form on one rank; 1 for one rank.
+        vs_two_views: Likewise by that of the same form with two views, on as many ranks.
         gemm_ms: Median of the GEMM floor.
         vs_gemm: Median over rounds of the time divided by the GEMM floor.
         extra_bytes: Peak memory of the rank that needs most, beyond embeddings and gradients.
-        embedding_bytes: Size of the whole batch's embeddings, both views; their gradients have the same.
+        embedding_bytes: Size of the whole batch's embeddings, all views; their gradients have the same.
         note: Why something was not measured; empty if nothing.
     """
 
@@ -136,17 +140,24 @@ class LossCost:
     auto: bool
     n: int
     q: int
+    views: int
     ranks: int
     median_ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
     vs_textbook: float | None = None
     vs_one_rank: float | None = None
+    vs_two_views: float | None = None
     gemm_ms: float | None = None
     vs_gemm: float | None = None
     extra_bytes: int | None = None
     embedding_bytes: int
     note: str = ""
+
+    @property
+    def variant(self) -> Variant:
+        """What it is beside others of the same size."""
+        return Variant(self.form, self.views)
 
 
 def measure(grid: Grid) -> list[LossCost]:
@@ -174,11 +185,20 @@ def cases(grid: Grid) -> list[LossCost]:
             for q in grid.q:
                 auto = method.form_at("auto", n, q)
                 forms = dict.fromkeys(auto if form == "auto" else form for form in grid.forms or method.forms)
-                size = {"n": n, "q": q, "embedding_bytes": 2 * n * q * itemsize}
                 rows += [
-                    LossCost(method=name, form=form, auto=form == auto, ranks=ranks, **size)
+                    LossCost(
+                        method=name,
+                        form=form,
+                        auto=form == auto,
+                        n=n,
+                        q=q,
+                        views=views,
+                        ranks=ranks,
+                        embedding_bytes=views * n * q * itemsize,
+                    )
                     for ranks in grid.ranks
                     for form in forms
+                    for views in grid.views
                 ]
     return [replace(row, note=_impossible(row, grid)) for row in rows]
 
@@ -199,7 +219,7 @@ class _Session:
     def __init__(self, grid: Grid, pools: Mapping[int, Processes]) -> None:
         self._grid, self._pools = grid, pools
         self._start_s = time.perf_counter()
-        self._predictions: dict[tuple[str, str, int, int], Prediction | None] = {}
+        self._predictions: dict[tuple[str, Variant, int, int], Prediction | None] = {}
 
     def run(self, rows: list[LossCost]) -> list[LossCost]:
         groups: dict[tuple[str, int, int, int], list[int]] = {}
@@ -223,11 +243,11 @@ class _Session:
 
     def _predict(self, row: LossCost) -> Prediction | None:
         """Predict for one process with the whole batch; None if that failed."""
-        key = (row.method, row.form, row.n, row.q)
+        key = (row.method, row.variant, row.n, row.q)
         if key not in self._predictions:
             try:
                 case, limit = self._case(row), self._grid.limit_bytes
-                (self._predictions[key],) = self._pools[1].ask(predict, case, row.form, limit)
+                (self._predictions[key],) = self._pools[1].ask(predict, case, row.variant, limit)
             except WorkFailed:
                 # A method may have reasons to refuse a probe's small sizes: unknown, so it is tried.
                 self._predictions[key] = None
@@ -260,41 +280,42 @@ class _Session:
 
     def _measure(self, rows: Sequence[LossCost]) -> list[LossCost]:
         """Measure one method at one size."""
-        notes: dict[str, str] = {}
+        notes: dict[Variant, str] = {}
         planned_s = 0.0
         for row in sorted(rows, key=self._seconds):
             if note := self._over(row, planned_s):
-                notes[row.form] = note
+                notes[row.variant] = note
             else:
                 planned_s += self._seconds(row)
-        forms = [row.form for row in rows if row.form not in notes]
+        variants = [row.variant for row in rows if row.variant not in notes]
         result = Measured()
-        if forms:
+        if variants:
             try:
                 pool = self._pools[rows[0].ranks]
-                result = pool.ask(measure_forms, self._case(rows[0]), forms, self._grid.repeats)[0]
+                result = pool.ask(measure_variants, self._case(rows[0]), variants, self._grid.repeats)[0]
                 failed = result.failed
             except WorkFailed as error:
-                failed = dict.fromkeys(forms, str(error))
-            notes |= {form: f"failed: {line}" for form, line in failed.items()}
-        return [replace(row, note=notes[row.form]) if row.form in notes else _filled(row, result) for row in rows]
+                failed = dict.fromkeys(variants, str(error))
+            notes |= {variant: f"failed: {line}" for variant, line in failed.items()}
+        return [replace(row, note=notes[row.variant]) if row.variant in notes else _filled(row, result) for row in rows]
 
 
 def _filled(row: LossCost, result: Measured) -> LossCost:
     """Enter what was measured."""
-    row = replace(row, extra_bytes=result.extra_bytes[row.form])
-    times_ms = result.shared_ms.get(row.form)
+    row = replace(row, extra_bytes=result.extra_bytes[row.variant])
+    times_ms = result.shared_ms.get(row.variant)
     if not times_ms:
         return row
     alone_ms = result.shared_ms if row.ranks == 1 else result.alone_ms
-    floor_ms = [ms / row.ranks for ms in result.floor_ms]
+    floor_ms = [ms * row.views / 2 / row.ranks for ms in result.floor_ms]
     return replace(
         row,
         median_ms=median(times_ms),
         low_ms=min(times_ms),
         high_ms=max(times_ms),
-        vs_textbook=median(ratios(times_ms, alone_ms.get("textbook"))),
-        vs_one_rank=median(ratios(times_ms, alone_ms.get(row.form))),
+        vs_textbook=median(ratios(times_ms, alone_ms.get(Variant("textbook", row.views)))),
+        vs_one_rank=median(ratios(times_ms, alone_ms.get(row.variant))),
+        vs_two_views=median(ratios(times_ms, result.shared_ms.get(Variant(row.form, 2)))),
         gemm_ms=median(floor_ms),
         vs_gemm=median(ratios(times_ms, floor_ms)),
     )
@@ -313,11 +334,13 @@ COLUMNS: tuple[Column[LossCost], ...] = (
     Column("form", lambda row: row.form + "*" * row.auto, "left"),
     Column("n", lambda row: str(row.n)),
     Column("q", lambda row: str(row.q)),
+    Column("views", lambda row: str(row.views)),
     Column("ranks", lambda row: str(row.ranks)),
     Column("median ms", lambda row: number(row.median_ms)),
     Column("min–max", lambda row: span([ms for ms in (row.low_ms, row.high_ms) if ms is not None])),
     Column("vs textbook", lambda row: number(row.vs_textbook)),
     Column("vs 1 rank", lambda row: number(row.vs_one_rank)),
+    Column("vs 2 views", lambda row: number(row.vs_two_views)),
     Column("vs GEMM", lambda row: number(row.vs_gemm)),
     Column("extra MiB", lambda row: _mib(row.extra_bytes)),
     Column("", lambda row: row.note, "left"),
@@ -326,7 +349,7 @@ COLUMNS: tuple[Column[LossCost], ...] = (
 LEGEND = """\
 Time of value and gradient: median over rounds and range; of several ranks the slowest one's. `*`: what `auto` is.
 vs textbook, vs 1 rank: median of the ratios within rounds to the textbook form and to the same form on one rank, where
-every process computes the whole batch alone at the same time.
+every process computes the whole batch alone at the same time. vs 2 views: to the same form with two views.
 vs GEMM: to the time of the matrix products that a loss over all pairs needs at least: for each view half of a Gram
 matrix (n² q FLOP) and the gradient (2 n² q FLOP); for q < n with n and q exchanged; divided by the ranks.
 extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
@@ -334,14 +357,14 @@ extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
 
 def write(rows: Sequence[LossCost], machine: Machine, out: Path) -> None:
     """Write cost.csv and cost.md into the folder `out`."""
-    sizes = dict.fromkeys((row.n, row.q, row.embedding_bytes) for row in rows)
-    data = ", ".join(f"{_mib(size)} MiB at n = {n}, q = {q}" for n, q, size in sizes)
+    sizes = dict.fromkeys((row.n, row.q, row.views, row.embedding_bytes) for row in rows)
+    data = ", ".join(f"{_mib(size)} MiB at n = {n}, q = {q}, {views} views" for n, q, views, size in sizes)
     page = f"""\
 # Cost of value and gradient
 
 {machine}
 
-Embeddings of both views, and as much again for their gradients: {data}.
+Embeddings of all views, and as much again for their gradients: {data}.
 
 {table(rows, COLUMNS, "github")}
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -84,32 +85,42 @@ class Case:
     q: int
     dtype: str = "float32"
 
-    def embeddings(self, device: torch.device) -> list[Tensor]:
-        """Draw those of both views, the same each time."""
+    def embeddings(self, device: torch.device, views: int = 2) -> list[Tensor]:
+        """Draw those of each view, the same each time."""
         generator = torch.Generator().manual_seed(0)
-        z1_NQ = torch.randn(self.n, self.q, generator=generator)
-        z2_NQ = z1_NQ + 0.5 * torch.randn(self.n, self.q, generator=generator)
-        return [z_NQ.to(device, getattr(torch, self.dtype)) for z_NQ in (z1_NQ, z2_NQ)]
+        first_NQ = torch.randn(self.n, self.q, generator=generator)
+        others = (0.5 * torch.randn(self.n, self.q, generator=generator) for _ in range(views - 1))
+        return [z_NQ.to(device, getattr(torch, self.dtype)) for z_NQ in (first_NQ, *(first_NQ + z for z in others))]
+
+
+class Variant(NamedTuple):
+    """What is measured of a method at one size, side by side with others: a form and a number of views."""
+
+    form: str
+    views: int
 
 
 def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], engine: Engine) -> Run:
     """Make the call that is measured: the loss of leaves with the data of `views` and backward to them.
 
+    The first two views are global.
+
     Returns:
         The call, which returns the gradients.
     """
-    z1_NQ, z2_NQ = (view.detach().requires_grad_() for view in views)
+    leaves_NQ = [view.detach().requires_grad_() for view in views]
 
     def run() -> Sequence[Tensor]:
-        z1_NQ.grad = z2_NQ.grad = None
-        method.loss(z1_NQ, z2_NQ, engine).backward()
-        return [z_NQ.grad for z_NQ in (z1_NQ, z2_NQ) if z_NQ.grad is not None]
+        for z_NQ in leaves_NQ:
+            z_NQ.grad = None
+        method.loss(*leaves_NQ, engine=engine, global_views=2).backward()
+        return [z_NQ.grad for z_NQ in leaves_NQ if z_NQ.grad is not None]
 
     return run
 
 
 def gemm_floor(views: Sequence[Tensor]) -> Run:
-    """Make a call of the matrix products that value and gradient need at least, see `losses`."""
+    """Make a call of the matrix products that value and gradient of two views need at least, see `losses`."""
     dtype = torch.promote_types(views[0].dtype, torch.float32)
     # With q < n the same products of the transposed embeddings.
     wide = [view.detach().to(dtype) if len(view) <= view.shape[1] else view.detach().to(dtype).T for view in views]
@@ -135,7 +146,7 @@ class Prediction:
     bytes: int
 
 
-def predict(here: Rank, case: Case, form: str, memory_limit_bytes: int) -> Prediction:
+def predict(here: Rank, case: Case, variant: Variant, memory_limit_bytes: int) -> Prediction:
     """Predict what a call takes from calls with n and q divided by one number.
 
     Time is taken to grow with the cube of that number, which holds for matrix products, and memory with its square;
@@ -149,8 +160,8 @@ def predict(here: Rank, case: Case, form: str, memory_limit_bytes: int) -> Predi
 
     def probe(divisor: int) -> tuple[Run, float]:
         small = Case(method=case.method, n=max(2, n // divisor), q=max(1, q // divisor), dtype=case.dtype)
-        views = small.embeddings(here.device)
-        return value_and_gradient(regularizer, views, Engine(form=form)), max(n / small.n, q / small.q)
+        views = small.embeddings(here.device, variant.views)
+        return value_and_gradient(regularizer, views, Engine(form=variant.form)), max(n / small.n, q / small.q)
 
     run, ratio = probe(scale)
     run()
@@ -181,50 +192,51 @@ class Measured:
     """Times and memory of a method's forms at one size.
 
     Attributes:
-        shared_ms: Milliseconds of each round by form, the slowest rank's.
+        shared_ms: Milliseconds of each round by variant, the slowest rank's.
         alone_ms: Likewise with every rank computing the whole batch.
-        floor_ms: Of the GEMM floor.
-        extra_bytes: Extra memory by form, of the rank that needs most.
-        failed: Errors by form.
+        floor_ms: Of the GEMM floor of two views.
+        extra_bytes: Extra memory by variant, of the rank that needs most.
+        failed: Errors by variant.
     """
 
-    shared_ms: dict[str, list[float]] = field(default_factory=dict)
-    alone_ms: dict[str, list[float]] = field(default_factory=dict)
+    shared_ms: dict[Variant, list[float]] = field(default_factory=dict)
+    alone_ms: dict[Variant, list[float]] = field(default_factory=dict)
     floor_ms: list[float] = field(default_factory=list)
-    extra_bytes: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    extra_bytes: dict[Variant, int] = field(default_factory=dict)
+    failed: dict[Variant, str] = field(default_factory=dict)
 
 
-def measure_forms(here: Rank, case: Case, forms: Sequence[str], repeats: int) -> Measured:
-    """Measure forms in turns; with several ranks, each rank alone with the whole batch too.
+def measure_variants(here: Rank, case: Case, variants: Sequence[Variant], repeats: int) -> Measured:
+    """Measure variants in turns; with several ranks, each rank alone with the whole batch too.
 
     Args:
         here: This process.
         case: The method and the size.
-        forms: Its forms.
+        variants: Of the method.
         repeats: Rounds; 0 for memory only.
     """
     regularizer = methods.build(case.method)
-    views = case.embeddings(here.device)
-    shares = [view.tensor_split(here.world)[here.rank] for view in views]
+    whole = case.embeddings(here.device, max((variant.views for variant in variants), default=2))
     group = dist.group.WORLD if here.world > 1 else None
     result = Measured()
-    calls: dict[tuple[str, str], Run] = {}
-    for form in forms:
-        run = value_and_gradient(regularizer, shares, Engine(form=form, group=group))
+    calls: dict[tuple[str, Variant | None], Run] = {}
+    for variant in variants:
+        views = whole[: variant.views]
+        shares = [view.tensor_split(here.world)[here.rank] for view in views]
+        run = value_and_gradient(regularizer, shares, Engine(form=variant.form, group=group))
         try:
-            result.extra_bytes[form] = int(here.largest([peak_extra_bytes(run, here.device)])[0])
+            result.extra_bytes[variant] = int(here.largest([peak_extra_bytes(run, here.device)])[0])
         except Exception as error:
             if here.world > 1:  # the other ranks may be waiting for this one
                 raise
-            result.failed[form] = one_line(error)
+            result.failed[variant] = one_line(error)
             continue
-        calls["shared", form] = run
+        calls["shared", variant] = run
         if here.world > 1:
-            calls["alone", form] = value_and_gradient(regularizer, views, Engine(form=form))
+            calls["alone", variant] = value_and_gradient(regularizer, views, Engine(form=variant.form))
     if not repeats or not calls:
         return result
-    calls["floor", ""] = gemm_floor(views)
+    calls["floor", None] = gemm_floor(whole[:2])
     warm_ms = here.largest([_milliseconds(here, run, 1) for run in calls.values()])
     round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
     numbers = [max(1, min(50, int(round_ms / max(ms, 1e-3)))) for ms in warm_ms]
@@ -232,10 +244,10 @@ def measure_forms(here: Rank, case: Case, forms: Sequence[str], repeats: int) ->
         key: partial(_milliseconds, here, run, number)
         for (key, run), number in zip(calls.items(), numbers, strict=True)
     }
-    for (kind, form), own_ms in take_turns(turns, repeats).items():
+    for (kind, timed), own_ms in take_turns(turns, repeats).items():
         slowest_ms = here.largest(own_ms)
-        if kind == "floor":
+        if timed is None:
             result.floor_ms.extend(slowest_ms)
         else:
-            (result.shared_ms if kind == "shared" else result.alone_ms)[form] = slowest_ms
+            (result.shared_ms if kind == "shared" else result.alone_ms)[timed] = slowest_ms
     return result

@@ -50,10 +50,12 @@ class NetworkConfig:
     Attributes:
         backbone: From images to representations.
         projector: From representations to embeddings.
+        statistics: What BN's statistics are over: the images of each "view", or those of all views of one "size".
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
+    statistics: Literal["view", "size"] = "view"
 
     @property
     def architecture(self) -> str:
@@ -162,7 +164,7 @@ class Cell:
         seed: Of the initial weights, the order of images, the augmentation and the probe.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
         dataset: Images and splits.
-        augmentation: The two views.
+        augmentation: The views.
         network: Backbone and projector.
         optimizer: The optimizer and its schedule.
         evaluation: What is measured on the representation, and how.
@@ -193,6 +195,7 @@ class Cell:
         """
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
+        self.augmentation.crops(self.dataset.image_size)  # which refuses what cannot be cut
         if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
             self.optimizer.refuse_long_warmup(1, self.epochs)
 

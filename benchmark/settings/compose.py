@@ -30,7 +30,7 @@ from regbench.benchmark.settings.cell import Cell, EvaluationOptions, NetworkCon
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
-from regbench.datasets.config import AugmentationConfig
+from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import SOURCES
 from regbench.methods import METHODS
@@ -143,6 +143,10 @@ def _with_defaults(tree: Tree) -> Tree:
     name = tree["network"]["backbone"].get("name")
     whole = merged(copy.deepcopy(_defaults()), {"network": {"backbone": BACKBONES.plain(BACKBONES.build(str(name)))}})
     whole = merged(whole, tree)
+    if kinds := tree["augmentation"].get("views"):  # in place of the default ones
+        if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):
+            raise RegbenchError("augmentation.views: a preset must hold the settings of each kind of view by its name")
+        whole["augmentation"]["views"] = {name: plain(ViewsConfig()) | kind for name, kind in kinds.items()}
     return whole | {"dataset": complete(tree["dataset"])}
 
 

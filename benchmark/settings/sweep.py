@@ -91,12 +91,14 @@ class SweepFile:
         description: One line for people.
         rows: Overrides of each row, those common to all included.
         final_seeds: See `Sweep`.
+        equal: What cells of the same `epochs` have equally many of: "images", or "passes" through the network.
     """
 
     name: str
     description: str
     rows: tuple[tuple[str, ...], ...]
     final_seeds: tuple[int, ...]
+    equal: str = "images"
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
@@ -104,7 +106,7 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
     Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
-    tuning.
+    tuning, and `equal: passes`: `epochs` are those of two views then, and a cell of V views gets 2/V as many.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -119,7 +121,8 @@ def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
     Raises:
         RegbenchError: If an override is refused.
     """
-    return replace(_expand(file.name, file.description, rows), final_seeds=file.final_seeds)
+    sweep = _expand(file.name, file.description, rows, passes=file.equal == "passes")
+    return replace(sweep, final_seeds=file.final_seeds)
 
 
 def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
@@ -145,10 +148,12 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     common = " ".join(_lines(path, "common", file.get("common") or []))
     rows = [_split(path, f"{common} {line}") for line in _lines(path, "cells", file.get("cells"))]
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
-    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds)
+    if (equal := file.get("equal", "images")) not in ("images", "passes"):
+        raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
+    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds, equal)
 
 
-_SWEEP_KEYS = ("description", "common", "cells", "final_seeds")
+_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "equal")
 
 
 def _lines(path: Path, key: str, lines: object) -> list[str]:
@@ -177,12 +182,14 @@ def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _expand(name: str, description: str, rows: Sequence[Sequence[str]]) -> Sweep:
+def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
     notes: dict[str, None] = {}
     for row in rows:
         for point in points(row):
             cell, runtime, cluster, fitting = compose_cell(point)
+            if passes and cell.epochs:
+                cell = replace(cell, epochs=max(1, round(2 * cell.epochs / cell.augmentation.count)))
             cells.setdefault(cell.id, (cell, cluster))
             notes[fitting] = None
     for note in filter(None, notes):

@@ -20,12 +20,12 @@ import torch
 from regbench.benchmark.cost.harness import MIB, Column, table
 from regbench.benchmark.cost.images import SCENARIOS, Images, Scenario, make_images
 from regbench.benchmark.processes import Place, Processes
-from regbench.datasets.config import AugmentationConfig, ViewConfig
+from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
 
 BATCH, BATCHES = 32, 100  # of each rank
-PLAIN = ViewConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
-CROPS = AugmentationConfig(name="crops", view1=PLAIN, view2=PLAIN, interpolation="area")
+PLAIN = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
+CROPS = AugmentationConfig(name="crops", views={"view1": PLAIN, "view2": PLAIN}, interpolation="area")
 
 
 @dataclass(frozen=True, kw_only=True)

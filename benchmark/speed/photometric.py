@@ -129,7 +129,7 @@ def main() -> None:
         return len(crops_NHWC) / (time.perf_counter() - began_s)
 
     turns = {
-        name: partial(rate, [make(view, arguments.size) for view in (augmentation.view1, augmentation.view2)])
+        name: partial(rate, [make(view, arguments.size) for view in augmentation.views.values()])
         for name, make in makers.items()
     }
     take_turns(turns, 1)  # warms up

@@ -256,6 +256,7 @@ class _Training:
             method=cell.method,
             engine=self.engine,
             precision=cell.precision,
+            global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
             mark=self.clock.mark,
         )
@@ -275,12 +276,12 @@ class _Training:
             tqdm(total=len(loader), initial=done, desc=title, leave=False, unit="batch", disable=hidden) as bar,
         ):
             waiting = self.clock.mark()
-            for x1_NCHW, x2_NCHW in batches:
+            for views_NCHW in batches:
                 _seed(cell.seed, progress.step, self.world.rank)
                 lr = cell.optimizer.learning_rate(cell.batch_size, progress.step, len(loader), cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = lr
-                stepped = step(x1_NCHW, x2_NCHW)
+                stepped = step(*views_NCHW)
                 progress.step += 1
                 losses.append(stepped.terms)
                 laps.append([waiting, *stepped.marks])
@@ -319,8 +320,8 @@ class _Training:
                 self._diverge(number, steps, f"the loss is not finite ({dict(zip(names, row, strict=True))})")
             for name, value in zip(names, row, strict=True):
                 progress.sums[name] = progress.sums.get(name, 0.0) + value
-        shard = Shard.of(stepped.z1_NQ, self.engine)
-        spread = feature_spread(shard.gather(stepped.z1_NQ))
+        shard = Shard.of(stepped.views_NQ[0], self.engine)
+        spread = feature_spread(shard.gather(stepped.views_NQ[0]))
         # While the rate still rises, the embeddings of a sound run may lie close together for a while.
         warm = progress.step > cell.optimizer.warmup(steps)
         if warm and spread < COLLAPSED_SPREAD:
@@ -364,13 +365,13 @@ class _Training:
     def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
         """Adds the finished epoch to the history."""
         cell, progress = self.cell, self.progress
-        shard = Shard.of(stepped.z1_NQ, self.engine)
+        shard = Shard.of(stepped.views_NQ[0], self.engine)
         means = {name: total / steps for name, total in progress.sums.items()}
         progress.history.append(
             {
                 "epoch": len(progress.history) + 1,
                 "loss": sum(means.values()),
-                **spread_metrics(shard.gather(stepped.z1_NQ), shard.gather(stepped.z2_NQ)),
+                **spread_metrics(*(shard.gather(view_NQ) for view_NQ in stepped.views_NQ[:2])),
                 "learning_rate": lr,
                 "epoch_s": progress.epoch_s,
                 "images": steps * cell.batch_size,

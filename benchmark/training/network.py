@@ -18,6 +18,8 @@ from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
 class SiameseNetwork(nn.Module):
     """Backbone and projector; `forward` maps the views' images (n, c, h, w) to their embeddings (n, q).
 
+    Views may differ in size.
+
     Attributes:
         backbone: Images (n, c, h, w) to representations (n, representation_dim).
         projector: Representations to embeddings.
@@ -38,18 +40,24 @@ class SiameseNetwork(nn.Module):
             RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
         """
         super().__init__()
+        self.statistics = config.statistics
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone, self.representation_dim = config.backbone.build(channels, image_size)
             self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
-        """Embeddings (n, q) of each view's images (n, c, h, w), not normalised.
+        """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised.
 
-        Each view is a pass of its own, so that BN statistics are per view. Only the last layer, which has none, takes
-        the views together: its weight, the largest of all, then gets one gradient instead of one for each view.
+        Each view is a pass of its own, so that BN statistics are per view; with `statistics=size` views of one size
+        pass together. Only the last layer, which has none, takes all views together: its weight, the largest of all,
+        then gets one gradient instead of one for each view.
         """
-        hidden_ND = [self.projector[:-1](self.backbone(x_NCHW)) for x_NCHW in views_NCHW]
+        passes: list[list[Tensor]] = []
+        for x_NCHW in views_NCHW:
+            together = self.statistics == "size" and passes and passes[-1][-1].shape == x_NCHW.shape
+            passes[-1].append(x_NCHW) if together else passes.append([x_NCHW])
+        hidden_ND = [self.projector[:-1](self.backbone(torch.cat(xs) if len(xs) > 1 else xs[0])) for xs in passes]
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
         views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
         return views_NQ

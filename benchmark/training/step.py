@@ -1,4 +1,4 @@
-"""One training step: both views through the network, the loss, backward, the update.
+"""One training step: the views through the network, the loss, backward, the update.
 
 Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dimension (q).
 """
@@ -6,7 +6,7 @@ Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dime
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,20 +25,18 @@ class Stepped(NamedTuple):
 
     Attributes:
         terms: The addends of the loss by name, detached scalars over the whole batch.
-        z1_NQ: This rank's embeddings of the first views, detached.
-        z2_NQ: Of the second views.
+        views_NQ: This rank's embeddings of each view, detached.
         marks: Moments before the first of `PARTS` and after each.
     """
 
     terms: dict[str, Tensor]
-    z1_NQ: Tensor
-    z2_NQ: Tensor
+    views_NQ: list[Tensor]
     marks: list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step; call it with the two views of a batch.
+    """A training step; call it with the views of a batch.
 
     Attributes:
         network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
@@ -46,6 +44,7 @@ class Step:
         method: The loss.
         engine: How the loss is computed, and over which ranks.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
+        global_views: How many views, from the first on, are global.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
         mark: Gives a moment, for timing.
     """
@@ -55,27 +54,25 @@ class Step:
     method: Regularizer
     engine: Engine
     precision: str
+    global_views: int = 2
     micro_batch_size: int | None = None
     mark: Callable[[], Any] = lambda: None
 
-    def __call__(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> Stepped:
-        """Updates the network once; gradients are gone afterwards."""
-        parts = self._parts(x1_NCHW, x2_NCHW)
+    def __call__(self, *views_NCHW: Tensor) -> Stepped:
+        """Update the network once; gradients are gone afterwards."""
+        parts = self._parts(views_NCHW)
         states: list[list[Tensor]] = []  # of the generators, before each part
         marks = [self.mark()]
-        if len(parts) == 1:
-            z1_NQ, z2_NQ = self._embed(x1_NCHW, x2_NCHW)
-        else:
-            z1_NQ, z2_NQ = self._embed_without_graph(parts, states)
+        views_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
         marks.append(self.mark())
         # The loss acts on leaves of its own, so that its cost can be told from the network's.
-        leaf1_NQ, leaf2_NQ = (z.detach().float().requires_grad_() for z in (z1_NQ, z2_NQ))
-        loss, terms = self.method(leaf1_NQ, leaf2_NQ, self.engine)
-        gradients = torch.autograd.grad(loss, [leaf1_NQ, leaf2_NQ])
+        leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
+        loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
+        gradients = torch.autograd.grad(loss, leaves_NQ)
         del loss
         marks.append(self.mark())
         if len(parts) == 1:
-            torch.autograd.backward([z1_NQ, z2_NQ], [g.to(z1_NQ.dtype) for g in gradients])
+            torch.autograd.backward(views_NQ, [g_NQ.to(views_NQ[0].dtype) for g_NQ in gradients])
         else:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
@@ -83,19 +80,20 @@ class Step:
         # DistributedDataParallel keeps the gradients in its buckets; others are freed.
         self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
         marks.append(self.mark())
-        return Stepped(terms, leaf1_NQ.detach(), leaf2_NQ.detach(), marks)
+        return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
 
-    def _parts(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = self.micro_batch_size or len(x1_NCHW)
-        return list(zip(x1_NCHW.split(size), x2_NCHW.split(size), strict=True))
+    def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Cut the batch into parts, each with all views of some images."""
+        size = self.micro_batch_size or len(views_NCHW[0])
+        return list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
 
-    def _embed(self, x1_NCHW: Tensor, x2_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(x1_NCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            z1_NQ, z2_NQ = self.network(x1_NCHW, x2_NCHW)
-        return z1_NQ, z2_NQ
+    def _embed(self, *views_NCHW: Tensor) -> Sequence[Tensor]:
+        with torch.autocast(views_NCHW[0].device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            views_NQ: tuple[Tensor, ...] = self.network(*views_NCHW)
+        return views_NQ
 
     @torch.no_grad()
-    def _embed_without_graph(self, parts: list[tuple[Tensor, Tensor]], states: list[list[Tensor]]) -> list[Tensor]:
+    def _embed_without_graph(self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]) -> Sequence[Tensor]:
         embeddings = []
         with _frozen_statistics(self.network):
             for part in parts:
@@ -104,13 +102,13 @@ class Step:
         return [torch.cat(view) for view in zip(*embeddings, strict=True)]
 
     def _backward_in_parts(
-        self, parts: list[tuple[Tensor, Tensor]], gradients: tuple[Tensor, ...], states: list[list[Tensor]]
+        self, parts: list[tuple[Tensor, ...]], gradients: tuple[Tensor, ...], states: list[list[Tensor]]
     ) -> None:
         """Gradient caching (Gao et al., 2021): each part passes again, now with a graph, and takes its rows' gradient.
 
         It draws what it drew the first time. The ranks' gradients are averaged once, with the last part.
         """
-        sizes = [len(x) for x, _ in parts]
+        sizes = [len(part[0]) for part in parts]
         for number, (part, *rows) in enumerate(zip(parts, *(g.split(sizes) for g in gradients), strict=True), start=1):
             wait = isinstance(self.network, DistributedDataParallel) and number < len(parts)
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]

@@ -40,7 +40,7 @@ class PretrainingLoader(EpochLoader):
     def __init__(
         self,
         dataset: DatasetConfig,
-        augmentation: AugmentationConfig | MultiCropConfig,
+        augmentation: AugmentationConfig,
         *,
         data_dir: Path,
         batch_size: int,
@@ -75,9 +75,8 @@ class PretrainingLoader(EpochLoader):
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"
             )
-        if isinstance(augmentation, AugmentationConfig):
-            augmentation = augmentation.crops(dataset.image_size)
-        super().__init__(dataset, beton, augmentation, batch_size=batch_size, **reading)
+        views = augmentation.crops(dataset.image_size)
+        super().__init__(dataset, beton, views, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
 
     def __len__(self) -> int:
@@ -116,7 +115,7 @@ class ViewLoader(EpochLoader):
 
         Args:
             dataset: Which data set.
-            augmentation: Of the two views.
+            augmentation: Of which the first two views are taken.
             split: "train", "tuning" or "test".
             images: How many, at even distances over the file, which may be sorted by class; at most all.
             data_dir: The folder of all prepared data sets.
@@ -131,7 +130,7 @@ class ViewLoader(EpochLoader):
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)
         self.num_samples = len(self._indices)
-        views = augmentation.crops(dataset.image_size)
+        views = augmentation.pair().crops(dataset.image_size)
         super().__init__(dataset, beton, views, batch_size=min(batch_size, self.num_samples), **reading)
 
     def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:

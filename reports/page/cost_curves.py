@@ -49,7 +49,7 @@ def read_cost(path: Path) -> list[Line]:
     try:
         lines: list[Line] = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
         for line in lines:
-            [int(line[name]) for name in ("n", "q", "ranks")]
+            [int(line[name]) for name in ("n", "q", "views", "ranks")]
             [float(line[name]) for name in _QUANTITIES if line[name]]
             [line[name] for name in ("method", "form", "auto", "hardware", "threads", "torch", "dtype")]
     except OSError as error:
@@ -60,7 +60,7 @@ def read_cost(path: Path) -> list[Line]:
 
 
 def cost_png(text: str) -> bytes | None:
-    """Draw time and extra memory on logarithmic axes, for the smallest number of ranks; None if nothing was measured.
+    """Draw time and extra memory on logarithmic axes, for the fewest ranks and views; None if nothing was measured.
 
     The axis is the batch where several were measured, else the embedding dimension; if both vary, there is a row of
     panels for each dimension. A method has one colour and one marker, a form one style of line.
@@ -128,10 +128,10 @@ def cost_machine(lines: Sequence[Line]) -> str:
 
 
 def _measured(lines: Sequence[Line]) -> list[Line]:
-    """Keep the lines with a number in them, of the smallest number of ranks."""
+    """Keep the lines with a number in them, of the fewest ranks and views."""
     measured = [line for line in lines if line["median_ms"] or line["extra_bytes"]]
-    ranks = min((int(line["ranks"]) for line in measured), default=1)
-    return [line for line in measured if int(line["ranks"]) == ranks]
+    fewest = min(((int(line["ranks"]), int(line["views"])) for line in measured), default=None)
+    return [line for line in measured if (int(line["ranks"]), int(line["views"])) == fewest]
 
 
 def _panel(

@@ -19,6 +19,7 @@ def task_notes(summary: Summary) -> list[str]:
             "split that the table reports, so its numbers are optimistic. Compare them with each other only."
         )
     notes += _budget_notes(summary)
+    notes += _view_notes(summary)
     chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
     if any(row.tried > 1 for row in summary.rows):
         notes.append(
@@ -76,6 +77,24 @@ def _budget_notes(summary: Summary) -> list[str]:
         for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
     )
     return [f"Unequal tuning budgets, so compare with care ({listed})."]
+
+
+def _view_notes(summary: Summary) -> list[str]:
+    """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
+    trained = [row.first.cell for row in summary.rows if not row.untrained and "external" not in row.first.cell]
+    views = [sum(kind["count"] for kind in cell["augmentation"]["views"].values()) for cell in trained]
+    if len(set(views)) < 2:
+        return []
+    epochs = [cell["epochs"] for cell in trained]
+    passes = [number * each for number, each in zip(views, epochs, strict=True)]
+    numbers = f"{', '.join(map(str, sorted(set(views))[:-1]))} and {max(views)} views"
+    if len(set(epochs)) == 1:
+        return [f"Rows of {numbers} saw each image equally often: those of more views took more forward passes."]
+    if max(passes) - min(passes) <= max(views):  # whole epochs
+        return [
+            f"Rows of {numbers} took equally many forward passes, so those of more views saw each image less often."
+        ]
+    return [f"Rows of {numbers} saw images unequally often and took unequal numbers of forward passes."]
 
 
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ DASH = "–"
 _TUNED = ("method.", "optimizer.", "seed", "external.")
 
 # Of the network, what no evaluation sees.
-_PROJECTOR = "network.projector."
+_TRAINING_ONLY = ("network.projector.", "network.statistics")
 
 # Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
 _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
@@ -299,7 +299,7 @@ _Settings = tuple[tuple[str, str], ...]
 def _task(record: Record, settings: _Settings) -> object:
     """Return the settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")
-    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_PROJECTOR))
+    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_TRAINING_ONLY))
 
 
 def _settings(record: Record) -> _Settings:
@@ -349,7 +349,8 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings]) -> None:
 
 
 def _setting_name(key: str) -> str:
-    return SETTING_NAMES.get(key, ("projector " if key.startswith(_PROJECTOR) else "") + key.rpartition(".")[2])
+    name = key.removesuffix(".name").rpartition(".")[2]
+    return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
 
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
@@ -365,7 +366,8 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
 def _varying_settings(settings: Iterable[_Settings]) -> list[str]:
     """Find the settings that tell the trained cells of a task apart, without those that say the same twice."""
     cells = [dict(items) for items in dict.fromkeys(settings)]
-    keys = [*SETTING_NAMES, *sorted({k for cell in cells for k in cell} - set(SETTING_NAMES))]
+    first = (*SETTING_NAMES, "augmentation.name")
+    keys = [*first, *sorted({k for cell in cells for k in cell} - set(first))]
     shown: list[str] = []
     groups = 1
     for key in keys:

@@ -251,12 +251,16 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
     first = error.errors(include_url=False)[0]
     hint, path, value = cls, prefix, data
     for part in first["loc"]:
+        if get_origin(hint) is dict and isinstance(value, Mapping) and part in value:
+            hint, path, value = get_args(hint)[1], f"{path}{part}.", value[part]
+            continue
         if not dataclasses.is_dataclass(hint) or (part not in _hints(hint) and part in value):
             break
         if part not in value:
             raise RegbenchError(f"the setting {path}{part} is missing") from error
         hint, path, value = _hints(hint)[part], f"{path}{part}.", value[part]
-        hint = next((arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), hint)
+        if get_origin(hint) is not dict:
+            hint = next((arm for arm in get_args(hint) if dataclasses.is_dataclass(arm)), hint)
     if first["type"] == "unexpected_keyword_argument":
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error

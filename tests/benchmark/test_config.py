@@ -171,7 +171,7 @@ def test_settings_of_evaluations_that_are_not_asked_for_are_not_part_of_the_id()
 def test_measures_of_an_untrained_network_look_at_augmented_views() -> None:
     protocols = "evaluation.protocols=[measures]"
     untrained = ("epochs=0", "optimizer.warmup_epochs=0", protocols)
-    ids = {cell_of(*untrained, f"augmentation.view1.blur_p={p}").id for p in (0.1, 0.2)}
+    ids = {cell_of(*untrained, f"augmentation.views.view1.blur_p={p}").id for p in (0.1, 0.2)}
     assert len(ids) == 2
 
 
@@ -512,7 +512,7 @@ def test_the_papers_protocol_on_in20() -> None:
         assert isinstance(probe, LinearProbe) and isinstance(knn, KNN)
         assert (probe.features, probe.epochs, probe.batch_size, probe.momentum) == ("augmented", 100, 256, 0.9)
         assert (knn.k, knn.temperature) == (20, 0.07)
-        views = cell.augmentation.view1, cell.augmentation.view2
+        views = tuple(cell.augmentation.views.values())
         assert [(view.blur_p, view.solarize_p) for view in views] == [(0.1, 0.2), (1.0, 0.0)]
         assert {(view.jitter_p, view.brightness, view.saturation, view.hue) for view in views} == {(0.8, 0.4, 0.2, 0.1)}
 
@@ -576,6 +576,7 @@ DAMAGED_SWEEPS = [
     ("description: x\ncells: [seed=0]\ncomon: []\n", "unknown key 'comon'; did you mean common?"),
     ("description: x\ncells: [seed=0]\ncluster: slurm\n", "unknown key 'cluster'; known: description, common, "),
     ("description: x\ncells: [cluser=slurm]\n", "unknown setting 'cluser'; did you mean cluster"),
+    ("description: x\ncells: [seed=0]\nequal: steps\n", "equal=steps must be images or passes"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: 3\n", "final_seeds=3 must be a list of seeds, such as [0,1"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: [a]\n", "final_seeds=[a] must be a list of seeds"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n", "final_seeds=[-1] must be a list of seeds"),
@@ -598,6 +599,13 @@ def test_a_sweep_file_needs_nothing_in_common(tmp_path: Path) -> None:
         sweep = load_sweep(write(tmp_path / "own.yaml", text))
         assert [cell.seed for cell in sweep.cells] == [3]
         assert sweep.final_seeds == (4,)
+
+
+def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: Path) -> None:
+    for equal, epochs in (("", [8, 8]), ("equal: images\n", [8, 8]), ("equal: passes\n", [8, 2])):
+        cells = "cells: [epochs=8, epochs=8 augmentation=small_grey_crops]\n"
+        sweep = load_sweep(write(tmp_path / "own.yaml", f"description: x\n{equal}{cells}"))
+        assert [cell.epochs for cell in sweep.cells] == epochs
 
 
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:

@@ -23,8 +23,9 @@ from regbench.benchmark.cost.ranks import (
     Case,
     Prediction,
     Rank,
+    Variant,
     gemm_floor,
-    measure_forms,
+    measure_variants,
     predict,
     value_and_gradient,
 )
@@ -32,11 +33,13 @@ from regbench.benchmark.processes import Processes, WorkFailed
 from regbench.methods.engine import Engine
 from regbench.reports.page.cost_curves import cost_png, read_cost
 
-EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, ranks=1, embedding_bytes=2 * 64 * 32 * 4)
+EXAMPLE = LossCost(
+    method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1, embedding_bytes=2 * 64 * 32 * 4
+)
 
 
 def extra_bytes(case: Case, form: str) -> int:
-    return measure_forms(Rank(), case, [form], repeats=0).extra_bytes[form]
+    return measure_variants(Rank(), case, [Variant(form, 2)], repeats=0).extra_bytes[Variant(form, 2)]
 
 
 # ------------------------------------------------------------------ what all measurements share
@@ -87,11 +90,11 @@ def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest
     def broken(*_: object) -> None:
         raise ValueError("no\nluck")
 
-    monkeypatch.setattr(type(methods.build("vicreg")), "terms", broken)
-    forms = ["textbook", "gram", "covariance"]
-    result = measure_forms(Rank(), Case(method="vicreg", n=24, q=16), forms, repeats=3)
-    assert result.failed == {"textbook": "ValueError: no luck"}
-    assert set(result.shared_ms) == set(result.extra_bytes) == {"gram", "covariance"}
+    monkeypatch.setattr(type(methods.build("vicreg")), "view_terms", broken)
+    variants = [Variant(form, views) for form in ("textbook", "gram", "covariance") for views in (2, 3)]
+    result = measure_variants(Rank(), Case(method="vicreg", n=24, q=16), variants, repeats=3)
+    assert result.failed == dict.fromkeys(variants[:2], "ValueError: no luck")
+    assert set(result.shared_ms) == set(result.extra_bytes) == {*variants[2:]}
     assert not result.alone_ms
     assert all(len(times) == 3 and min(times) > 0 for times in [*result.shared_ms.values(), result.floor_ms])
 
@@ -100,20 +103,21 @@ def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest
 def test_prediction_of_memory(form: str) -> None:
     """Not far off, and not the square of the size for what streams."""
     case = Case(method="vicreg", n=1024, q=512)
-    predicted = predict(Rank(), case, form, memory_limit_bytes=1)
+    predicted = predict(Rank(), case, Variant(form, 2), memory_limit_bytes=1)
     assert predicted.seconds > 0
     assert 0.4 < predicted.bytes / extra_bytes(case, form) < 4
 
 
 def test_what_fits_in_any_case_is_not_probed_for_memory() -> None:
-    assert predict(Rank(), Case(method="auh", n=16, q=16), "gram", memory_limit_bytes=2**30).bytes == 0
+    assert predict(Rank(), Case(method="auh", n=16, q=16), Variant("gram", 2), memory_limit_bytes=2**30).bytes == 0
 
 
 def test_what_is_timed_is_the_loss() -> None:
-    views = Case(method="sfrik_l3", n=12, q=5, dtype="float64").embeddings(torch.device("cpu"))
+    views = Case(method="sfrik_l3", n=12, q=5, dtype="float64").embeddings(torch.device("cpu"), views=4)
     method = methods.build("sfrik_l3")
     leaves = [view.clone().requires_grad_() for view in views]
-    expected = torch.autograd.grad(method.loss(leaves[0], leaves[1], Engine(form="textbook")), leaves)
+    loss = method.loss(*leaves, engine=Engine(form="textbook"), global_views=2)
+    expected = torch.autograd.grad(loss, leaves)
     torch.testing.assert_close(list(value_and_gradient(method, views, Engine(form="gram"))()), list(expected))
 
 
@@ -121,14 +125,15 @@ def test_what_is_timed_is_the_loss() -> None:
 
 
 def test_the_cases_are_complete_and_in_order() -> None:
-    grid = Grid(methods=("sfrik_l2", "simclr"), n=(33, 16), q=(8,), ranks=(2, 1), device="cpu")
+    grid = Grid(methods=("sfrik_l2", "simclr"), n=(33, 16), q=(8,), views=(4, 2), ranks=(2, 1), device="cpu")
     forms = {"sfrik_l2": ["textbook", "gram", "covariance"], "simclr": ["textbook", "gram"]}
-    assert [(row.method, row.n, row.ranks, row.form) for row in cases(grid)] == [
-        (method, n, ranks, form)
+    assert [(row.method, row.n, row.ranks, row.form, row.views) for row in cases(grid)] == [
+        (method, n, ranks, form, views)
         for method in ("sfrik_l2", "simclr")
         for n in (16, 33)
         for ranks in (1, 2)
         for form in forms[method]
+        for views in (2, 4)
     ]
 
 
@@ -175,7 +180,7 @@ def test_nothing_is_left_out_silently(
     prediction: Prediction | WorkFailed, changes: dict[str, float], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(self: Processes, function: object, *arguments: object) -> Sequence[object]:
-        if function is measure_forms:
+        if function is measure_variants:
             raise WorkFailed("rank 0 was ended by signal 9")
         if isinstance(prediction, WorkFailed):
             raise prediction

@@ -30,7 +30,7 @@ CASES = {
     "plain": ("epochs=4",),
     "sharded": ("epochs=4", "runtime.shard_optimizer=true"),
     "stopped": ("epochs=4", "runtime.shard_optimizer=true"),
-    "micro": ("epochs=3", "micro_batch_size=40"),
+    "micro": ("epochs=3", "micro_batch_size=40", "augmentation=small_grey_crops", "augmentation.views.local.count=2"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
 }
@@ -232,7 +232,7 @@ def equal_shares(world):
     z1, z2 = draw(0, 8, 5), draw(1, 8, 5)
     rows = slice(0, 4) if world.rank == 0 else slice(4, 8)
     expected = build("sfrik").loss(z1, z2)
-    close(build("sfrik").loss(z1[rows], z2[rows], Engine(group=world.group, even=True)), expected)
+    close(build("sfrik").loss(z1[rows], z2[rows], engine=Engine(group=world.group, even=True)), expected)
 
 def transformer(world):
     # Views of two sizes; the class token matters by the patches alone.

@@ -48,11 +48,14 @@ def small_cell(*overrides: str) -> Cell:
 class Half:
     """A loss as published code computes it: within the autocast, every rank the whole batch."""
 
-    def __call__(self, z1_NQ: Tensor, z2_NQ: Tensor, engine: Engine) -> Loss:
-        shard = Shard.of(z1_NQ, engine)
-        gathered = (shard.gather_with_gradient(z_NQ.bfloat16()) for z_NQ in (z1_NQ, z2_NQ))
-        terms: dict[str, Tensor] = self.terms(*gathered)  # type: ignore[attr-defined]
+    def __call__(self, *views_NQ: Tensor, engine: Engine, global_views: int) -> Loss:
+        shard = Shard.of(views_NQ[0], engine)
+        terms = self.in_half(*(shard.gather_with_gradient(z_NQ.bfloat16()) for z_NQ in views_NQ))
         return Loss(torch.stack([term.float() for term in terms.values()]).sum(), terms)
+
+    def in_half(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        terms: dict[str, Tensor] = self.terms(z1_NQ, z2_NQ)  # type: ignore[attr-defined]
+        return terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class HalfSFRIK(Half, SFRIK):  # type: ignore[misc]
 class HalfVICReg(Half, VICReg):  # type: ignore[misc]
     """The covariances without their diagonals as copies, squared in place."""
 
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+    def in_half(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         n, q = z1_NQ.shape
         centred = [z_NQ - z_NQ.mean(dim=0) for z_NQ in (z1_NQ, z2_NQ)]
         covariances = [z_NQ.T @ z_NQ / (n - 1) for z_NQ in centred]
@@ -219,3 +222,12 @@ def test_refusals() -> None:
         predict(small_cell(), world_size=3)
     with pytest.raises(RegbenchError, match="cannot seek the largest 'epochs'"):
         largest(small_cell(), 10**9, "epochs")
+
+
+def test_views_of_their_own_size_are_counted() -> None:
+    two, many = (predict(small_cell(*views)) for views in ((), ("augmentation=small_grey_crops",)))
+    side_px, images = 28, 32
+    assert two.parts_bytes["images"] == 2 * images * side_px**2 * 4
+    assert many.parts_bytes["images"] == images * (2 * side_px**2 + 6 * 16**2) * 4
+    # Two views and six of a third of their pixels; the projector and the loss take all of them alike.
+    assert 2 < many.flop_per_step / two.flop_per_step < 4

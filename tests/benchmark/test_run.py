@@ -123,8 +123,9 @@ def drawing(patch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(shared: list[str]) -> Run:
-    """A run of a method that draws random numbers, which chooses among the probe's learning rates."""
-    cell, runtime = load(shared, "method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]")
+    """A run of a method that draws random numbers on many views; it chooses among the probe's learning rates."""
+    views = ("augmentation=small_grey_crops", "augmentation.views.local.count=2", "network.statistics=size")
+    cell, runtime = load(shared, "method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]", *views)
     with pytest.MonkeyPatch.context() as patch:
         drawn = drawing(patch)
         record = finish(cell, runtime, "undisturbed")

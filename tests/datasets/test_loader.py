@@ -7,7 +7,9 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from regbench import RegbenchError
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import (
     AugmentationConfig,
@@ -25,8 +28,7 @@ from regbench.datasets.config import (
     DatasetConfig,
     MultiCropConfig,
     ViewConfig,
-    obow_crops,
-    swav_crops,
+    ViewsConfig,
 )
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
@@ -42,8 +44,20 @@ FFCV = importlib.util.find_spec("ffcv") is not None
 BACKENDS = [pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")), "torchvision"]
 CPU = torch.device("cpu")
 # Crops alone: what remains is what the backends do themselves.
-PLAIN = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
-CROPS_ONLY = AugmentationConfig(name="crops", view1=PLAIN, view2=PLAIN)
+PLAIN = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=0)
+
+
+def two(first: ViewsConfig, second: ViewsConfig, **options: Any) -> AugmentationConfig:
+    return AugmentationConfig(views={"view1": first, "view2": second}, **options)
+
+
+def preset(name: str, **views: object) -> AugmentationConfig:
+    """A preset of the augmentation with other settings of its views, such as local__count=3."""
+    changes = [f"augmentation.views.{key.replace('__', '.')}={value}" for key, value in views.items()]
+    return load_run([f"augmentation={name}", *changes])[0].augmentation
+
+
+CROPS_ONLY = two(PLAIN, PLAIN, name="crops")
 
 
 @pytest.fixture
@@ -140,7 +154,7 @@ def test_crops_are_pillows_of_the_drawn_boxes(
 def test_both_backends_have_the_same_area_filter(
     two_views: Open, fashion_config: Config, folder_config: Config
 ) -> None:
-    augmentation = AugmentationConfig(view1=PLAIN, view2=PLAIN, interpolation="area")
+    augmentation = two(PLAIN, PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
         pairs = [batches(two_views(config, augmentation, backend=backend), 1) for backend in ("ffcv", "torchvision")]
         for ours, theirs in zip(*pairs, strict=True):
@@ -411,11 +425,14 @@ def test_refusals(
     for of in (evaluation, AugmentationConfig):
         refused("interpolation=x must be bicubic, bilinear or area", of, interpolation="x")
     refused("interpolation=x must be bicubic, bilinear or area", MultiCropConfig, crops=(), interpolation="x")
-    refused("as many counts as sizes", swav_crops, counts=(2,))
-    refused("count is 10; there are 9 patches", obow_crops, num_patches=10)
-    refused("resize is 256; patches of 240 px needs at least 264", obow_crops, patch_size=240)
+    refused("count is 10; there are 9 patches", preset, name="obow", patches__count=10)
+    refused("resize is 256; patches of 240 px needs at least 264", preset, name="obow", patches__size=240)
     refused("cut=x must be random, center or patches", CropConfig, view=ViewConfig(), size=8, cut="x")
-    refused("count=0 must be a whole number, at least 1", swav_crops, counts=(2, 0))
+    refused("count=0 must be a whole number, at least 1", preset, name="swav", local__count=0)
+    refused("two or more, the global ones before the local ones", AugmentationConfig, views={})
+    for first, second in ((True, False), (True, True)):
+        views = {"a": ViewsConfig(local=first), "b": ViewsConfig(local=second)}
+        refused("a: 1 local, b: 1", AugmentationConfig, views=views)
     refused("crop_scale is", ViewConfig, crop_scale=(0.5, 0.1))
     refused("blur_p=1.5 must be a number, at least 0 and at most 1", ViewConfig, blur_p=1.5)
     refused("hue=0.6 must be a number, at least 0 and at most 0.5", ViewConfig, hue=0.6)
@@ -433,9 +450,9 @@ def test_a_label_of_no_class_is_refused(tmp_path: Path, data_dir: Path, two_view
 
 
 def test_views_are_augmented_as_their_config_says(two_views: Open, folder_config: Config) -> None:
-    grey = ViewConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
-    inverted = ViewConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
-    augmentation = AugmentationConfig(view1=grey, view2=inverted)
+    grey = ViewsConfig(jitter_p=0, grayscale_p=1, blur_p=0, solarize_p=0)
+    inverted = ViewsConfig(jitter_p=0, grayscale_p=0, blur_p=0, solarize_p=1, solarize_threshold=0)
+    augmentation = two(grey, inverted)
     ((x1, x2),) = batches(two_views(augmentation=augmentation, backend="torchvision", batch_size=24))
     ((_, plain),) = batches(two_views(augmentation=CROPS_ONLY, backend="torchvision", batch_size=24))
     config = folder_config()
@@ -466,11 +483,11 @@ def test_without_ffcv_the_other_backend_runs(
 
 
 def test_two_views_of_one_crop_are_coloured_independently(two_views: Open, fashion_config: Config) -> None:
-    whole = ViewConfig(
+    whole = ViewsConfig(
         crop_scale=(1, 1), crop_ratio=(1, 1), flip_p=0, jitter_p=1, contrast=0, grayscale_p=0, blur_p=0, solarize_p=0
     )
     config = fashion_config()
-    loader = two_views(config, AugmentationConfig(view1=whole, view2=whole), backend="torchvision", batch_size=100)
+    loader = two_views(config, two(whole, whole), backend="torchvision", batch_size=100)
     ((x1, x2),) = batches(loader)
     # Only the brightness differs: two factors in [0.6, 1.4], hardly ever nearly the same.
     dark = levels(x1, config) < 150
@@ -527,15 +544,15 @@ def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: py
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
-    multi = swav_crops(counts=(2, 3), sizes=(32, 16))
+    multi = preset("swav", global__size=32, local__count=3, local__size=16)
     (views,) = batches(two_views(augmentation=multi, backend=backend, batch_size=24))
     assert [tuple(view.shape) for view in views] == [(24, 3, 32, 32)] * 2 + [(24, 3, 16, 16)] * 3
     assert len({view[0].numpy().tobytes() for view in views[2:]}) == 3
     # The first views are those of two views with the same configuration.
-    view = multi.crops[0].view
-    pair = AugmentationConfig(view1=view, view2=view, interpolation="bilinear")
-    (two,) = batches(two_views(augmentation=pair, backend=backend, batch_size=24))
-    for a, b in zip(views[:2], two, strict=True):
+    view = replace(multi.views["global"], count=1)
+    pair = two(view, view, interpolation="bilinear")
+    (both,) = batches(two_views(augmentation=pair, backend=backend, batch_size=24))
+    for a, b in zip(views[:2], both, strict=True):
         torch.testing.assert_close(a, b)
     small = [draws.keys(3, 0, np.arange(24), draws.CROP, number) for number in draws.view_numbers(5)[2:]]
     side = np.full(24, 48)
@@ -545,13 +562,13 @@ def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
     ]
     assert 0.03 < np.min(areas) < np.max(areas) < 0.17
     assert draws.EVALUATION_VIEW not in draws.view_numbers(8)
-    obow = obow_crops(num_crops=1, crop_size=24, num_patches=4, patch_size=20)
+    obow = preset("obow", crops__count=1, crops__size=24, patches__count=4, patches__size=20)
     views = batches(two_views(augmentation=obow, backend=backend, batch_size=24))[0]
     assert [view.shape[-1] for view in views] == [224, 24, 20, 20, 20, 20]
 
 
 def test_patches_are_different_parts_of_one_crop() -> None:
-    patches = obow_crops(num_patches=9).crops[2]
+    patches = preset("obow", patches__count=9).crops(224).crops[2]
     key = draws.keys(0, 0, np.arange(200), draws.CROP)
     size = np.full(200, 300)
     boxes = np.stack([boxes_of(patches, number, key, size, size) for number in range(9)], axis=1)
@@ -566,7 +583,7 @@ def test_patches_are_different_parts_of_one_crop() -> None:
 
 
 def test_the_image_of_obow_is_its_centre_and_may_be_flipped() -> None:
-    whole = obow_crops().crops[0]
+    whole = preset("obow").crops(224).crops[0]
     key = draws.keys(0, 0, np.arange(100), draws.CROP)
     boxes = boxes_of(whole, 0, key, np.full(100, 375), np.full(100, 500))
     assert 30 < boxes[:, 4].sum() < 70

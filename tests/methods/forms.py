@@ -1,4 +1,4 @@
-"""A loss in all its forms."""
+"""Every method, and a loss in all its forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from regbench import methods
-from regbench.methods import Engine
+from regbench.methods import Engine, Regularizer
+
+VARIANTS: dict[str, Regularizer] = {name: methods.build(name) for name in methods.names()} | {
+    "generalized_distance, p=1": methods.build("generalized_distance", exponent=1.0),
+    "generalized_distance, p=0.5": methods.build("generalized_distance", exponent=0.5),
+    "sfrik, L=5": methods.build("sfrik", weights=(1.0, 2.0, 3.0, 4.0, 5.0)),
+    "sfrik, without the first order": methods.build("sfrik", weights=(0.0, 1.0)),
+}
+every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
 def evaluate(name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object) -> tuple[float, dict[str, float]]:
@@ -16,7 +24,7 @@ def evaluate(name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object)
     found = {}
     for form in ("auto", *method.forms):
         torch.manual_seed(0)  # random methods draw the same in every form
-        loss = method(z1_NQ, z2_NQ, Engine(form=form))
+        loss = method(z1_NQ, z2_NQ, engine=Engine(form=form))
         found[form] = loss.total.item(), {term: value.item() for term, value in loss.terms.items()}
     total, terms = found["auto"]
     for form, (other, addends) in found.items():

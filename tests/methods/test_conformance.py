@@ -11,14 +11,7 @@ import torch
 from regbench import RegbenchError, methods
 from regbench.benchmark.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
-
-VARIANTS: dict[str, Regularizer] = {name: methods.build(name) for name in methods.names()} | {
-    "generalized_distance, p=1": methods.build("generalized_distance", exponent=1.0),
-    "generalized_distance, p=0.5": methods.build("generalized_distance", exponent=0.5),
-    "sfrik, L=5": methods.build("sfrik", weights=(1.0, 2.0, 3.0, 4.0, 5.0)),
-    "sfrik, without the first order": methods.build("sfrik", weights=(0.0, 1.0)),
-}
-every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
+from tests.methods.forms import VARIANTS, every_method
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,13 +64,13 @@ def test_unknown_forms_are_refused() -> None:
     for method in VARIANTS.values():
         for form in {"gram", "covariance"} - set(method.forms):
             with pytest.raises(RegbenchError, match=f"has no {form} form; it has textbook"):
-                method(*draw(4, 3), Engine(form=form))
+                method(*draw(4, 3), engine=Engine(form=form))
 
 
 @every_method
 def test_second_derivatives_are_refused_or_right(method: Regularizer) -> None:
     z1, z2 = (z.requires_grad_() for z in draw(4, 3))
-    (gradient,) = torch.autograd.grad(method.loss(z1, z2, Engine(form="textbook")), z1, create_graph=True)
+    (gradient,) = torch.autograd.grad(method.loss(z1, z2, engine=Engine(form="textbook")), z1, create_graph=True)
     assert gradient.requires_grad
     with pytest.raises(RegbenchError, match='no second derivative; give engine=Engine\\(form="textbook"\\)'):
         torch.autograd.grad(method.loss(z1, z2), z1, create_graph=True)
@@ -86,7 +79,7 @@ def test_second_derivatives_are_refused_or_right(method: Regularizer) -> None:
 def test_textbook_form_has_the_second_derivative() -> None:
     sfrik = methods.build("sfrik")
     z = tuple(z.requires_grad_() for z in draw(3, 2))
-    assert torch.autograd.gradgradcheck(lambda a, b: sfrik.loss(a, b, Engine(form="textbook")), z)
+    assert torch.autograd.gradgradcheck(lambda a, b: sfrik.loss(a, b, engine=Engine(form="textbook")), z)
 
 
 def test_float32_sums_of_rbf_over_many_panels_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +87,6 @@ def test_float32_sums_of_rbf_over_many_panels_lose_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(pairwise, "PANEL_BYTES", 1)
     z1, z2 = (z.float() for z in draw(5000, 3))
     method, engine = methods.build("rbf"), Engine(form="gram")
-    exact, found = method(z1.double(), z2.double(), engine).terms, method(z1, z2, engine).terms
+    exact, found = method(z1.double(), z2.double(), engine=engine).terms, method(z1, z2, engine=engine).terms
     for name, value in exact.items():
         assert found[name].item() == pytest.approx(value.item(), rel=torch.finfo(torch.float32).eps), name

@@ -27,7 +27,7 @@ def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 
 def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...]:
     leaf1, leaf2 = (z.clone().requires_grad_() for z in (z1, z2))
-    return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, Engine(form=form)), (leaf1, leaf2))
+    return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -116,7 +116,7 @@ def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
     weight = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def step(x1: Tensor, x2: Tensor, engine: Engine) -> Tensor:
-        return method.loss((x1 @ weight).tanh(), (x2 @ weight).tanh(), engine)
+        return method.loss((x1 @ weight).tanh(), (x2 @ weight).tanh(), engine=engine)
 
     compiled = torch.compile(step, backend="aot_eager")
     for form in ("auto", "textbook"):
@@ -146,7 +146,7 @@ def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) 
     method, right = methods.build("vicreg"), torch.randn(4, 3)
     for pair in ((wrong, wrong), (right, wrong), (wrong, right)):
         with pytest.raises(RegbenchError, match="VICReg: embeddings must be tensors of real numbers, not "):
-            method.loss(pair[0], pair[1], Engine(form=form))
+            method.loss(pair[0], pair[1], engine=Engine(form=form))
 
 
 def joined(here: Place) -> Place:
@@ -158,11 +158,11 @@ def warnings_of_losses(here: Place) -> list[tuple[str, str]]:
     z1, z2 = torch.randn(2, 6, 4).unbind()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        methods.build("vicreg").loss(z1, z2, Engine(group=dist.group.WORLD))
+        methods.build("vicreg").loss(z1, z2, engine=Engine(group=dist.group.WORLD))
         assert not caught
         for name in ("vicreg", "vicreg", "simclr"):
             methods.build(name).loss(z1, z2)
-            methods.build(name)(z1, z2, Engine(form="textbook"))
+            methods.build(name)(z1, z2, engine=Engine(form="textbook"))
     return [(str(each.message), each.filename) for each in caught]
 
 

@@ -28,14 +28,14 @@ LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "AUH")
 ODD = {"a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}}, "no": "no", "text": "a: b # c", "none": None, "t": True}
 PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
 EVIL = "</script><img src=x onerror=alert(1)>"
-COST = """method,form,auto,n,q,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
-vicreg,textbook,False,64,128,1,4.0,8388608,a CPU,1,2.14,float32
-vicreg,gram,True,64,128,1,2.0,1048576,a CPU,1,2.14,float32
-vicreg,gram,True,64,256,1,3.0,,a CPU,1,2.14,float32
-vicreg,textbook,False,128,128,1,8.0,33554432,a CPU,1,2.14,float32
-vicreg,gram,True,128,128,1,5.0,4194304,a CPU,1,2.14,float32
-vicreg,gram,True,128,256,1,9.0,,a CPU,1,2.14,float32
-auh,gram,True,128,256,1,,,a CPU,1,2.14,float32
+COST = """method,form,auto,n,q,views,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
+vicreg,textbook,False,64,128,2,1,4.0,8388608,a CPU,1,2.14,float32
+vicreg,gram,True,64,128,2,1,2.0,1048576,a CPU,1,2.14,float32
+vicreg,gram,True,64,256,2,1,3.0,,a CPU,1,2.14,float32
+vicreg,textbook,False,128,128,2,1,8.0,33554432,a CPU,1,2.14,float32
+vicreg,gram,True,128,128,2,1,5.0,4194304,a CPU,1,2.14,float32
+vicreg,gram,True,128,256,2,1,9.0,,a CPU,1,2.14,float32
+auh,gram,True,128,256,2,1,,,a CPU,1,2.14,float32
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from regbench.benchmark.settings.sweep import load_run
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.significance import holm
 from regbench.reports.rows.summary import Summary
@@ -440,6 +442,19 @@ def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     notes = " ".join(leaderboard(task(runs)).notes)
     for told in ("GPU A", "GPU B", "abc1234, unknown", "CUDA allocated, process RSS"):
         assert told in notes
+
+
+def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[Path], Make], tmp_path: Path) -> None:
+    crops = load_run(["augmentation=small_grey_crops"])[0].plain()["augmentation"]
+    told = {8: "each image equally often", 2: "equally many forward passes", 4: "unequal numbers of forward passes"}
+    for epochs, text in told.items():
+        record = recorder(tmp_path / str(epochs))
+        record("VICReg", cell={"epochs": 8})
+        record("AUH", cell={"epochs": epochs, "augmentation": crops})
+        table = leaderboard(task(tmp_path / str(epochs)))
+        (note,) = (note for note in table.notes if "2 and 8 views" in note)
+        assert text in note
+        assert "augmentation" in [column.name for column in table.columns]
 
 
 def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:

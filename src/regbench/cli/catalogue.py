@@ -13,6 +13,12 @@ from regbench.cli.completion import complete_method
 from regbench.cli.group import main
 from regbench.cli.options import make_folder
 
+KINDS = {
+    "pairwise": "the mean of the two-view loss over the pairs of a global view and another",
+    "decomposed": "alignment over global views and the others, plus the mean of the regularizer over views",
+    "native": "a formula for any number of views",
+}
+
 
 @main.command()
 @click.argument("names", nargs=-1, shell_complete=complete_method)
@@ -57,6 +63,8 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         for key, value in registry.defaults(name).items():
             click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
         click.echo(f"Published: {data.published}.")
+        of_views = data.views or "the choice of this benchmark"
+        click.echo(f"More than two views: {KINDS[regularizer.kind]} ({of_views}).")
         if data.limitation:
             click.echo(f"Limitation: {data.limitation}.")
         click.echo(

@@ -25,6 +25,7 @@ COST_HELP = """
 @click.argument("methods", nargs=-1, shell_complete=complete_method)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
+@click.option("--views", help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]")
 @click.option("--ranks", help="Numbers of processes that share a batch, such as 1,2.  [default: 1]")
 @click.option("--forms", help="auto, textbook, gram, covariance.  [default: all that a method has]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
@@ -51,6 +52,7 @@ def cost(
     methods: Sequence[str],
     n: str | None,
     q: str | None,
+    views: str | None,
     ranks: str | None,
     forms: str | None,
     device: str,
@@ -72,7 +74,7 @@ def cost(
     from regbench.files import write_bytes
     from regbench.reports.page.cost_curves import cost_png
 
-    sizes = {"n": n, "q": q, "ranks": ranks}
+    sizes = {"n": n, "q": q, "views": views, "ranks": ranks}
     asked: dict[str, Any] = {what: tuple(whole_numbers(what, text)) for what, text in sizes.items() if text is not None}
     if forms is not None:
         asked["forms"] = tuple(comma_separated("forms", forms))
