@@ -341,7 +341,7 @@ def differentiate(
     gradients_NQ: list[Tensor] = []
     for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
         # Callers write over them, and autograd gives one tensor twice where views are only added up.
-        shared = any(gradient_NQ.data_ptr() == other_NQ.data_ptr() for other_NQ in gradients_NQ)
+        shared = any(gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ)
         own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
         gradients_NQ.append(own_NQ)
     return {name: term.detach() for name, term in terms.items()}, [g_NQ[shard.rows] for g_NQ in gradients_NQ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regbench.methods.pairwise import PANEL_BYTES
+from regbench.methods.pairwise import chunks
 
 
 def pairs(count: int, global_views: int) -> Iterator[tuple[int, int, float]]:
@@ -88,23 +88,25 @@ def add_alignment(
     Returns:
         A float64 scalar.
     """
-    count, (n, q) = len(views_NQ), views_NQ[0].shape
-    of_global, of_all = spread_weights(count, global_views, to_center=to_center)
+    of_global, of_all = spread_weights(len(views_NQ), global_views, to_center=to_center)
     total = torch.zeros((), dtype=torch.float64, device=views_NQ[0].device)
-    # All views of these rows together fill a panel.
-    height = max(1, PANEL_BYTES // (count * q * views_NQ[0].element_size()))
-    for start in range(0, n, height):
-        rows = slice(start, start + height)
-        u_VPQ = torch.stack([view_NQ[rows] for view_NQ in views_NQ])
-        if inverses_N is not None:
-            u_VPQ.mul_(torch.stack([inverse_N[rows] for inverse_N in inverses_N])[:, :, None])
-        u_VPQ -= u_VPQ[:global_views].mean(dim=0)
-        # The center moves with the global views: what it takes off the others' sum.
-        shift_PQ = u_VPQ.sum(dim=0).mul_(2 * scale * of_all / global_views)
-        for view, (deviation_PQ, gradient_NQ) in enumerate(zip(u_VPQ, gradients_NQ, strict=True)):
+    for rows in chunks(views_NQ[0]):
+
+        def u(view: int, rows: slice = rows) -> Tensor:
+            z_PQ = views_NQ[view][rows]
+            return z_PQ if inverses_N is None else z_PQ * inverses_N[view][rows, None]
+
+        center_PQ = torch.zeros_like(views_NQ[0][rows])
+        for view in range(global_views):
+            center_PQ.add_(u(view), alpha=1 / global_views)
+        sum_PQ = torch.zeros_like(center_PQ)
+        for view, gradient_NQ in enumerate(gradients_NQ):
+            deviation_PQ = u(view) - center_PQ
             weight = of_all + (of_global if view < global_views else 0.0)
             total += weight * torch.linalg.vector_norm(deviation_PQ).double().square()
             gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weight)
-            if view < global_views:
-                gradient_NQ[rows].sub_(shift_PQ)
+            sum_PQ += deviation_PQ
+        # The center moves with the global views: what it takes off the others' sum.
+        for gradient_NQ in gradients_NQ[:global_views]:
+            gradient_NQ[rows].sub_(sum_PQ, alpha=2 * scale * of_all / global_views)
     return total

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
-from regbench.methods.views import mean_squared_spread
+from regbench.methods.views import pairs
 
 
 @register("w_mse")
@@ -50,9 +50,8 @@ class WMSE(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment of the whitened views: the only term."""
         u_NQ = [self._whiten(z_NQ.double()) for z_NQ in views_NQ]
-        # Of unit vectors, so the mean over coordinates times q is 2 − 2 cos.
-        alignment = views_NQ[0].shape[1] * mean_squared_spread(u_NQ, global_views)
-        return {"alignment": alignment.to(views_NQ[0])}
+        cosines = [share * (u_NQ[g] * u_NQ[v]).sum(dim=1).mean() for g, v, share in pairs(len(views_NQ), global_views)]
+        return {"alignment": (2 - 2 * torch.stack(cosines).sum()).to(views_NQ[0])}
 
     def _whiten(self, z_NQ: Tensor) -> Tensor:
         n, q = z_NQ.shape

@@ -10,6 +10,7 @@ from regbench.benchmark.evaluate.base import EVALUATIONS
 from regbench.benchmark.settings.cell import Cell, EvaluationOptions
 from regbench.benchmark.settings.compose import PLUG_INS
 from regbench.benchmark.settings.runtime import Cluster, Runtime
+from regbench.datasets.config import ViewsConfig
 from regbench.plugins import Registry
 from regbench.settings import Setting, describe, plain, shown
 
@@ -22,6 +23,7 @@ def listing() -> Iterator[tuple[str, list[Setting]]]:
     """
     groups = ("evaluation", *PLUG_INS)
     yield "cell", [setting for setting in describe(Cell) if setting.name not in groups]
+    yield "views of the augmentation, by kind", describe(ViewsConfig, "augmentation.views.KIND.")
     yield "evaluation", describe(EvaluationOptions, "evaluation.")
     for name in EVALUATIONS.names():
         yield f"evaluation {name}", _described(EVALUATIONS, name, f"evaluation.{name}.")

@@ -260,7 +260,9 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
             raise RegbenchError(f"the setting {path}{part} is missing") from error
         hint, path, value = _hints(hint)[part], f"{path}{part}.", value[part]
         if get_origin(hint) is not dict:
-            hint = next((arm for arm in get_args(hint) if dataclasses.is_dataclass(arm)), hint)
+            hint = next(
+                (arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), hint
+            )
     if first["type"] == "unexpected_keyword_argument":
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error

@@ -90,6 +90,11 @@ OTHERS: dict[str, Any] = {
     "precision": "fp32",
     "micro_batch_size": 64,
     "dataset.image_size": 20,
+    "size": 24,
+    "cut": None,  # with resize
+    "resize": 32,
+    "view1.local": None,  # a local view must not come first
+    "statistics": "size",
     "train_per_class": 5,
     "interpolation": "area",
     "lr_scaling": "sqrt",
@@ -216,6 +221,7 @@ def test_the_plain_form_names_the_class_not_the_preset() -> None:
         "name": "sfrik",
         "weights": [1.0, 20.0],
         "alignment_weight": 2000.0,
+        "regularize_local": True,
     }
 
 

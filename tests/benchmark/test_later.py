@@ -272,12 +272,12 @@ def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Cal
 def test_the_views_are_the_images_that_they_are_views_of(tiny: list[str]) -> None:
     """Without augmentation but a crop of everything, each view is near its image."""
     plain = [
-        f"augmentation.view{v}.{name}=0.0"
+        f"augmentation.views.view{v}.{name}=0.0"
         for v in (1, 2)
         for name in ("flip_p", "jitter_p", "grayscale_p", "blur_p", "solarize_p")
     ]
-    crops = [f"augmentation.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
-    ratios = [f"augmentation.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
+    crops = [f"augmentation.views.view{v}.crop_scale=[0.999,1.0]" for v in (1, 2)]
+    ratios = [f"augmentation.views.view{v}.crop_ratio=[1.0,1.0]" for v in (1, 2)]
     cell, runtime = load_run([*tiny, *plain, *crops, *ratios])
     common: dict[str, Any] = {"data_dir": Path(runtime.data_dir), "device": torch.device("cpu"), "batch_size": 7}
     with EvalLoader(cell.dataset, "tuning", **common, backend="torchvision") as loader, loader.epoch() as batches:

@@ -230,4 +230,4 @@ def test_views_of_their_own_size_are_counted() -> None:
     assert two.parts_bytes["images"] == 2 * images * side_px**2 * 4
     assert many.parts_bytes["images"] == images * (2 * side_px**2 + 6 * 16**2) * 4
     # Two views and six of a third of their pixels; the projector and the loss take all of them alike.
-    assert 2 < many.flop_per_step / two.flop_per_step < 4
+    assert 1.5 < many.flop_per_step / two.flop_per_step < 4

@@ -33,10 +33,10 @@ SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "ord
 KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 0.05, "bandwidth": 1.0}  # all ours
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
-    "sfrik": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
-    "sfrik_l1": {"weights": (1.0,), "alignment_weight": 10000.0},
-    "sfrik_l2": {"weights": (1.0, 20.0), "alignment_weight": 2000.0},
-    "sfrik_l3": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0},
+    "sfrik": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0, "regularize_local": True},
+    "sfrik_l1": {"weights": (1.0,), "alignment_weight": 10000.0, "regularize_local": True},
+    "sfrik_l2": {"weights": (1.0, 20.0), "alignment_weight": 2000.0, "regularize_local": True},
+    "sfrik_l3": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0, "regularize_local": True},
     "rbf": {"scale": 2.0, "alignment_weight": 100.0},
     "generalized_distance": {"exponent": 2.0, "alignment_weight": 10000.0},
     "auh": {"scale": 2.5, "alignment_weight": 3000.0},
