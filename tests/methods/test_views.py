@@ -114,7 +114,8 @@ def mmcr(views: list[Tensor], global_views: int) -> Tensor:
     """loss_mmcr.py of ThomasYerxa/mmcr with its λ at 0.5."""
     unit = [F.normalize(z) for z in views]
     local = mean([torch.linalg.matrix_norm(torch.stack(rows), "nuc") for rows in zip(*unit, strict=True)])
-    return 0.5 * local - torch.linalg.matrix_norm(mean(unit), "nuc")
+    centroids: Tensor = torch.linalg.matrix_norm(mean(unit), "nuc")
+    return 0.5 * local - centroids
 
 
 def emp_ssl(views: list[Tensor], global_views: int) -> Tensor:
@@ -189,7 +190,8 @@ def ssl_hsic(views: list[Tensor], global_views: int) -> Tensor:
     k = kernel(whole[:, None], whole)
     centering = torch.eye(n * count, dtype=torch.float64) - 1 / (n * count)
     positive = mean([kernel(a, b).mean() for a, b in itertools.permutations(unit, 2)])
-    return -positive + k.mean() + 3 * (centering @ k @ centering).norm() / (n * count)
+    dependence: Tensor = (centering @ k @ centering).norm() / (n * count)
+    return -positive + k.mean() + 3 * dependence
 
 
 def sfrik(views: list[Tensor], global_views: int, *, local: bool = True) -> Tensor:
