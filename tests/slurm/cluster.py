@@ -14,8 +14,9 @@ from tests.plugin import install
 from tests.slurm.testbed import Testbed
 from tests.slurm.user import User
 
-# What is loaded with the methods in the jobs. However fast the machine, a cell is still at work when its fault comes,
-# and reacts to signals at once all the same. A job whose rank has a file `<job>-<rank>` fails.
+# What is loaded with the methods in the jobs. A step takes a second, later five, until the test lets its job go: however
+# fast the machine or slow the test, a cell is still at work when its fault comes, and reacts to signals all the same.
+# A job whose rank has a file `<job>-<rank>` fails.
 PACE = """
 import os
 import time
@@ -25,12 +26,15 @@ from regbench.methods.vicreg import VICReg
 
 JOB = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}" if "SLURM_ARRAY_JOB_ID" in os.environ else "{SLURM_JOB_ID}"
 whole = VICReg.value_and_gradient
+steps = 0
 
 def paced(*args):
+    global steps
+    steps += 1
     if "SLURM_JOB_ID" in os.environ:
         job = Path(__file__).with_name(JOB.format_map(os.environ))
         if not job.exists():
-            time.sleep(1)
+            time.sleep(1 if steps < 30 else 5)
         if job.with_name(f"{job.name}-{os.environ['SLURM_PROCID']}").exists():
             raise ValueError("a made-up error")
     return whole(*args)
@@ -49,7 +53,7 @@ class Cluster(User):
         self.environment["PYTHONPATH"] = install(self.pace, "pace", PACE)
 
     def hurry(self, job: str) -> None:
-        """Lets a job train at full speed; until then a step takes a second."""
+        """Lets a job train at full speed."""
         (self.pace / job).touch()
 
     def fail(self, job: str, rank: int) -> None:

@@ -71,6 +71,5 @@ def small(slurm_cluster: Testbed) -> Iterator[Path]:
         pytest.skip("mounting a small disk takes root")
     subprocess.run(["mount", "-o", "remount,size=7m", str(path)], check=True)
     yield path
-    for left in path.rglob("*"):
-        if left.is_file():
-            left.unlink()
+    for left in path.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()

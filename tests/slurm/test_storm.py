@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ from tests.slurm.testbed import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-EPOCHS = 40
+EPOCHS = 60
 ALONE, STAGED, PAIRED, CRAMPED = range(5), range(5, 7), range(7, 9), 9
 SECONDS = 3600
 OPTIONS = ("cluster=slurm", "cluster.cpus=1", "cluster.gpus=0")
@@ -71,7 +72,7 @@ class Storm:
                     pair[0] = "fail"
                 if pair[0] == "stop":  # the cell's end, as another process trains it at full speed
                     pair = ["kill", "stop"]
-                self.due[number] = list(zip(sorted(self.random.sample(range(1, EPOCHS // 2), 2)), pair, strict=True))
+                self.due[number] = list(zip(sorted(self.random.sample(range(1, EPOCHS // 3), 2)), pair, strict=True))
         self.expected[CRAMPED] = "No space left on device", self.enlarge_disk
 
     # -------------------------------------------------------------- faults
@@ -152,6 +153,10 @@ class Storm:
     def enlarge_disk(self, status: CellStatus) -> None:
         subprocess.run(["mount", "-o", "remount,size=64m", str(self.small)], check=True)
 
+    def _epochs_to_fault(self, status: CellStatus) -> float:
+        due = self.due.get(self.numbers[status.cell_id])
+        return due[0][0] - status.epochs_done if due else math.inf
+
     def _signal(self, status: CellStatus, number: signal.Signals) -> None:
         """To any one of its processes; the time limit's signal goes to all of them."""
         found = self._processes(status)
@@ -180,7 +185,8 @@ class Storm:
             if entry.until_s < time.monotonic():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(entry.pid, signal.SIGCONT)
-        found = self.cluster.statuses()
+        # Those first that wait longest for their fault: one is applied at a time.
+        found = sorted(self.cluster.statuses(), key=self._epochs_to_fault)
         for status in found:
             number = self.numbers[status.cell_id]
             due = self.due.get(number, [])
