@@ -143,7 +143,10 @@ def test_a_class_with_fewer_images_than_folds_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_importing_it_does_not_import_scikit_learn() -> None:
-    """Its import takes a second, and most runs have no use for it."""
-    program = "import sys, regbench.benchmark.run; sys.exit('sklearn' in sys.modules)"
+def test_what_takes_long_to_import_is_imported_where_it_is_used() -> None:
+    """scikit-learn and timm take seconds, and most runs have no use for them."""
+    program = (
+        "import sys, regbench.benchmark.run; from regbench.benchmark.settings.sweep import load_run; "
+        "load_run(['network=vit_small']); sys.exit(bool({'sklearn', 'timm'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)
