@@ -173,7 +173,8 @@ def choose(folder: Path) -> TuningChoice:
         )
         write_new(folder / TUNING_CHOICE, made.text())
         choice = read_choice(folder)
-        assert choice is not None
+        if choice is None:
+            raise RegbenchError(f"{folder / TUNING_CHOICE} is there and leads to no file; remove it")
     return choice
 
 

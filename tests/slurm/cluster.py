@@ -14,9 +14,9 @@ from tests.plugin import install
 from tests.slurm.testbed import Testbed
 from tests.slurm.user import User
 
-# What is loaded with the methods in the jobs. A step takes a second, later five, until the test lets its job go. However
-# fast the machine or slow the test, a cell is still at work when its fault comes, and reacts to signals all the same.
-# A job whose rank has a file `<job>-<rank>` fails.
+# What is loaded with the methods in the jobs. A step takes a second, later five, until the test lets its job go.
+# However fast the machine or slow the test, a cell is still at work when its fault comes, and reacts to signals all
+# the same. A job whose rank has a file `<job>-<rank>` fails.
 PACE = """
 import os
 import time

@@ -16,6 +16,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
@@ -177,6 +178,10 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     assert {cell.optimizer.base_lr for cell in finals} == {2}
     score(folder, cells[0], 100.0)
     assert tune.choose(folder).sha256 == choice.sha256
+    (folder / TUNING_CHOICE).unlink()
+    (folder / TUNING_CHOICE).symlink_to("nowhere")
+    with pytest.raises(RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"):
+        tune.choose(folder)
 
 
 def test_the_choice_is_by_the_score_of_its_own_split(
