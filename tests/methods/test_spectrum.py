@@ -111,8 +111,7 @@ def test_rbf_is_within_the_papers_bound(q: int) -> None:
         assert 0 < b <= bound
 
 
-@pytest.mark.parametrize("q", [3, 6, 40])
-@pytest.mark.parametrize("p", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize(("q", "p"), [(3, 1.0), (6, 0.5), (40, 1.5)])
 def test_generalized_distance_by_gamma_functions(q: int, p: float) -> None:
     """The expansion of −(2 − 2t)^{p/2}: moments of 1 − t against P_ℓ, by Rodrigues' formula and a beta integral."""
     exact = []

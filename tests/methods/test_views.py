@@ -80,7 +80,7 @@ def test_the_kind_says_how_views_are_taken(method: Regularizer) -> None:
 def lejepa(views: list[Tensor], global_views: int) -> Tensor:
     """MINIMAL.md of rbalestr-lab/lejepa, with the center of train.py of HaiyuWu/visreg: that of the global views."""
     weight, frequencies = 0.02, torch.linspace(0, 3, 17, dtype=torch.float64)
-    directions = F.normalize(torch.randn(views[0].shape[1], 256, dtype=torch.float64), dim=0)
+    directions = F.normalize(torch.randn(views[0].shape[1], 16, dtype=torch.float64), dim=0)
     center = mean(views[:global_views])
     statistics = []
     for z in views:
@@ -90,13 +90,13 @@ def lejepa(views: list[Tensor], global_views: int) -> Tensor:
                 normal = math.exp(-(t.item() ** 2) / 2)
                 real, imaginary = (z @ a * t).cos().mean() - normal, (z @ a * t).sin().mean()
                 summed += (1 if k in (0, 16) else 2) * 3 / 16 * normal * (real**2 + imaginary**2)
-        statistics.append(len(z) * summed / 256)
+        statistics.append(len(z) * summed / 16)
     return weight * mean(statistics) + (1 - weight) * mean([(z - center).square().mean() for z in views])
 
 
 def visreg(views: list[Tensor], global_views: int) -> Tensor:
     """train.py and losses/visreg.py of HaiyuWu/visreg, with its paper's λ = 0.9 and epsilon in the shape only."""
-    directions = F.normalize(torch.randn(views[0].shape[1], 4096, dtype=torch.float64), dim=0)
+    directions = F.normalize(torch.randn(views[0].shape[1], 64, dtype=torch.float64), dim=0)
     center = mean(views[:global_views])
     loss = 0.1 * mean([(z - center).square().mean() for z in views])
     for z in views:
@@ -210,8 +210,8 @@ def sfrik(views: list[Tensor], global_views: int, *, local: bool = True) -> Tens
 
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any], Callable[[list[Tensor], int], Tensor]]] = {
-    "LeJEPA": ("sigreg", {}, lejepa),
-    "VISReg": ("visreg", {}, visreg),
+    "LeJEPA": ("sigreg", {"directions": 16}, lejepa),
+    "VISReg": ("visreg", {"directions": 64}, visreg),
     "MMCR": ("mmcr", {"local_weight": 0.5}, mmcr),
     "EMP-SSL": ("tcr", {}, emp_ssl),
     "FroSSL": ("frossl", {}, frossl),
