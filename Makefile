@@ -22,13 +22,13 @@ endif
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
-test: $(TOOLS) ## Run the tests and print their coverage
-	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile --cov
+test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm
+	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (skipped where it is not installed), but for the long storm
 	@$(BIN)/python -m pytest -m "slurm and not slow"
 
-test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too
+test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too, and print their coverage
 	@$(BIN)/python -m pytest --cov
 
 lint: $(TOOLS) ## Check style, formatting and types
