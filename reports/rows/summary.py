@@ -241,6 +241,8 @@ class Summary:
 @functools.cache
 def is_setting(key: str) -> bool:
     """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
+    if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
+        return True
     if key.startswith("evaluation."):
         return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
     return not key.startswith(_TUNED)

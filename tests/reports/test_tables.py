@@ -444,6 +444,15 @@ def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
         assert told in notes
 
 
+def test_another_optimizer_is_another_row(runs: Path, record: Make) -> None:
+    adamw = load_run(["optimizer=adamw"])[0].plain()["optimizer"]
+    record("VICReg", linear=80.0)
+    record("VICReg", linear=70.0, cell={"optimizer": adamw})
+    head, *rows = texts(leaderboard(task(runs)))
+    column, top1 = head.index("optimizer"), head.index("linear top-1 (%)")
+    assert [(row[column], row[top1].strip("*")) for row in rows] == [("lars", "80.00"), ("adamw", "70.00")]
+
+
 def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[Path], Make], tmp_path: Path) -> None:
     crops = load_run(["augmentation=small_grey_crops"])[0].plain()["augmentation"]
     told = {8: "each image equally often", 2: "equally many forward passes", 4: "unequal numbers of forward passes"}
