@@ -17,13 +17,16 @@ ifndef HERE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: benchmark clean format help install lint test test-all test-slurm
+.PHONY: benchmark clean format help install lint test test-all test-slow test-slurm
 
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
 test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm
 	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-slow: $(TOOLS) ## Run the slow tests that need no Slurm
+	@$(BIN)/python -m pytest -m "slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (skipped where it is not installed), but for the long storm
 	@$(BIN)/python -m pytest -m "slurm and not slow"

@@ -73,16 +73,15 @@ def counted(self, *views):
     assert len(set(seeds)) == size  # stochastic layers do not drop the same images on all ranks
     return step(self, *views)
 Step.__call__ = counted
-interruption = Interruption()
-with interruption.listening(signal.SIGUSR1):
-    for name, overrides in json.loads(sys.argv[1]).items():
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last
-        cell, runtime = load_run(overrides)
-        steps = 0
-        try:
+for name, overrides in json.loads(sys.argv[1]).items():
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last
+    cell, runtime = load_run(overrides)
+    interruption, steps = Interruption(), 0
+    try:
+        with interruption.listening(signal.SIGUSR1):
             run_cell(cell, runtime, name, interruption=interruption)
-        except (Interrupted, RegbenchError) as error:
-            print(name, error)
+    except (Interrupted, RegbenchError) as error:
+        print(name, error)
 """
 
 
