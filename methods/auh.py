@@ -46,7 +46,7 @@ class AUH(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight and a scale that is not positive."""
+        """Refuse a negative weight and a scale that is not positive."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         # exp(−4 scale) of opposite embeddings must not vanish in float32, or so would the sum under the logarithm.
         self.require(0 < self.scale <= 20, "scale must be in (0, 20]")

@@ -45,7 +45,7 @@ class BarlowTwins(Regularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight, a scale or an epsilon that is not positive."""
+        """Refuse a negative weight, a scale or an epsilon that is not positive."""
         self.require(self.redundancy_weight >= 0, "redundancy_weight must be >= 0")
         self.require(self.scale > 0 and self.epsilon > 0, "scale and epsilon must be > 0")
 

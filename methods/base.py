@@ -264,7 +264,7 @@ class Regularizer(ABC):
 
     @contextmanager
     def _drawing(self, shard: Shard) -> Iterator[None]:
-        """Lets a random method draw the same numbers on every rank, and takes one number of the caller's stream."""
+        """Let a random method draw the same numbers on every rank, and takes one number of the caller's stream."""
         if not self.random:
             yield
             return
@@ -278,7 +278,7 @@ class Regularizer(ABC):
             yield
 
     def require(self, condition: bool, what: str) -> None:
-        """Refuses a hyperparameter.
+        """Refuse a hyperparameter.
 
         Raises:
             RegbenchError: Unless `condition` holds, naming the method and `what` must hold.

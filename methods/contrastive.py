@@ -37,7 +37,7 @@ class Contrastive(Regularizer):
     """Factor of the mean over anchors."""
 
     def __post_init__(self) -> None:
-        """Refuses a temperature that is not positive."""
+        """Refuse a temperature that is not positive."""
         self.require(self.temperature > 0, "temperature must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class Contrastive(Regularizer):
     def _add_gradients(
         self, views: list[tuple[Tensor, Tensor]], log_sums: list[Tensor], gradients: tuple[Tensor, Tensor], shard: Shard
     ) -> None:
-        """Adds τ times the gradients of the sum of all ranks' log-sums with respect to this rank's unit embeddings."""
+        """Add τ times the gradients of the sum of all ranks' log-sums with respect to this rank's unit embeddings."""
         for a, b, rows, columns, u_PQ, logits_PM in self._own(views):
             weight_PM = (logits_PM - log_sums[a][rows, None]).exp_()
             if b < self.anchors:

@@ -52,7 +52,7 @@ class CorInfoMax(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight and an epsilon that float64 cannot resolve."""
+        """Refuse a negative weight and an epsilon that float64 cannot resolve."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         self.require(self.epsilon >= 1e-12, "epsilon must be >= 1e-12")
 

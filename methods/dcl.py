@@ -69,7 +69,7 @@ class DCLW(DCL):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a temperature or sigma that is not positive."""
+        """Refuse a temperature or sigma that is not positive."""
         super().__post_init__()
         self.require(self.sigma > 0, "sigma must be > 0")
 

@@ -42,7 +42,7 @@ class FroSSL(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight."""
+        """Refuse a negative weight."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

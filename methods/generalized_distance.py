@@ -43,7 +43,7 @@ class GeneralizedDistance(KernelRegularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses an exponent outside (0, 2]."""
+        """Refuse an exponent outside (0, 2]."""
         super().__post_init__()
         self.require(0 < self.exponent <= 2, "exponent must be in (0, 2]")
 

@@ -47,7 +47,7 @@ class INTL(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight or number of steps."""
+        """Refuse a negative weight or number of steps."""
         self.require(self.trace_weight >= 0 and self.iterations >= 0, "trace_weight and iterations must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class KerJEPA(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses unknown names and numbers out of range."""
+        """Refuse unknown names and numbers out of range."""
         self.require(self.statistic in ("mmd", "ksd"), "statistic must be mmd or ksd")
         self.require(self.kernel in ("gaussian", "imq"), "kernel must be gaussian or imq")
         self.require((self.statistic, self.kernel) != ("mmd", "imq"), "statistic mmd goes with kernel gaussian only")

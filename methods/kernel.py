@@ -86,7 +86,7 @@ class KernelRegularizer(KernelEnergy):
     alignment_weight: float
 
     def __post_init__(self) -> None:
-        """Refuses a negative alignment weight."""
+        """Refuse a negative alignment weight."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
     def alignment_scale(self, q: int) -> float:

@@ -46,7 +46,7 @@ class KoLeo(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative weights."""
+        """Refuse negative weights."""
         self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
         self.require(self.epsilon > 0, "epsilon must be > 0")
 

@@ -52,7 +52,7 @@ class MatrixSSL(Regularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative weights and an order below 1."""
+        """Refuse negative weights and an order below 1."""
         self.require(min(self.alignment_weight, self.identity_weight) >= 0, "weights must be >= 0")
         self.require(self.order >= 1 and self.shift > 0, "order must be >= 1 and shift > 0")
 

@@ -44,7 +44,7 @@ class MMCR(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight."""
+        """Refuse a negative weight."""
         self.require(self.local_weight >= 0, "local_weight must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

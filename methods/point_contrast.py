@@ -82,7 +82,7 @@ class HardestContrastive(Regularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses margins and weights below their bounds."""
+        """Refuse margins and weights below their bounds."""
         self.require(
             self.positive_margin >= 0 and self.negative_margin > 0 and self.negative_weight >= 0,
             "positive_margin and negative_weight must be >= 0, negative_margin > 0",

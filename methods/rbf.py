@@ -37,7 +37,7 @@ class RBF(KernelRegularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a scale that is not positive."""
+        """Refuse a scale that is not positive."""
         super().__post_init__()
         self.require(self.scale > 0, "scale must be > 0")
 

@@ -48,7 +48,7 @@ class SIGReg(Sliced):
     )
 
     def __post_init__(self) -> None:
-        """Refuses numbers out of range."""
+        """Refuse numbers out of range."""
         self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
         self.require(self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2")
         self.require(self.largest_frequency > 0, "largest_frequency must be > 0")

@@ -43,7 +43,7 @@ class SpectralContrastive(Regularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a ball without inside, or of infinite radius."""
+        """Refuse a ball without inside, or of infinite radius."""
         self.require(0 < self.mu < float("inf"), "mu must be > 0 and finite")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:

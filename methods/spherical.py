@@ -73,7 +73,7 @@ class SphericalDiscrepancy(KernelEnergy):
     )
 
     def __post_init__(self) -> None:
-        """Refuses unknown names and numbers out of range."""
+        """Refuse unknown names and numbers out of range."""
         self.require(self.statistic in ("mmd", "ksd"), "statistic must be mmd or ksd")
         self.require(self.spectrum in ("heat", "bandlimited", "susreg"), "spectrum must be heat, bandlimited or susreg")
         self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")

@@ -56,7 +56,7 @@ class SSLHSIC(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight or a kernel without width."""
+        """Refuse a negative weight or a kernel without width."""
         self.require(self.gamma >= 0 and self.scale > 0, "gamma must be >= 0 and scale > 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ class TotalCodingRate(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a negative weight and a distortion that is not positive."""
+        """Refuse a negative weight and a distortion that is not positive."""
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
         self.require(self.distortion > 0, "distortion must be > 0")
 

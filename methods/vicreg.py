@@ -48,7 +48,7 @@ class VICReg(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative weights."""
+        """Refuse negative weights."""
         weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
 

@@ -51,7 +51,7 @@ class VICRegExp(Decomposed):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative weights and a temperature that is not positive."""
+        """Refuse negative weights and a temperature that is not positive."""
         weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
         self.require(self.temperature > 0, "temperature must be > 0")

@@ -54,7 +54,7 @@ class VISReg(Sliced):
     )
 
     def __post_init__(self) -> None:
-        """Refuses numbers out of range."""
+        """Refuse numbers out of range."""
         self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
         self.require(self.directions >= 1 and self.epsilon > 0, "directions must be >= 1 and epsilon > 0")
         self.require(min(self.center_weight, self.scale_weight, self.shape_weight) >= 0, "weights must be >= 0")

@@ -44,7 +44,7 @@ class WMSE(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses a shrinkage outside [0, 1]."""
+        """Refuse a shrinkage outside [0, 1]."""
         self.require(0 <= self.epsilon <= 1, "epsilon must be in [0, 1]")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

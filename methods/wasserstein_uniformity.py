@@ -45,7 +45,7 @@ class WassersteinUniformity(Native):
     )
 
     def __post_init__(self) -> None:
-        """Refuses negative weights."""
+        """Refuse negative weights."""
         self.require(min(self.alignment_weight, self.uniformity_weight) >= 0, "weights must be >= 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

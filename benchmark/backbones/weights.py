@@ -108,7 +108,7 @@ def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], 
 
 
 def _behead(source: str, model: nn.Module) -> None:
-    """Takes off the classification layer, which is the last linear one."""
+    """Take off the classification layer, which is the last linear one."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise RegbenchError(f"{source} ends in no linear layer to take off; choose another model")
@@ -183,7 +183,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
-    """Loads the weights of a backbone from among those of a file.
+    """Load the weights of a backbone from among those of a file.
 
     Raises:
         RegbenchError: If some are missing, of another shape, or belong neither to the backbone nor to a head.

@@ -96,7 +96,7 @@ def environment_ranks() -> tuple[int, int, int, int]:
 
 @contextlib.contextmanager
 def connect(device: torch.device) -> Iterator[World]:
-    """Joins the processes that the launcher started; a world of one without a launcher.
+    """Join the processes that the launcher started; a world of one without a launcher.
 
     The first error of a process ends all of them. The others notice no more than that a connection is closed, so they
     ask for the error that it told them before.

@@ -125,7 +125,7 @@ def train(
     attempt: Attempt | None,
     interruption: Interruption,
 ) -> Trained:
-    """Trains a cell to the end, from its last checkpoint if it has one.
+    """Train a cell to the end, from its last checkpoint if it has one.
 
     A resumed run goes on in the middle of an epoch and sees the same images; with the same number of threads on a CPU
     it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
@@ -190,7 +190,7 @@ class _Training:
         self._written_s = time.monotonic()
 
     def _resume(self) -> None:
-        """Takes up the last checkpoint; every rank the same file."""
+        """Take up the last checkpoint; every rank the same file."""
         directory, device = self.directory, self.compute.device
         loaded = load_checkpoint(directory, device) if self.world.rank == 0 else None
         saved: Saved | None = self.world.from_first(loaded and loaded[1])
@@ -262,7 +262,7 @@ class _Training:
         )
 
     def _epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Trains to the end of the present epoch."""
+        """Train to the end of the present epoch."""
         cell, progress = self.cell, self.progress
         epoch, done = divmod(progress.step, len(loader))
         title = f"{cell.label} epoch {epoch + 1}/{cell.epochs}"
@@ -310,7 +310,7 @@ class _Training:
                 bar.update()
 
     def _look(self, losses: list[dict[str, Tensor]], laps: list[list[Any]], stepped: Stepped, steps: int) -> None:
-        """Takes in what the last steps left on the device, and ends the run if it has diverged."""
+        """Take in what the last steps left on the device, and ends the run if it has diverged."""
         cell, progress = self.cell, self.progress
         names = list(losses[0])
         values = torch.stack([torch.stack([terms[name] for name in names]) for terms in losses]).tolist()
@@ -363,7 +363,7 @@ class _Training:
         raise Diverged(self.cell.label, what, self.progress)
 
     def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
-        """Adds the finished epoch to the history."""
+        """Add the finished epoch to the history."""
         cell, progress = self.cell, self.progress
         shard = Shard.of(stepped.views_NQ[0], self.engine)
         means = {name: total / steps for name, total in progress.sums.items()}
@@ -393,7 +393,7 @@ class _Training:
             log.info("%s epoch %d/%d: %s, %.0f img/s", cell.label, row["epoch"], cell.epochs, numbers, img_per_s)
 
     def _checkpoint(self) -> float:
-        """Writes a checkpoint; returns the seconds that it took."""
+        """Write a checkpoint; returns the seconds that it took."""
         began_s = time.perf_counter()
         optimizer = self.optimizer.state_dict()  # with shared momentum, all ranks take part
         if self.attempt is not None:
@@ -409,7 +409,7 @@ class _Training:
 
 
 def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
-    """Writes the attempt's `metrics.jsonl`, a line for each finished epoch.
+    """Write the attempt's `metrics.jsonl`, a line for each finished epoch.
 
     Returns:
         What a record says of it: its name and SHA-256; None without an epoch, when there is no such file.

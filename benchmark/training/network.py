@@ -27,7 +27,7 @@ class SiameseNetwork(nn.Module):
     """
 
     def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
-        """Builds both parts with weights that depend on `seed` alone.
+        """Build both parts with weights that depend on `seed` alone.
 
         Args:
             config: Which backbone and projector.

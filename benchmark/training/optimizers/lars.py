@@ -148,7 +148,7 @@ class LARS(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the state of `state_dict`, saved by any number of ranks."""
+        """Take up the state of `state_dict`, saved by any number of ranks."""
         super().load_state_dict(state_dict)
         for p, entry in self.state.items():
             part = self._own(entry["momentum"], p)
