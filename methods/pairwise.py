@@ -36,15 +36,6 @@ def normalize(z_NQ: Tensor) -> Tensor:
     return F.normalize(z_NQ, dim=1)
 
 
-def mean_squared_difference(z1_NQ: Tensor, z2_NQ: Tensor) -> Tensor:
-    """Compute the mean over n **and** q of (z1 - z2)², a scalar.
-
-    This is ℓ_a / q with ℓ_a of Eq. (3) of Zheng et al. (ICLR 2023). The weights λ printed in the paper's tables
-    multiply this per-coordinate mean, as in the authors' code, not ℓ_a itself.
-    """
-    return F.mse_loss(z1_NQ, z2_NQ)
-
-
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:
     """Mark the pairs with i ≠ j, shape (n, n), on the device of `like`."""
     return ~torch.eye(n, dtype=torch.bool, device=like.device)
@@ -220,34 +211,6 @@ def quadratic_energy(
             total += quadratic * ((product_PQ * u_PQ).sum(dim=1) - squared_length_P.square()).sum()
             gradient_NQ[rows].add_(product_PQ, alpha=2 * quadratic)
         gradient_NQ[rows].add_(sum_Q, alpha=linear)
-    return total
-
-
-def alignment(
-    z1_NQ: Tensor,
-    z2_NQ: Tensor,
-    inverse1_N: Tensor | None,
-    inverse2_N: Tensor | None,
-    gradients_NQ: Sequence[Tensor],
-    scale: float,
-) -> Tensor:
-    """Sum Σᵢ ‖u1ᵢ − u2ᵢ‖² over this rank's rows, a float64 scalar.
-
-    Args:
-        z1_NQ: Embeddings of the first views, shape (n_rank, q).
-        z2_NQ: Embeddings of the second views.
-        inverse1_N: Factors that make them u1; None for u1 = z1.
-        inverse2_N: Likewise of the second views.
-        gradients_NQ: Buffers to which `scale` times the gradients with respect to u1 and u2 are added.
-        scale: See `gradients_NQ`.
-    """
-    total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
-    for rows in chunks(z1_NQ):
-        difference_PQ = z1_NQ[rows] if inverse1_N is None else z1_NQ[rows] * inverse1_N[rows, None]
-        difference_PQ = difference_PQ - (z2_NQ[rows] if inverse2_N is None else z2_NQ[rows] * inverse2_N[rows, None])
-        total += torch.linalg.vector_norm(difference_PQ).square()
-        gradients_NQ[0][rows].add_(difference_PQ, alpha=2 * scale)
-        gradients_NQ[1][rows].sub_(difference_PQ, alpha=2 * scale)
     return total
 
 
