@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import cast
 
@@ -139,6 +140,53 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
             assert cost.energy_cpu_joules == 10 * len(rows)
             assert cost.energy_gpu_joules == sum(range(1, size + 1)) * len(rows)
             assert record.environment["world_size"] == size
+
+
+# Three steps an epoch; a checkpoint after each of them.
+TRANSFORMER = (
+    *("network=vit_tiny_28", "network.backbone.drop_path_rate=0.3", "network.backbone.options.depth=2"),
+    *("augmentation=small_grey_crops", "augmentation.views.local.count=2", "method=vicreg", "precision=fp32"),
+    *("optimizer=adamw", "epochs=3", "evaluation.protocols=[knn]"),
+)
+# The last rank is killed in the middle of the second epoch.
+KILLED = """
+import json, os, signal, sys
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.step import Step
+step, steps = Step.__call__, 0
+def counted(self, *views):
+    global steps
+    steps += 1
+    if (steps, os.environ["RANK"], sys.argv[2]) == (5, "1", "kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *views)
+Step.__call__ = counted
+run_cell(*load_run(json.loads(sys.argv[1])), "killed")
+"""
+
+
+@pytest.mark.slow
+def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_there_was_none(
+    tiny: list[str], tmp_path: Path
+) -> None:
+    """Drop path draws on each rank what it would have drawn; the curve and the scores are the same to the bit."""
+    records = {}
+    for name, lives in {"undisturbed": ["run"], "killed": ["kill", "run"]}.items():
+        overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}"]
+        for life in lives:
+            codes = [process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)]
+            assert codes == [1, -signal.SIGKILL] if life == "kill" else codes == [0, 0]
+        cell, runtime = load_run(overrides)
+        record = read_record(run_directory(runtime, "killed", cell))
+        assert record is not None
+        records[name] = record
+    killed, undisturbed = records["killed"], records["undisturbed"]
+    assert [attempt.from_step for attempt in killed.attempts] == [None, 3]
+    assert killed.scores == undisturbed.scores
+    timed = ("epoch_s", "step_ms", *(f"{part}_ms" for part in ("data", "forward", "loss", "backward", "optimizer")))
+    rows = [[{**row, **dict.fromkeys(timed)} for row in record.history] for record in (killed, undisturbed)]
+    assert rows[0] == rows[1] and len(rows[0]) == 3
 
 
 def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
