@@ -81,7 +81,7 @@ def predict(
         cell: The run; nothing of it is computed.
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
-        shard_optimizer: Whether the ranks share the optimizer's state, see `LARS`.
+        shard_optimizer: Whether the ranks share the optimizer's state, see `SharedOptimizer`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
         plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
 

@@ -29,7 +29,7 @@ class Runtime:
             and in a Slurm job.
         loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance" or "textbook" (the
             published formula under plain autograd).
-        shard_optimizer: Whether the ranks of a run share the momentum of linear layers (ZeRO-1) instead of each
+        shard_optimizer: Whether the ranks of a run share the optimizer's state of matrices (ZeRO-1) instead of each
             keeping all of it.
         compile: Whether torch.compile builds the network.
         checkpoint_minutes: Minutes between checkpoints.

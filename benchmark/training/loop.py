@@ -32,7 +32,6 @@ from regbench.benchmark.rundir.record import NamedFile, Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -174,10 +173,6 @@ class _Training:
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         synchronize_batch_norm(self.network, world, device)
         group = world.group if compute.runtime.shard_optimizer else None
-        if group is not None and not cell.optimizer.shares:
-            raise RegbenchError(
-                f"runtime.shard_optimizer: {OPTIMIZERS.name(cell.optimizer)} keeps its state whole on every rank"
-            )
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
         self.progress = Progress()
         self._saved: Saved | None = None

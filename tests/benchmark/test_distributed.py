@@ -37,7 +37,6 @@ CASES = {
 }
 REFUSED = {
     "odd": (["batch_size=33"], "batch_size=33 cannot be shared equally between"),
-    "whole": (["optimizer=adamw", "runtime.shard_optimizer=true"], "adamw keeps its state whole on every rank"),
 }
 # Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
 DRIVER = """
@@ -167,13 +166,14 @@ run_cell(*load_run(json.loads(sys.argv[1])), "killed")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shared", ["true", "false"])
 def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_there_was_none(
-    tiny: list[str], tmp_path: Path
+    shared: str, tiny: list[str], tmp_path: Path
 ) -> None:
     """Drop path draws on each rank what it would have drawn; the curve and the scores are the same to the bit."""
     records = {}
     for name, lives in {"undisturbed": ["run"], "killed": ["kill", "run"]}.items():
-        overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}"]
+        overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}", f"runtime.shard_optimizer={shared}"]
         for life in lives:
             codes = [process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)]
             assert codes == [1, -signal.SIGKILL] if life == "kill" else codes == [0, 0]
@@ -206,9 +206,9 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN with unequal shares of the batch; LARS with shared momentum; a loss's rows; a transformer and clipping."""
+    """BN with unequal shares of the batch; optimizers with shared state; a loss's rows; a transformer and clipping."""
     code = """
-import os, sys, torch, warnings
+import copy, os, sys, torch, warnings
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -216,7 +216,8 @@ from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import connect, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.optimizers.lars import LARS
+from regbench.benchmark.training.optimizers.adamw import AdamWConfig
+from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build, engine
@@ -251,29 +252,43 @@ def batch_norm(world):
     network.eval(), whole.eval()
     close(network(x), whole(x))
 
-def shared_momentum(world):
-    # Equal to the bit, also after its state was saved and loaded; matrices of odd size are not shared.
+def shared_state(world):
+    # Equal to what one has, also after the state was saved and loaded, and to the bit to what went on without that;
+    # matrices of odd size are not shared.
     shapes = [(5, 3), (4, 6), (8,), (2, 3, 2, 2)]
-    settings = dict(lr=0.3, weight_decay=0.1, momentum=0.9, trust_coefficient=0.1)
-    models = [[nn.Parameter(draw(i, *shape)) for i, shape in enumerate(shapes)] for _ in range(2)]
-    for parameters in models:
-        parameters[3].data = parameters[3].data.contiguous(memory_format=torch.channels_last)
-    alone, shared = LARS(models[1], **settings), LARS(models[0], group=world.group, **settings)
-    for step in range(4):
-        if step == 2:
-            state = shared.state_dict()
-            for i, entry in alone.state_dict()["state"].items():
-                assert torch.equal(state["state"][i]["momentum"], entry["momentum"]), i
-            shared = LARS(models[0], group=world.group, **settings)
-            shared.load_state_dict(state)
-        for parameters, optimizer in zip(models, (shared, alone)):
-            for i, p in enumerate(parameters):
-                p.grad = draw(10 * step + i, *p.shape)
-            optimizer.step()
-        for i, p in enumerate(models[0]):
-            assert torch.equal(p, models[1][i]), (step, i)
-            kept = shared.state[p]["momentum"].untyped_storage().nbytes() // 4
-            assert kept == p.numel() // (1 if i in (0, 2) else 2), (step, i, kept)
+    for config, moments in (
+        (LARSConfig(weight_decay=0.1, trust_coefficient=0.1), 1),
+        (AdamWConfig(weight_decay=0.1, clip_grad_norm=3.0), 2),
+        (SGDConfig(weight_decay=0.1, nesterov=True), 1),
+        (SGDConfig(momentum=0.0), 0),
+    ):
+        models = [[nn.Parameter(draw(i, *shape)) for i, shape in enumerate(shapes)] for _ in range(4)]
+        for parameters in models:
+            parameters[3].data = parameters[3].data.contiguous(memory_format=torch.channels_last)
+        groups = (None, world.group, world.group, None)
+        alone, straight, resumed, dispersed = map(config.build_clipping, models, groups)
+        for step in range(4):
+            if step == 2:
+                saved = resumed.state_dict()
+                for i, entry in alone.state_dict()["state"].items():
+                    for name, value in entry.items():
+                        if value is not None:
+                            close(saved["state"][i][name], value)
+                resumed, dispersed = map(config.build_clipping, models[2:], groups[2:])
+                resumed.load_state_dict(copy.deepcopy(saved))
+                dispersed.load_state_dict(saved)  # what many have saved one takes up
+            for parameters, optimizer in zip(models, (alone, straight, resumed, dispersed)):
+                optimizer.param_groups[0]["lr"] = optimizer.param_groups[-1]["lr"] = 0.3 / (step + 1)
+                for i, p in enumerate(parameters):
+                    p.grad = torch.empty_like(p).copy_(draw(10 * step + i, *p.shape))  # as autograd orders it
+                optimizer.step()
+            for i, p in enumerate(models[0]):
+                assert torch.equal(models[1][i], models[2][i]), (config, step, i)
+                for others in (models[1], models[3]):
+                    (torch.equal if isinstance(config, LARSConfig) else close)(others[i], p)
+                state = resumed.state[models[2][i]].values()
+                kept = sum(value.untyped_storage().nbytes() // 4 for value in state if value is not None and value.ndim)
+                assert kept == moments * p.numel() // (1 if i in (0, 2) else 2), (config, step, i, kept)
 
 def equal_shares(world):
     z1, z2 = draw(0, 8, 5), draw(1, 8, 5)
@@ -302,7 +317,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    for check in (batch_norm, shared_momentum, equal_shares, transformer):
+    for check in (batch_norm, shared_state, equal_shares, transformer):
         check(world)
 """
     for process in launch(2, code):

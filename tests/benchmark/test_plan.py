@@ -18,6 +18,7 @@ from regbench.benchmark import plan
 from regbench.benchmark.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import Loss
 from regbench.methods.engine import Shard
@@ -179,8 +180,10 @@ def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
     assert four.flop_per_step == pytest.approx(one.flop_per_step, rel=0.01)
 
 
-def test_sharing_the_momentum() -> None:
-    whole, shared = (predict(small_cell(), world_size=4, shard_optimizer=shard) for shard in (False, True))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
+def test_sharing_the_optimizers_state(optimizer: str) -> None:
+    cell = small_cell(f"optimizer={optimizer}")
+    whole, shared = (predict(cell, world_size=4, shard_optimizer=shard) for shard in (False, True))
     state_bytes = [needs.parts_bytes["optimizer state"] for needs in (whole, shared)]
     assert state_bytes[1] < 0.3 * state_bytes[0]
     assert whole.peak_bytes - shared.peak_bytes == state_bytes[0] - state_bytes[1]

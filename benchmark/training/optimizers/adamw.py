@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
+from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
 
 
@@ -29,7 +31,13 @@ class AdamWConfig(OptimizerConfig):
 
     reference = "Loshchilov and Hutter, ICLR 2019"
 
-    def build(self, parameters: Iterable[torch.Tensor], group: object = None) -> torch.optim.Optimizer:
+    def build(
+        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
         """Return AdamW for the parameters."""
-        # One fused kernel: torch's default on a GPU makes several tensors of the size of the model in each step.
-        return torch.optim.AdamW(self.groups(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
+
+        def make(groups: Groups) -> torch.optim.AdamW:
+            # One fused kernel: torch's default on a GPU makes several tensors of the size of the model in each step.
+            return torch.optim.AdamW(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
+
+        return elementwise(self.groups(parameters), make, group)

@@ -51,8 +51,6 @@ class OptimizerConfig(ABC):
 
     reference: ClassVar[str]
     """Where it is from: authors and year."""
-    shares: ClassVar[bool] = False
-    """Whether the ranks of a run can share its state (`runtime.shard_optimizer`)."""
 
     @abstractmethod
     def build(
@@ -62,7 +60,7 @@ class OptimizerConfig(ABC):
 
         Args:
             parameters: To train.
-            group: The ranks that share its state, each of which has the same gradients; None, unless it `shares`.
+            group: The ranks that share its state, each of which has the same gradients; None: each has its own.
         """
 
     def build_clipping(

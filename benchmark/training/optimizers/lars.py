@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.methods.engine import all_gather
+from regbench.benchmark.training.optimizers.sharing import SharedOptimizer
 from regbench.settings import Momentum, Positive, settings
 
 
@@ -36,7 +35,6 @@ class LARSConfig(OptimizerConfig):
     exclude_bias_and_norm: bool = True
 
     reference = "You et al., 2017, as in VICReg and SFRIK"
-    shares = True
 
     def build(self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> LARS:
         """Return LARS for the parameters."""
@@ -52,7 +50,7 @@ class LARSConfig(OptimizerConfig):
         )
 
 
-class LARS(Optimizer):
+class LARS(SharedOptimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017), in the form of VICReg's and SFRIK's training.
 
     For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖ (left as it is
@@ -61,9 +59,7 @@ class LARS(Optimizer):
     η‖p‖/‖g‖, at most lr. (solo-learn, which has it, divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
 
     The decayed and scaled gradient is written over the gradient, so that a step allocates nothing of the size of the
-    model. Given a `group`, the momentum of tensors of two or more dimensions is shared between its ranks (ZeRO stage 1,
-    Rajbhandari et al., 2020): each keeps and applies an equal part and hands the new weights to the others. The update
-    is the same to the bit.
+    model. With momentum that the ranks share the update is the same to the bit.
     """
 
     def __init__(
@@ -98,8 +94,7 @@ class LARS(Optimizer):
             "clip_lr": clip_lr,
             "exclude_bias_and_norm": exclude_bias_and_norm,
         }
-        self._group = group
-        super().__init__(parameters, defaults)
+        super().__init__(parameters, defaults, group)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -120,40 +115,7 @@ class LARS(Optimizer):
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, [self._own(p.grad, p) for p in parameters])
             torch._foreach_add_(own, momenta, alpha=-group["lr"])
-            pending: list[Any] = [
-                all_gather(_flat(p, p), part, group=self._group, async_op=True)
-                for p, part in zip(parameters, own, strict=True)
-                if part is not p
-            ]
-            for work in pending:
-                work.wait()
-
-    def _own(self, tensor: Tensor, p: Tensor | None = None) -> Tensor:
-        """This rank's part of `tensor`, which belongs to p: the tensor itself where p's momentum is not shared."""
-        p = tensor if p is None else p
-        if self._group is None or p.ndim < 2 or p.numel() % dist.get_world_size(self._group):
-            return tensor
-        return _flat(tensor, p).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, whatever the number of ranks; with a group, all ranks must call it."""
-        state = super().state_dict()
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for index, entry in state["state"].items():
-            p, part = parameters[index], entry["momentum"]
-            if part.shape != p.shape:
-                whole = torch.empty_like(p)
-                all_gather(_flat(whole, p), part, group=self._group)
-                state["state"][index] = {"momentum": whole.cpu()}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the state of `state_dict`, saved by any number of ranks."""
-        super().load_state_dict(state_dict)
-        for p, entry in self.state.items():
-            part = self._own(entry["momentum"], p)
-            if part.shape != p.shape:
-                entry["momentum"] = part.clone()  # a view would keep the whole alive
+            self._hand_over(zip(parameters, own, strict=True))
 
 
 def _trust(weight: Tensor, update: Tensor, group: dict[str, Any]) -> Tensor:
@@ -162,8 +124,3 @@ def _trust(weight: Tensor, update: Tensor, group: dict[str, Any]) -> Tensor:
     if group["clip_lr"]:
         ratio = (ratio / group["lr"]).clamp(max=1)
     return torch.where((weight > 0) & (update > 0), ratio, 1.0)
-
-
-def _flat(tensor: Tensor, p: Tensor) -> Tensor:
-    """All numbers of `tensor` in the order that p has in memory (channels last or not): a view if both agree."""
-    return tensor.permute(sorted(range(p.ndim), key=p.stride, reverse=True)).reshape(-1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from regbench import RegbenchError
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
+from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
 
 
@@ -39,7 +41,12 @@ class SGDConfig(OptimizerConfig):
         if self.nesterov and not self.momentum:
             raise RegbenchError("optimizer.nesterov=true needs optimizer.momentum above 0")
 
-    def build(self, parameters: Iterable[torch.Tensor], group: object = None) -> torch.optim.Optimizer:
+    def build(
+        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
         """Return SGD for the parameters."""
-        momentum, nesterov = self.momentum, self.nesterov
-        return torch.optim.SGD(self.groups(parameters), lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
+
+        def make(groups: Groups) -> torch.optim.SGD:
+            return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+
+        return elementwise(self.groups(parameters), make, group)

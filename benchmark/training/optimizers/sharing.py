@@ -1,0 +1,149 @@
+"""Optimizers whose state the ranks of a run share (ZeRO stage 1, Rajbhandari et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from regbench.methods.engine import all_gather
+
+Groups = list[dict[str, Any]]
+
+
+class SharedOptimizer(Optimizer):
+    """The base of optimizers that can share their state.
+
+    Given a group of ranks, each rank keeps an equal part of what belongs to a tensor of two or more dimensions, updates
+    that part of the tensor and hands it to the others. A tensor that cannot be cut into equal parts is not shared.
+    Without a group nothing is.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor] | Groups, defaults: dict[str, Any], group: dist.ProcessGroup | None
+    ) -> None:
+        """Set up the optimizer.
+
+        Args:
+            parameters: Tensors to train, or torch's parameter groups.
+            defaults: Of the groups' settings.
+            group: The ranks, each of which has the same gradients.
+        """
+        self._group = group
+        super().__init__(parameters, defaults)
+
+    def _own(self, tensor: Tensor, p: Tensor | None = None) -> Tensor:
+        """This rank's part of `tensor`, which belongs to p: the tensor itself where p is not shared."""
+        p = tensor if p is None else p
+        if self._group is None or p.ndim < 2 or p.numel() % dist.get_world_size(self._group):
+            return tensor
+        return _flat(tensor, p).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
+
+    def _hand_over(self, parts: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Give the others this rank's parts of tensors, and take theirs.
+
+        Args:
+            parts: Tensors, each with this rank's part of it.
+        """
+        pending: list[Any] = [
+            all_gather(_flat(p, p), part, group=self._group, async_op=True)
+            for p, part in parts
+            if part.shape != p.shape
+        ]
+        for work in pending:
+            work.wait()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, whatever the number of ranks; with a group, all ranks must call it."""
+        state = super().state_dict()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        state["state"] = {
+            index: {name: self._whole(value, parameters[index]) for name, value in entry.items()}
+            for index, entry in state["state"].items()
+        }
+        return state
+
+    def _whole(self, value: Any, p: Tensor) -> Any:
+        if not _belongs(value) or value.shape == p.shape:
+            return value
+        whole = torch.empty_like(p)
+        all_gather(_flat(whole, p), value, group=self._group)
+        return whole.cpu()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the state of `state_dict`, saved by any number of ranks."""
+        super().load_state_dict(state_dict)
+        for p, entry in self.state.items():
+            for name, value in entry.items():
+                if _belongs(value) and (part := self._own(value, p)).shape != p.shape:
+                    entry[name] = part.clone()  # a view would keep the whole alive
+
+
+class ElementwiseOptimizer(SharedOptimizer):
+    """Lets ranks share the state of an optimizer of torch that treats every number of a tensor by itself.
+
+    That one trains this rank's parts, as tensors of their own.
+    """
+
+    def __init__(
+        self,
+        parameters: Groups,
+        make: Callable[[Groups], Optimizer],
+        group: dist.ProcessGroup,
+    ) -> None:
+        """Set up the optimizer.
+
+        Args:
+            parameters: torch's parameter groups, of the tensors to train.
+            make: Makes torch's optimizer of parameter groups.
+            group: The ranks, each of which has the same gradients.
+        """
+        self._group = group
+        with torch.no_grad():
+            self._parts = {p: self._part(p) for entry in parameters for p in entry["params"]}
+        self._updates = make([{**entry, "params": [self._parts[p] for p in entry["params"]]} for entry in parameters])
+        super().__init__(parameters, self._updates.defaults, group)
+
+    def _part(self, p: Tensor) -> Tensor:
+        part = self._own(p)
+        return p if part is p else torch.nn.Parameter(part)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all tensors that have a gradient once."""
+        for entry, own in zip(self.param_groups, self._updates.param_groups, strict=True):
+            own.update({name: value for name, value in entry.items() if name != "params"})
+        for p, part in self._parts.items():
+            if part is not p:
+                part.grad = None if p.grad is None else self._own(p.grad, p)
+        self._updates.step()
+        self._hand_over(self._parts.items())
+        for p, part in self._parts.items():
+            self.state[p] = self._updates.state[part]
+            if part is not p:
+                part.grad = None  # or it would keep the gradient of the whole alive
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the state of `state_dict`, saved by any number of ranks."""
+        super().load_state_dict(state_dict)
+        for p, part in self._parts.items():
+            self._updates.state[part] = self.state[p]
+
+
+def elementwise(parameters: Groups, make: Callable[[Groups], Optimizer], group: dist.ProcessGroup | None) -> Optimizer:
+    """Return the optimizer that `make` makes of parameter groups; the ranks of a group share its state."""
+    return make(parameters) if group is None else ElementwiseOptimizer(parameters, make, group)
+
+
+def _belongs(value: Any) -> bool:
+    """Whether an entry of a tensor's state has a number for each of the tensor's, or of this rank's part of it."""
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _flat(tensor: Tensor, p: Tensor) -> Tensor:
+    """Return all numbers of `tensor` in the order that p has in memory: a view if both agree (channels last or not)."""
+    return tensor.permute(sorted(range(p.ndim), key=p.stride, reverse=True)).reshape(-1)
