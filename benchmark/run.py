@@ -150,6 +150,8 @@ class _Run:
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
         config = self.cell.evaluation
         selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
+        if config.while_training and config.select_on == "test":
+            self._choices(attempt)
         self.surroundings = {
             **environment(self.compute.device),
             "loss_form": self.runtime.loss_form,
@@ -176,15 +178,14 @@ class _Run:
         """Load the network that an earlier job trained."""
         loaded = load_checkpoint(self.directory)
         progress = Progress(**loaded[0]["progress"]) if loaded else Progress()
-        if len(progress.history) < self.cell.epochs:
+        if len(progress.history) < self.cell.epochs or progress.is_unscored(self.cell):
             raise RegbenchError(f"{self.directory} is not trained to the end; run the stage pretrain first")
         network = _network(self.cell, loaded[0] if loaded else None).to(self.compute.device)
         return Trained(network=network, progress=progress, checkpoint=loaded[1] if loaded else None)
 
     def evaluate(self, attempt: Attempt, trained: Trained, stages: Sequence[str]) -> None:
         """Score the stages asked for and write the record of the last of them; do nothing twice."""
-        choices = Choices(attempt)
-        choices.note_hyperparameters(self.how_chosen, on_test=self.cell.evaluation.select_on == "test")
+        choices = self._choices(attempt)
         subject = _subject(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
@@ -192,13 +193,19 @@ class _Run:
         scores = distinct_scores(done, ("selection", *protocols))
         status: Literal["done", "tuned"] = "done" if "final" in stages else "tuned"
         headlines = [score for score in scores if score.name in ("knn_top1", "linear_top1")]
-        shown = ", ".join(_shown(score) for score in headlines if score.split == "test" or status == "tuned")
+        shown = ", ".join(score.text for score in headlines if score.split == "test" or status == "tuned")
         attempt.update(outcome=status, detail=shown)
         self.surroundings["loader"] = done["selection"]["loader"]
         seconds = sum(done[name]["seconds"] for name in ("selection", *protocols))
         choice = choices.entries if status == "done" else {}
         more = {"choice": choice, "checkpoint": trained.checkpoint}
         self._write_record(attempt, status, scores, trained.progress, seconds, **more)
+
+    def _choices(self, attempt: Attempt) -> Choices:
+        """Write down how the cell was chosen, which opens the test split."""
+        choices = Choices(attempt)
+        choices.note_hyperparameters(self.how_chosen, on_test=self.cell.evaluation.select_on == "test")
+        return choices
 
     def _write_record(
         self,
@@ -269,7 +276,7 @@ def score(
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
-        log.info("%s: %s", label, ", ".join(map(_shown, found)))
+        log.info("%s: %s", label, ", ".join(score.text for score in found))
     return done
 
 
@@ -304,11 +311,6 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
     )
 
 
-def _shown(score: Score) -> str:
-    value = f"{score.value:.2f} %" if score.unit == "%" else f"{score.value:.4g}"
-    return f"{score.name} {value} ({score.split})"
-
-
 def _cost(progress: Progress, evaluate_s: float) -> Cost:
     """Sum up time, memory and energy of training; a step's times are medians over epochs of medians over steps."""
     history = progress.history
@@ -317,6 +319,7 @@ def _cost(progress: Progress, evaluate_s: float) -> Cost:
     return Cost(
         train_s=train_s,
         checkpoint_s=progress.checkpoint_s,
+        monitor_s=progress.monitor_s or None,
         evaluate_s=evaluate_s,
         img_per_s=sum(epoch["images"] for epoch in history) / train_s if history else None,
         **{name: statistics.median(epoch[name] for epoch in history) for name in names},

@@ -169,7 +169,8 @@ def _times(runs: Path) -> dict[Any, list[tuple[float, float]]]:
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
         gpus, cost = record.environment.get("world_size", 1), record.cost
-        spent = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], cost.evaluate_s or 0.0)
+        rest_s = (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
+        spent = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], rest_s)
         for kind in _kinds(record.method, record.cell):
             times.setdefault(kind, []).append(spent)
     return times

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Scores, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
@@ -15,7 +15,7 @@ from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.manifest import Manifest
-from regbench.settings import plain
+from regbench.settings import plain, shown
 
 T = TypeVar("T")
 
@@ -61,7 +61,6 @@ class Subject:
         self.backend: str = compute.runtime.loader
         self._config, self._choices = config, choices
         self._kept: dict[str, Any] = {}
-        self._features = functools.cache(functools.partial(self._extract, self.images()))
 
     def select(self) -> Scores:
         """Return what hyperparameters are chosen by, if there is a split to choose on.
@@ -100,10 +99,10 @@ class Subject:
             interpolation: Filter of the resize before the crop.
             dataset: None: the cell's own.
         """
-        return (
-            self._extract(self.images(dataset), split, interpolation)
-            if dataset
-            else self._features(split, interpolation)
+        if dataset:
+            return self._extract(self.images(dataset), split, interpolation)
+        return self.once(
+            f"features of {split}, {interpolation}", lambda: self._extract(self.images(), split, interpolation)
         )
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -141,8 +140,15 @@ def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
 
     Raises:
         RegbenchError: If one of the evaluations cannot be done: a data set is not prepared or has other channels, there
-            is a choice to make and no split to make it on, or whatever else an evaluation refuses.
+            is a choice to make or a curve to measure and no split to do it on, or whatever else an evaluation refuses.
     """
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
+        own: DatasetConfig | None = getattr(evaluation, "dataset", None)
+        if name in config.while_training and not task.splits(name, own):
+            raise RegbenchError(
+                f"evaluation.while_training={shown(config.while_training)}: data set "
+                f"{(own or task.dataset).name!r} has no {task.select_on} split to evaluate {name} on; prepare it with "
+                "one (dataset.source.tuning_per_class), or leave the setting out"
+            )
     return task.splits("knn")

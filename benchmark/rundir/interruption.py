@@ -28,7 +28,7 @@ class Interruption:
     """Whether a signal has asked to stop.
 
     Within `deferred` the first signal is only noted, for the training loop to finish its step and write a checkpoint;
-    a second one, and any elsewhere, raises `Interrupted` at once.
+    a second one, and any elsewhere, raises `Interrupted` at once, and so does any within `at_once`.
     """
 
     def __init__(self) -> None:
@@ -54,6 +54,21 @@ class Interruption:
             yield
         finally:
             self._deferring = False
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within `deferred`, let a signal raise after all, for what can be left half-way.
+
+        Raises:
+            Interrupted: Also of a signal that was noted before.
+        """
+        deferring, self._deferring = self._deferring, False
+        try:
+            if self.requested:
+                raise Interrupted(self.requested)
+            yield
+        finally:
+            self._deferring = deferring
 
     def _answer(self, number: int, frame: FrameType | None) -> None:
         if not self._deferring or (self.requested and number == signal.SIGINT):

@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
-from pydantic import AfterValidator, FiniteFloat
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import parse_json
@@ -49,15 +50,37 @@ class Score:
         """The title with the unit, for the head of a column."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
+    @property
+    def text(self) -> str:
+        """Name, value and split in a few words, for messages."""
+        value = f"{self.value:.2f} %" if self.unit == "%" else f"{self.value:.4g}"
+        return f"{self.name} {value} ({self.split})"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A score while training.
+
+    Attributes:
+        epoch: After which it was measured.
+        train_s: Seconds of training until then; checkpoints and evaluations are not counted.
+        score: What was measured.
+    """
+
+    epoch: int
+    train_s: float
+    score: Score
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What a cell took; None where it was not measured, as for a network without training.
 
     Attributes:
-        train_s: Of training, checkpoints not counted.
-        checkpoint_s: Of writing them.
-        evaluate_s: Of all evaluations.
+        train_s: Of training; checkpoints and evaluations are not counted.
+        checkpoint_s: Of writing checkpoints.
+        monitor_s: Of evaluations while training.
+        evaluate_s: Of all evaluations after training.
         img_per_s: Images a second in training.
         step_ms: Of a training step, as of its parts below: the median over epochs of the medians over steps.
         peak_memory_bytes: Of the process that needed most.
@@ -69,6 +92,7 @@ class Cost:
 
     train_s: FiniteFloat | None = None
     checkpoint_s: FiniteFloat | None = None
+    monitor_s: FiniteFloat | None = None
     evaluate_s: FiniteFloat | None = None
     img_per_s: FiniteFloat | None = None
     step_ms: FiniteFloat | None = None
@@ -158,6 +182,18 @@ def _has_budget(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 _Scores = tuple[Annotated[Score, AfterValidator(_within_range)], ...]
+
+
+class _Epoch(TypedDict):
+    """What of a line of the history makes curves of accuracy."""
+
+    epoch: int
+    epoch_s: FiniteFloat
+    scores: NotRequired[_Scores]
+
+
+_EPOCHS = TypeAdapter(list[_Epoch])
+
 _Beside = AfterValidator(_is_beside)
 _Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
 _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
@@ -268,6 +304,22 @@ class Record(SignedFile):
     def history(self) -> list[dict[str, Any]]:
         """The numbers of each epoch of the training, by name; empty where there are none."""
         return [] if self.metrics is None else _lines(self.place(self.metrics).read_bytes().splitlines())
+
+    @functools.cached_property
+    def measured(self) -> list[Measured]:
+        """The scores while training, in the order of the epochs; empty where there are none."""
+        evaluation = self.cell.get("evaluation")
+        if not isinstance(evaluation, dict) or not evaluation.get("while_training"):  # spares reading the history
+            return []
+        try:
+            epochs = _EPOCHS.validate_python(self.history)
+        except ValidationError:
+            return []
+        found, train_s = [], 0.0
+        for epoch in epochs:
+            train_s += epoch["epoch_s"]
+            found += [Measured(epoch["epoch"], train_s, score) for score in epoch.get("scores", ())]
+        return found
 
     @functools.cached_property
     def at_end(self) -> dict[str, float]:

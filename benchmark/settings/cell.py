@@ -80,15 +80,20 @@ class EvaluationOptions:
         select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn], as in the paper, or
             several, such as [knn,probe]: their mean.
         batch_size: Images a step of feature extraction.
+        while_training: The evaluations, of those that `select_by` may name, whose top-1 on that split is also measured
+            while training, for curves of accuracy.
+        every_epochs: Epochs between those; the last epoch always has one.
     """
 
     protocols: tuple[str, ...] = ("knn", "probe", "measures")
     select_on: Literal["tuning", "test"] = "tuning"
     select_by: Annotated[tuple[str, ...], Field(min_length=1)] = ("knn",)
     batch_size: AtLeastOne = 256
+    while_training: tuple[str, ...] = ()
+    every_epochs: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        """Refuse evaluations that there are not.
+        """Refuse evaluations that there are not, or that cannot be used so.
 
         Raises:
             RegbenchError: Naming the setting and what it must be.
@@ -96,14 +101,20 @@ class EvaluationOptions:
         for name in self.protocols:
             if name not in EVALUATIONS.names():
                 raise RegbenchError(f"evaluation.protocols: {unknown('evaluation', name, EVALUATIONS.names())}")
-        if not all(map(_selects, self.select_by)) or len(set(self.select_by)) < len(self.select_by):
-            able = filter(_selects, EVALUATIONS.names())
-            raise RegbenchError(f"evaluation.select_by={shown(self.select_by)} must be of {', '.join(able)}, each once")
+        for setting, names in (("select_by", self.select_by), ("while_training", self.while_training)):
+            if not all(map(_selects, names)) or len(set(names)) < len(names):
+                able = ", ".join(filter(_selects, EVALUATIONS.names()))
+                raise RegbenchError(f"evaluation.{setting}={shown(names)} must be of {able}, each once")
+        if self.every_epochs > 1 and not self.while_training:
+            raise RegbenchError(
+                f"evaluation.every_epochs={self.every_epochs} is without effect: nothing is evaluated while training; "
+                "set evaluation.while_training=[knn] too"
+            )
 
     @property
     def used(self) -> tuple[str, ...]:
         """The names of all evaluations that decide something."""
-        return tuple(dict.fromkeys((*self.select_by, *self.protocols)))
+        return tuple(dict.fromkeys((*self.select_by, *self.protocols, *self.while_training)))
 
 
 @settings
@@ -113,7 +124,7 @@ class EvaluationConfig(EvaluationOptions):
     As plain data the settings of each evaluation stand under its name, beside those that all have in common.
 
     Attributes:
-        evaluations: The settings of each evaluation of `protocols` and `select_by`, by name.
+        evaluations: The settings of each evaluation of `protocols`, `select_by` and `while_training`, by name.
     """
 
     evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)] = field(hash=False)
@@ -147,6 +158,8 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
 def _plain_evaluation(config: EvaluationConfig) -> dict[str, Any]:
     data: dict[str, Any] = plain(config)
     data.update(data.pop("evaluations"))
+    if not config.while_training:  # then they decide nothing
+        del data["while_training"], data["every_epochs"]
     return data
 
 
@@ -198,6 +211,16 @@ class Cell:
         self.augmentation.crops(self.dataset.image_size)  # which refuses what cannot be cut
         if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
             self.optimizer.refuse_long_warmup(1, self.epochs)
+        if 0 < self.epochs < self.evaluation.every_epochs:
+            raise RegbenchError(
+                f"evaluation.every_epochs={self.evaluation.every_epochs} is more than the epochs={self.epochs} of "
+                f"training; set {self.epochs} or fewer"
+            )
+
+    def is_evaluated_after(self, epoch: int) -> bool:
+        """Tell whether there is an evaluation while training after an epoch, counted from 1."""
+        config = self.evaluation
+        return bool(config.while_training) and (epoch % config.every_epochs == 0 or epoch == self.epochs)
 
     @property
     def label(self) -> str:

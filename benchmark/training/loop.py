@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.monitor import Monitor
 from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
-from regbench.benchmark.rundir.record import NamedFile, Saved
+from regbench.benchmark.rundir.record import NamedFile, Saved, Score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
@@ -57,11 +58,12 @@ class Progress:
 
     Attributes:
         step: Steps done.
-        history: A dictionary of numbers for each finished epoch.
+        history: A dictionary of numbers for each finished epoch, with its scores where it was evaluated.
         sums: Sums of the loss's addends over the steps of the present epoch.
         laps_ms: Milliseconds of each part of each step of the present epoch.
-        epoch_s: Seconds of the present epoch, checkpoints not counted.
+        epoch_s: Seconds of the present epoch; checkpoints and evaluations are not counted.
         checkpoint_s: Seconds spent on checkpoints.
+        monitor_s: Seconds spent on evaluations while training.
         world_size: Processes that train.
         energy_joules: Over all ranks, by kind; see `EnergyMeter`.
         peak_memory_bytes: Of the rank that needed most, over all attempts.
@@ -76,12 +78,18 @@ class Progress:
     laps_ms: list[list[float]] = field(default_factory=list)
     epoch_s: float = 0.0
     checkpoint_s: float = 0.0
+    monitor_s: float = 0.0
     world_size: int = 1
     energy_joules: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     peak_reserved_bytes: int = 0
     peak_memory_kind: str = ""
     last_good: dict[str, float] | None = None
+
+    def is_unscored(self, cell: Cell) -> bool:
+        """Tell whether the last finished epoch is still to be evaluated."""
+        done = len(self.history)
+        return done > 0 and cell.is_evaluated_after(done) and "scores" not in self.history[-1]
 
 
 class Diverged(RegbenchError):
@@ -171,6 +179,8 @@ class _Training:
             cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
         )
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        monitored = attempt is not None and cell.evaluation.while_training
+        self.monitor = Monitor(cell, self.network, compute, attempt) if attempt is not None and monitored else None
         synchronize_batch_norm(self.network, world, device)
         group = world.group if compute.runtime.shard_optimizer else None
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
@@ -208,6 +218,11 @@ class _Training:
     def run(self) -> Trained:
         cell, world, progress = self.cell, self.world, self.progress
         self.network.train()
+        if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
+            with self.interruption.deferred():
+                if stop := self._evaluate():
+                    raise Interrupted(stop)
+                self._checkpoint()
         if len(progress.history) < cell.epochs:
             loader = PretrainingLoader(
                 cell.dataset,
@@ -257,7 +272,7 @@ class _Training:
         )
 
     def _epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Train to the end of the present epoch."""
+        """Train to the end of the present epoch, evaluate the network if that is due, and write a checkpoint."""
         cell, progress = self.cell, self.progress
         epoch, done = divmod(progress.step, len(loader))
         title = f"{cell.label} epoch {epoch + 1}/{cell.epochs}"
@@ -266,6 +281,7 @@ class _Training:
         losses: list[dict[str, Tensor]] = []
         laps: list[list[Any]] = []
         stepped: Stepped | None = None
+        stop = write = 0.0
         with (
             loader.epoch(epoch, first=done) as batches,
             tqdm(total=len(loader), initial=done, desc=title, leave=False, unit="batch", disable=hidden) as bar,
@@ -295,14 +311,19 @@ class _Training:
                     losses, laps = [], []
                     if ends:
                         self._end_epoch(stepped, lr, len(loader))
-                    if stop or write or (ends and len(progress.history) % self.compute.runtime.checkpoint_epochs == 0):
+                    elif stop or write:
                         began_s += self._checkpoint()
-                    elif ends and len(progress.history) == cell.epochs:
-                        self._checkpoint()
-                    if stop:
-                        raise Interrupted(int(stop))
+                        if stop:
+                            raise Interrupted(int(stop))
                 waiting = self.clock.mark()
                 bar.update()
+        if not stop and progress.is_unscored(cell):
+            stop = self._evaluate()
+        done = len(progress.history)
+        if stop or write or done == cell.epochs or done % self.compute.runtime.checkpoint_epochs == 0:
+            self._checkpoint()
+        if stop:
+            raise Interrupted(int(stop))
 
     def _look(self, losses: list[dict[str, Tensor]], laps: list[list[Any]], stepped: Stepped, steps: int) -> None:
         """Take in what the last steps left on the device, and ends the run if it has diverged."""
@@ -386,6 +407,39 @@ class _Training:
             numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4g}" for name in shown)
             img_per_s = row["images"] / row["epoch_s"]
             log.info("%s epoch %d/%d: %s, %.0f img/s", cell.label, row["epoch"], cell.epochs, numbers, img_per_s)
+
+    def _evaluate(self) -> int:
+        """Add scores to the finished epoch: the first rank finds them, the others wait.
+
+        Returns:
+            The signal that asked to stop meanwhile, after which the epoch has no scores until the run is resumed; or 0.
+        """
+        cell, progress, began_s = self.cell, self.progress, time.perf_counter()
+        scores: list[Score] = []
+        stop = 0
+        if self.attempt is not None and self.monitor is not None:
+            names = " and ".join(cell.evaluation.while_training)
+            self.attempt.update(stage="monitor", detail=f"{names} after epoch {len(progress.history)}")
+            try:
+                with self.interruption.at_once():
+                    scores = self.monitor.scores(self.network)
+            except Interrupted as interrupted:
+                stop = interrupted.signal
+                log.info("%s; the evaluation is repeated on resumption", interrupted)
+            self.attempt.update(stage="pretrain", detail="")
+        stop, plain_scores = self.world.from_first((stop, [asdict(score) for score in scores]))
+        progress.monitor_s += time.perf_counter() - began_s
+        if not stop:
+            progress.history[-1]["scores"] = plain_scores
+            found = ", ".join(score.text for score in scores)
+            if self.attempt is not None:
+                log.info("%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found)
+        # Its memory and energy are not training's.
+        if self.compute.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.memory = PeakMemory(self.compute.device)
+        self._spent_joules = self.energy.read_joules()
+        return int(stop)
 
     def _checkpoint(self) -> float:
         """Write a checkpoint; returns the seconds that it took."""

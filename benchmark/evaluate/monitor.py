@@ -1,0 +1,61 @@
+"""Evaluation while training: how accurate a network is after an epoch, found on a copy of its backbone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.base import Scores
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.state import state_kind
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.checkpoint import remove_tensors
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.network import SiameseNetwork
+
+
+class Monitor:
+    """Evaluates a network in training on the split that choices are made on, and leaves it as it is."""
+
+    def __init__(self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt) -> None:
+        """Copy the backbone.
+
+        Args:
+            cell: Says what is evaluated.
+            network: On its device, with layers that can be copied: those of several processes cannot.
+            compute: That computes.
+            attempt: At the run; a long evaluation keeps its state there.
+        """
+        self._cell, self._compute, self._attempt = cell, compute, attempt
+        # Off the device, where it would count as memory of the training.
+        self._backbone = copy.deepcopy(network.backbone).cpu()
+
+    def scores(self, network: SiameseNetwork) -> Scores:
+        """Evaluate the network as it is now.
+
+        Returns:
+            One score of each evaluation of `evaluation.while_training`: the one that hyperparameters are chosen by.
+
+        Raises:
+            LeaseLost: If another process has taken over the run.
+        """
+        cell, compute, attempt = self._cell, self._compute, self._attempt
+        backbone = copy.deepcopy(self._backbone).to(compute.device)
+        backbone.load_state_dict(network.backbone.state_dict())
+        encoder = Encoder(backbone, network.representation_dim)
+        subject = _Subject(
+            cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, Choices(attempt), cell.seed
+        )
+        found = [cell.evaluation[name].select(name, subject)[0] for name in cell.evaluation.while_training]
+        remove_tensors(attempt.directory, state_kind("*"), attempt.number)
+        return found
+
+
+class _Subject(Subject):
+    """What is chosen for a point of a curve is no choice of the run, and opens no test split."""
+
+    def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
+        """Write nothing."""

@@ -1,0 +1,492 @@
+"""Evaluation while training: it measures each epoch's weights, changes nothing else, and is exact on resumption."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import yaml
+
+from regbench import RegbenchError
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate import linear
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.evaluate.linear import LinearProbe
+from regbench.benchmark.evaluate.state import State
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors, save_checkpoint
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import checkpoint_files, numbered_files, run_directory, tensor_files
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.rundir.lease import Attempt, last_attempt
+from regbench.benchmark.rundir.record import Record, Saved, read_record
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.stored import load_config
+from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training import loop
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.datasets.prepare import prepare
+from regbench.slurm.status import cell_status, plan_of
+from tests.benchmark.steps import before_steps
+from tests.conftest import TINY
+from tests.ranks import launch
+from tests.waiting import PATIENCE_S
+
+# A method that draws random numbers; accuracies of 36 images move with every epoch.
+WATCHED = ("method=sigreg", "epochs=3", "evaluation.probe.learning_rates=[0.1,1.0]")
+BOTH = "evaluation.while_training=[knn,probe]"
+TRAINED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread", "learning_rate", "terms")
+
+
+def finish(overrides: list[str], sweep: str) -> tuple[Record, Path]:
+    cell, runtime = load_run(overrides)
+    record = run_cell(cell, runtime, sweep)
+    assert record is not None
+    return record, run_directory(runtime, sweep, cell)
+
+
+def curve(record: Record) -> dict[int, dict[str, float]]:
+    """Epoch -> the scores that were measured after it."""
+    rows = {row["epoch"]: row["scores"] for row in record.history if "scores" in row}
+    return {epoch: {score["name"]: score["value"] for score in scores} for epoch, scores in rows.items()}
+
+
+def trained(record: Record) -> list[dict[str, Any]]:
+    """What of the history the training alone decides."""
+    return [{key: row[key] for key in TRAINED} for row in record.history]
+
+
+def outcome(record: Record, directory: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """What two runs of a cell must agree on to the last bit: numbers, and weights with BN's statistics."""
+    loaded = load_checkpoint(directory)
+    assert loaded is not None
+    scores = [row.get("scores") for row in record.history]
+    return (record.scores, record.choice, trained(record), scores), loaded[0]["network"]
+
+
+def assert_same(one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict[str, torch.Tensor]]) -> None:
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The overrides of `tiny` for runs that several tests read."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
+
+
+@pytest.fixture(scope="module")
+def watched(shared: list[str]) -> tuple[Record, Path]:
+    """An undisturbed run with curves; the choices that were there before each step are none."""
+    overrides = [*shared, *WATCHED, BOTH]
+    cell, runtime = load_run(overrides)
+    directory = run_directory(runtime, "watched", cell)
+    with pytest.MonkeyPatch.context() as patch:
+        before_steps(patch, lambda _: _none_chosen(directory))
+        return finish(overrides, "watched")
+
+
+def _none_chosen(directory: Path) -> None:
+    assert numbered_files(directory, "choice.json") == []  # which would open the test split
+
+
+def test_it_changes_nothing_of_the_training(shared: list[str], watched: tuple[Record, Path]) -> None:
+    """The weights, the statistics of BN and all scores are those of the same cell without curves, to the bit."""
+    record, directory = finish([*shared, *WATCHED], "plain")
+    assert curve(record) == {}
+    assert record.cost.monitor_s is None
+    assert (watched[0].cost.monitor_s or 0) > 0
+    (plain, weights), (other, others) = outcome(record, directory), outcome(*watched)
+    assert_same((plain[:3], weights), (other[:3], others))
+
+
+def test_each_epoch_is_scored_with_its_own_weights(
+    shared: list[str], watched: tuple[Record, Path], tmp_path: Path, claimed: Callable[[Path], Attempt]
+) -> None:
+    """The last as the run's final evaluation on that split, the one before it as its checkpoint evaluated alone."""
+    record, directory = watched
+    scores = curve(record)
+    names = ("knn_top1", "linear_top1")
+    assert scores[3] == {name: record.score(name, "tuning") for name in names}
+    cell, runtime = load_run([*shared, *WATCHED, BOTH])
+    network = SiameseNetwork(cell.network, cell.embedding_dim, 3, cell.dataset.image_size, cell.seed)
+    network.to(memory_format=torch.channels_last)
+    _, second = tensor_files(directory, "checkpoint")
+    network.load_state_dict(read_tensors(second)[0]["network"])
+    encoder, choices = Encoder(network.backbone, network.representation_dim), Choices(claimed(tmp_path / "alone"))
+    config = cell.evaluation.replaced(select_by=("knn", "probe"))
+    subject = Subject(config, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, cell.seed)
+    assert scores[2] == {score.name: score.value for score in subject.select() if score.name in names}
+    assert scores[1] != scores[2] != scores[3]
+
+
+def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
+    every = ("method=vicreg", "epochs=5", "evaluation.while_training=[knn]", "evaluation.every_epochs=2")
+    record, _ = finish([*tiny, *every], "here")
+    assert list(curve(record)) == [2, 4, 5]
+    untrained, _ = finish([*tiny, *every, "epochs=0", "optimizer.warmup_epochs=0"], "here")
+    assert untrained.history == []
+
+
+# ------------------------------------------------------------------ interruptions
+
+
+def in_call(number: int, of: type[Any], name: str, act: Callable[[], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """What replaces a method by one that acts first in its n-th call."""
+
+    def patch_it(patch: pytest.MonkeyPatch) -> None:
+        method, numbers = getattr(of, name), itertools.count(1)
+
+        def acting(self: Any, *arguments: Any, **options: Any) -> Any:
+            if next(numbers) == number:
+                act()
+            return method(self, *arguments, **options)
+
+        patch.setattr(of, name, acting)
+
+    return patch_it
+
+
+def killed() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def told() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def save_and_stop(patch: pytest.MonkeyPatch) -> None:
+    """Stop the process before it writes its second checkpoint, after the second evaluation."""
+    written: list[int] = []
+
+    def save(*arguments: Any) -> Saved:
+        written.append(1)
+        return save_checkpoint(*arguments) if len(written) < 2 else killed()
+
+    patch.setattr(loop, "save_checkpoint", save)
+
+
+def in_a_probe(patch: pytest.MonkeyPatch) -> None:
+    """A signal after the second probe's first epoch was kept."""
+    patch.setattr("regbench.benchmark.evaluate.state.SAVE_EVERY_S", 0.0)
+    save = State.save
+
+    def telling(self: State, done: str, **options: Any) -> None:
+        save(self, done, **options)
+        if self.data["epoch"] == 1 and next(numbers) == 2:
+            told()
+
+    numbers = itertools.count(1)
+    patch.setattr(State, "save", telling)
+
+
+def at_the_eighth(step: int) -> None:
+    if step == 7:
+        told()
+
+
+# How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have scores there.
+INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], int, list[int]]] = {
+    "killed in an evaluation": (in_call(2, KNN, "select", killed), (), 3, [1]),
+    "killed between an evaluation and its checkpoint": (save_and_stop, (), 3, [1]),
+    "killed with few checkpoints": (
+        in_call(3, LinearProbe, "select", killed),
+        ("runtime.checkpoint_epochs=2",),
+        6,
+        [1, 2],
+    ),
+    "told by a signal in an evaluation": (in_call(2, KNN, "select", told), (), 6, [1]),
+    "told by a signal in the second evaluation of an epoch": (in_call(2, LinearProbe, "select", told), (), 6, [1]),
+    "told by a signal in a probe's second epoch": (in_a_probe, (), 6, [1]),
+    "told by a signal in the last evaluation": (
+        in_call(3, KNN, "select", told),
+        ("runtime.checkpoint_epochs=100",),
+        9,
+        [1, 2],
+    ),
+    "told by a signal in mid-epoch": (lambda patch: before_steps(patch, at_the_eighth), (), 8, [1, 2]),
+}
+
+
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+def test_an_interrupted_run_has_the_curve_of_an_undisturbed_one(
+    how: str, tiny: list[str], watched: tuple[Record, Path]
+) -> None:
+    """It has three epochs of three steps, each of which is evaluated."""
+    interrupt, settings, step, scored = INTERRUPTIONS[how]
+    cell, runtime = load_run([*tiny, *WATCHED, BOTH, *settings])
+    directory = run_directory(runtime, "disturbed", cell)
+    interruption = Interruption()
+    with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):
+        interrupt(patch)
+        with pytest.raises(Interrupted if "signal" in how else KeyboardInterrupt):
+            run_cell(cell, runtime, "disturbed", interruption=interruption)
+    loaded = load_checkpoint(directory)
+    assert loaded is not None
+    history = loaded[0]["progress"]["history"]
+    assert (loaded[1].step, [row["epoch"] for row in history if "scores" in row]) == (step, scored)
+    if step == 9:
+        with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
+            run_cell(cell, runtime, "disturbed", ["tune"])
+    torch.randn(3)  # what else the process drew does not matter
+    if "probe's" in how:
+        with pytest.MonkeyPatch.context() as patch:  # the epoch that was kept is not trained again
+            trained_epochs = _counted_epochs(patch)
+            record, _ = finish([*tiny, *WATCHED, BOTH, *settings], "disturbed")
+            assert trained_epochs[:3] == [1, 2, 0]
+    else:
+        record, _ = finish([*tiny, *WATCHED, BOTH, *settings], "disturbed")
+    assert_same(outcome(record, directory), outcome(*watched))
+    assert not tensor_files(directory, "evaluation-*")
+
+
+def _counted_epochs(patch: pytest.MonkeyPatch) -> list[int]:
+    """Write down the epochs of probes that are trained from now on."""
+    epochs: list[int] = []
+    shuffled = linear.shuffled
+
+    def counted(*arguments: Any) -> Any:
+        epochs.append(arguments[-1])
+        return shuffled(*arguments)
+
+    patch.setattr(linear, "shuffled", counted)
+    return epochs
+
+
+@pytest.mark.slow
+def test_a_run_killed_by_the_system_in_an_evaluation_goes_on(tiny: list[str], watched: tuple[Record, Path]) -> None:
+    overrides = [*tiny, *WATCHED, BOTH]
+    for process in launch(1, KILLED, json.dumps(overrides)):
+        assert process.returncode == -signal.SIGKILL, process.stderr
+    record, directory = finish(overrides, "disturbed")
+    assert [attempt.from_step for attempt in record.attempts] == [None, 3]
+    assert_same(outcome(record, directory), outcome(*watched))
+
+
+KILLED = """
+import itertools, json, os, signal, sys
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.sweep import load_run
+select, numbers = KNN.select, itertools.count(1)
+def killing(self, *arguments):
+    if next(numbers) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return select(self, *arguments)
+KNN.select = killing
+run_cell(*load_run(json.loads(sys.argv[1])), "disturbed")
+"""
+
+
+# ------------------------------------------------------------------ several processes
+
+RANKS = """
+import itertools, json, logging, os, signal, sys
+import torch
+import torch.distributed as dist
+from regbench import RegbenchError
+from regbench.benchmark.evaluate.knn import KNN
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.settings.sweep import load_run
+select, rank = KNN.select, os.environ["RANK"]
+def acting(self, *arguments):
+    assert rank == "0"
+    if (number := next(numbers)) == 2 and name == "failing":
+        raise OSError("disk full")
+    if number == 2 and name == "stopped":
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return select(self, *arguments)
+KNN.select = acting
+for name, overrides in json.loads(sys.argv[1]).items():
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the first rank may still hold the last
+    cell, runtime = load_run(overrides)
+    interruption, numbers = Interruption(), itertools.count(1)
+    try:
+        with interruption.listening(signal.SIGUSR1):
+            run_cell(cell, runtime, name, interruption=interruption)
+    except (Interrupted, RegbenchError, OSError) as error:
+        print(name, error)
+"""
+
+
+def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list[str]) -> None:
+    cases = {name: [*tiny, "method=vicreg", BOTH] for name in ("whole", "stopped", "failing")}
+    told_by_rank = []
+    for process in launch(2, RANKS, json.dumps(cases)):
+        assert process.returncode == 0, process.stderr
+        told_by_rank.append(dict(line.split(" ", 1) for line in process.stdout.splitlines()))
+    first, second = told_by_rank
+    assert first == {"stopped": "interrupted by SIGUSR1", "failing": "disk full"}
+    assert second.keys() == first.keys()
+    assert second["stopped"] == "interrupted by SIGUSR1"
+    # The first may be gone before it can be asked.
+    assert second["failing"].startswith(("rank 0: OSError: disk full", "another process of the run is gone"))
+    cell, runtime = load_run(cases["whole"])
+    whole = read_record(run_directory(runtime, "whole", cell))
+    assert whole is not None
+    scores = curve(whole)
+    assert list(scores) == [1, 2]
+    assert scores[2] == {name: whole.score(name, "tuning") for name in ("knn_top1", "linear_top1")}
+    for name, step in (("stopped", 6), ("failing", 3)):
+        resumed, _ = finish(cases[name], name)
+        assert [attempt.from_step for attempt in resumed.attempts] == [None, step]
+        assert list(curve(resumed)) == [1, 2]
+
+
+# ------------------------------------------------------------------ what it takes, and what is shown meanwhile
+
+
+class Meters:
+    """A clock, a meter of energy and one of memory that know an evaluation from a step: it takes far more of each."""
+
+    now_s = used_joules = 0.0
+    peak_bytes = 0
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        meters = self
+
+        class Memory:
+            kind = "made up"
+
+            def __init__(self, device: torch.device) -> None:
+                meters.peak_bytes = 1
+
+            def read_bytes(self) -> int:
+                return meters.peak_bytes
+
+            read_reserved_bytes = read_bytes
+
+        class Energy:
+            def __init__(self, device: torch.device) -> None:
+                """Count from zero."""
+
+            def read_joules(self) -> dict[str, float]:
+                return {"gpu": meters.used_joules}
+
+        patch.setattr(loop, "time", self)
+        patch.setattr(loop, "PeakMemory", Memory)
+        patch.setattr(loop, "EnergyMeter", Energy)
+        before_steps(patch, lambda _: self.spend(1, 5))
+        in_each = KNN.select
+
+        def select(knn: KNN, *arguments: Any) -> Any:
+            self.spend(1000, 10**6)
+            return in_each(knn, *arguments)
+
+        patch.setattr(KNN, "select", select)
+
+    def spend(self, amount: int, peak_bytes: int) -> None:
+        self.now_s += amount
+        self.used_joules += amount
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_what_it_takes_is_apart_from_what_training_takes(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs of three steps of one second, with an evaluation of a thousand after each."""
+    Meters(monkeypatch)
+    settings = ("method=vicreg", "evaluation.while_training=[knn]", "evaluation.protocols=[probe]")
+    record, directory = finish([*tiny, *settings], "here")
+    cost = record.cost
+    assert (cost.train_s, cost.monitor_s, cost.checkpoint_s) == (6, 2000, 0)
+    assert cost.img_per_s == 32
+    assert (cost.energy_gpu_joules, cost.peak_memory_bytes, cost.peak_reserved_bytes) == (6, 5, 5)
+    assert [row["epoch_s"] for row in record.history] == [3, 3]
+    attempt = last_attempt(directory)
+    assert attempt is not None
+    assert attempt["progress"]["img_per_s"] == 32
+
+
+def test_the_status_says_what_is_going_on(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*tiny, "method=vicreg", "evaluation.while_training=[knn]", "runtime.lease_s=0.3"]
+    cell, runtime = load_run(overrides)
+    directory = run_directory(runtime, "here", cell)
+    seen: list[tuple[str, int, str]] = []
+
+    def look() -> None:
+        for _ in range(int(PATIENCE_S / 0.05)):
+            status = cell_status(directory, plan_of(cell))
+            if status.detail:
+                break
+            time.sleep(0.05)
+        seen.append((status.state, status.epochs_done, status.detail))
+
+    in_call(1, KNN, "select", look)(monkeypatch)
+    finish(overrides, "here")
+    assert seen == [("running", 1, "knn after epoch 1")]
+
+
+# ------------------------------------------------------------------ settings and refusals
+
+
+def test_a_cell_without_curves_is_the_cell_that_says_nothing_of_them(tiny: list[str], tmp_path: Path) -> None:
+    silent, said, watched = (
+        load_run([*tiny, *more])[0]
+        for more in ((), ("evaluation.while_training=[]",), ("evaluation.while_training=[knn]",))
+    )
+    assert silent == said
+    assert "while_training" not in silent.plain()["evaluation"]
+    assert len({silent.id, watched.id}) == 2
+    for cell in (silent, watched):
+        assert Cell.stored(cell.plain()) == cell
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(silent.plain()))
+    assert load_config(tmp_path / "config.yaml", ["evaluation.while_training=[knn]"])[0] == watched
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["evaluation.while_training=[measures]"],
+            r"evaluation\.while_training=\[measures\] must be of knn, .*each once",
+        ),
+        (["evaluation.while_training=[knn,knn]"], r"while_training=\[knn, ?knn\] must be of"),
+        (["evaluation.while_training=[nearest]"], r"while_training=\[nearest\] must be of"),
+        (["evaluation.every_epochs=2"], r"every_epochs=2 is without effect.*set evaluation\.while_training=\[knn\]"),
+        (["evaluation.while_training=[knn]", "evaluation.every_epochs=3"], r"every_epochs=3 is more than the epochs=2"),
+        (["evaluation.while_training=[knn]", "evaluation.every_epochs=0"], r"every_epochs"),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny: list[str], overrides: list[str], message: str) -> None:
+    with pytest.raises(RegbenchError, match=message):
+        load_run([*tiny, *overrides])
+
+
+def test_without_a_split_to_evaluate_on_it_is_refused_or_marked(
+    tiny: list[str], tiny_source: Path, tmp_path: Path
+) -> None:
+    """Before the training; with `select_on=test` all scores of the run count as chosen on the test split."""
+    settings = (
+        *("dataset.source.tuning_per_class=null", f"runtime.data_dir={tmp_path}", "method=vicreg"),
+        *("evaluation.while_training=[knn]", "evaluation.protocols=[knn]"),
+    )
+    cell, runtime = load_run([*tiny, *settings])
+    prepare(cell.dataset, tmp_path, source_dir=tiny_source, progress=False)
+    with pytest.raises(
+        RegbenchError, match=r"while_training=\[knn\]: data set 'tiny' has no tuning split to evaluate knn"
+    ):
+        run_cell(cell, runtime, "here")
+    assert not checkpoint_files(run_directory(runtime, "here", cell))
+    record, _ = finish([*tiny, *settings, "evaluation.select_on=test"], "here")
+    assert {score["split"] for row in record.history for score in row["scores"]} == {"test"}
+    assert curve(record)[2] == {"knn_top1": record.score("knn_top1", "test")}
+    assert record.on_test
+    assert record.choice["hyperparameters"]["selected_on"] == "test"
