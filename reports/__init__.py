@@ -47,10 +47,10 @@ def write_report(
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
     evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
     files are index.html, tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
-    significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy, time, memory, energy (where it was
-    measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and accuracy_vs_effective_rank.png, and
-    paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the names of what belongs to one end in
-    -<task>.
+    significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy, time, memory, convergence and energy
+    (where they were measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and
+    accuracy_vs_effective_rank.png, and paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the
+    names of what belongs to one end in -<task>.
 
     Args:
         runs: Folders of sweeps, sweeps or run directories.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,8 +34,11 @@ from regbench.reports.page.drawing import (
     to_png,
     to_svg,
 )
+from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
+
+T = TypeVar("T")
 
 # Of the training history, what is drawn.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
@@ -199,6 +203,41 @@ def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing
     return drawings
 
 
+def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw the best rows' accuracy while training, by epoch and by time: mean over the seeds, band of a deviation."""
+    drawings = []
+    for name, score in curve_scores(summary).items():
+        found = {i: points for i, row in enumerate(summary.rows[:DRAWN_CURVES]) if (points := curve(row, name))}
+        if not found:
+            continue
+        unit = time_unit(max(points[-1].train_s for points in found.values()))
+        title, head = f"{_capital(score.title)} while training", f"{score.title}, {score.split} ({score.unit})"
+
+        def by_epoch(axes: Axes) -> None:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+        def by_time(axes: Axes) -> None:
+            axes.set_xlim(left=0)
+
+        for along, x_head, finish in (("epoch", "epoch", by_epoch), ("time", f"training time ({unit.name})", by_time)):
+            curves = []
+            for i, points in found.items():
+                last, row = points[-1], summary.rows[i]
+                told = f"{_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+                places = [
+                    (
+                        float(p.epoch) if along == "epoch" else p.train_s / unit.divisor,
+                        p.value.mean,
+                        p.value.spread or 0.0,
+                    )
+                    for p in _some(points)
+                ]
+                curves.append(_Curve(row.name, style[row.label], [i], told, places))
+            about = f"of each method by {x_head}."
+            drawings.append(_drawing(f"{title}, by {along}", (x_head, head), about, curves, finish))
+    return drawings
+
+
 def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
     kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
@@ -336,10 +375,7 @@ def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat]
             epoch, value = logged.get("epoch"), logged.get(key)
             if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
                 by_epoch.setdefault(epoch, []).append(float(value))
-    epochs = sorted(by_epoch)
-    if len(epochs) > _CURVE_POINTS:
-        epochs = [epochs[round(i)] for i in np.linspace(0, len(epochs) - 1, _CURVE_POINTS)]
-    points = [(epoch, s) for epoch in epochs if (s := stat(by_epoch[epoch]))]
+    points = [(epoch, s) for epoch in _some(sorted(by_epoch)) if (s := stat(by_epoch[epoch]))]
     if not points:
         return None
     low, span = 0.0, 1.0
@@ -347,6 +383,13 @@ def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat]
         means = [s.mean for _, s in points]
         low, span = min(means), np.ptp(means) or 1.0
     return [(float(epoch), (s.mean - low) / span, (s.spread or 0.0) / span) for epoch, s in points], points[-1][1]
+
+
+def _some(points: list[T]) -> list[T]:
+    """Choose those of a curve's points that are drawn."""
+    if len(points) <= _CURVE_POINTS:
+        return points
+    return [points[round(i)] for i in np.linspace(0, len(points) - 1, _CURVE_POINTS)]
 
 
 def _shown(count: int) -> int:

@@ -25,11 +25,13 @@ from regbench.reports.page.figures import (
     COSTS,
     DRAWN_CURVES,
     EFFECTIVE_RANK,
+    accuracy_drawings,
     curve_drawings,
     dimension_drawings,
     scatter_drawings,
     spectrum_drawings,
 )
+from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
 from regbench.reports.tables.table import Table
 
@@ -150,7 +152,12 @@ def _section(
     def drawn(drawings: list[Drawing], kind: str) -> list[Drawing]:
         return [replace(d, svg=unique_ids(d.svg, f"{prefix}-{kind}{i}")) for i, d in enumerate(drawings)]
 
-    parts = [tables[slug] for slug in ("accuracy", "time", "memory", "energy", "significance") if slug in tables]
+    accuracy = drawn(accuracy_drawings(summary, style), "accuracy")
+    parts = [
+        tables[slug]
+        for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance")
+        if slug in tables
+    ]
     cells = [r.settings for r in summary.records if not r.untrained]
     shared = [(k, v) for k, v in (cells[0] if cells else {}).items() if all(c.get(k) == v for c in cells)]
     labels = sorted({row.label for row in summary.rows if not row.untrained})
@@ -168,6 +175,8 @@ def _section(
         "dimension": drawn(dimension_drawings(summary, style), "dimension"),
         "parts": [placed(table) for table in parts],
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
+        "accuracy": accuracy,
+        "accuracy_notes": curve_notes(summary) if accuracy else [],
         "curves": drawn(curve_drawings(summary, style), "curve"),
         "spectra": drawn(spectrum_drawings(summary, style), "spectrum"),
         "hyperparameters": placed(tables["hyperparameters"]),

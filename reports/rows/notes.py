@@ -46,7 +46,7 @@ def task_notes(summary: Summary) -> list[str]:
         more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
         notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
     trained = [r for r in summary.records if not r.untrained]
-    machines = {_machine(r) for r in trained if r.status == "done"}
+    machines = {machine(r) for r in trained if r.status == "done"}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
     kinds_of_memory = {r.cost.peak_memory_kind for r in trained if r.cost.peak_memory_kind}
@@ -139,6 +139,7 @@ def _crossing(summary: Summary, name: str, one: Best) -> str:
     )
 
 
-def _machine(record: Record) -> str:
+def machine(record: Record) -> str:
+    """Say on what a record's times were taken."""
     hardware, threads, loader = (record.environment.get(key) for key in ("hardware", "threads", "loader"))
     return f"{hardware} with {threads} threads, {loader} loader"

@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
+from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.significance import MIN_PAIRS, compare, holm
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, is_setting
 from regbench.reports.tables.leaderboard import accuracies, leaderboard
 from regbench.reports.tables.table import Column, Entry, Filled, Table, cost_column, cost_in, spread, table_of_rows
-from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
+from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -100,9 +101,11 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
 
 def time_table(summary: Summary) -> Table:
     """Set where the time goes."""
+    monitor_s = largest(summary.rows, "monitor_s")
     columns = [
         cost_in(time_unit(largest(summary.rows, "train_s")), "train_s", "training"),
         cost_in(time_unit(largest(summary.rows, "evaluate_s")), "evaluate_s", "evaluation"),
+        *([cost_in(time_unit(monitor_s), "monitor_s", "evaluation while training")] if monitor_s else []),
         cost_column("img_per_s", "images/s", 0),
         cost_column("step_ms", "step (ms)", 1),
         cost_column("loss_ms", "loss (ms/step)", 2),
@@ -110,6 +113,41 @@ def time_table(summary: Summary) -> Table:
     ]
     note = "Times of a step are medians; loss is forward and backward of the regularizer alone."
     return table_of_rows(summary, "time", "Time", columns, [note])
+
+
+def convergence_table(summary: Summary) -> Table | None:
+    """Set how soon an accuracy is reached while training; None where nothing was measured then."""
+    columns: list[Filled] = []
+    for name, score in curve_scores(summary).items():
+        if (percent := threshold(summary, name)) is None:
+            continue
+        found = {id(row): reached(row, name, percent) for row in summary.rows}
+        unit = time_unit(max((s.mean for each in found.values() if (s := each.train_s)), default=0.0))
+
+        def epochs(row: Row, found: Mapping[int, Reached] = found) -> str:
+            each = found[id(row)]
+            return spread(each.epochs, 1) + _some(each)
+
+        def time(row: Row, found: Mapping[int, Reached] = found, unit: Unit = unit) -> str:
+            each = found[id(row)]
+            return spread(each.train_s, unit.decimals, unit.divisor) + _some(each)
+
+        columns.append((Column(f"epochs to {percent} % {score.title}"), epochs))
+        columns.append((Column(f"time to {percent} % {score.title} ({unit.name})"), time))
+    if not columns:
+        return None
+    notes = [
+        *curve_notes(summary),
+        "Each accuracy is the highest multiple of 5 % that at least half of the rows reach with all of their seeds. "
+        "Numbers are of the first epoch after which it was measured: mean ± sample standard deviation over the seeds.",
+        f"{DASH}: no seed reached it. Where only some did, the mean is over those, and n says how many.",
+    ]
+    return table_of_rows(summary, "convergence", "Convergence", columns, notes)
+
+
+def _some(found: Reached) -> str:
+    """Say how many seeds reached an accuracy if not all did."""
+    return f" (n={found.epochs.n} of {found.seeds})" if found.epochs and found.epochs.n < found.seeds else ""
 
 
 def memory_table(summary: Summary) -> Table:
@@ -193,5 +231,5 @@ def tables_of(summary: Summary) -> dict[str, Table]:
     """Set all tables of a task, by their slugs."""
     made = [leaderboard(summary), accuracy_table(summary), time_table(summary), memory_table(summary)]
     made += [significance_table(summary), hyperparameters_table(summary)]
-    made += [energy] if (energy := energy_table(summary)) else []
+    made += [table for table in (convergence_table(summary), energy_table(summary)) if table]
     return {table.slug: table for table in made}

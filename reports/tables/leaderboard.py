@@ -7,6 +7,7 @@ from functools import partial
 
 import pandas as pd
 
+from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes, task_notes
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
@@ -110,9 +111,11 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
 
     `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
-    planned seeds that are not finished.
+    planned seeds that are not finished. `…_to_threshold` says how soon an accuracy was reached while training, by
+    `…_threshold_n` seeds.
     """
     out = []
+    thresholds = {name: percent for name in curve_scores(summary) if (percent := threshold(summary, name)) is not None}
     for i, row in enumerate(summary.rows):
         entry = _settings(summary, row.label, row.settings) | {
             "chosen_on_test": summary.on_test,
@@ -130,6 +133,11 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
         entry |= {name: (s := row.cost(name)) and s.mean for name in _COSTS}
         for name in DECIMALS_AT_END:
             entry |= _mean_and_spread(name, row.at_end(name))
+        for name, percent in thresholds.items():
+            when = reached(row, name, percent)
+            entry |= {f"{name}_threshold_percent": percent, f"{name}_threshold_n": when.epochs and when.epochs.n}
+            entry |= _mean_and_spread(f"{name}_epochs_to_threshold", when.epochs)
+            entry |= _mean_and_spread(f"{name}_train_s_to_threshold", when.train_s)
         entry["paper_linear_top1_percent"] = _reference(row, summary)
         out.append(entry)
     for absent in summary.missing:

@@ -1,9 +1,11 @@
-"""What the tests of tables read from them."""
+"""What the tests of tables and figures read from them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.summary import Summary, summarize
@@ -34,3 +36,56 @@ def grid(table: Table) -> dict[str, dict[str, str]]:
     """Row name -> column -> text."""
     head, *rows = texts(table)
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+class Drawn:
+    """A figure of a page, read back in the units of its axes.
+
+    Args:
+        page: The page's HTML.
+        title: The figure's.
+        log: Which axes are logarithmic.
+    """
+
+    def __init__(self, page: str, title: str, log: str = "") -> None:
+        start = page.index("<svg", page.index(f"<figcaption>{title}</figcaption>"))
+        self.svg = page[start : page.index("</svg>", start) + len("</svg>")]
+        svg = ElementTree.fromstring(self.svg)
+        (axes,) = (g for g in svg.iter("g") if g.get("id", "").endswith("axes_1"))
+        self.heads = [axis.findall(".//text")[-1].text for axis in (axes[1], axes[2])]
+        self._scales = [self._scale(axes[1 + i], name, name in log) for i, name in enumerate("xy")]
+        self._groups = list(axes.iter("g"))
+
+    def _scale(self, axis: ElementTree.Element, along: str, log: bool) -> Callable[[float], float]:
+        """From a place in the picture to the value there, by the axis's outermost ticks."""
+        ticks = []
+        for tick in axis:
+            text, place = tick.findtext(".//text"), tick.find(".//use")
+            if text and place is not None:
+                ticks.append((float(place.get(along, "")), float(text.replace("−", "-"))))
+        (a, low), (b, high) = ticks[0], ticks[-1]
+        if log:
+            return lambda place: float(low * (high / low) ** ((place - a) / (b - a)))
+        return lambda place: low + (high - low) * (place - a) / (b - a)
+
+    def markers(self, name: str) -> list[list[float]]:
+        """The values at which the markers of a row are, to three digits, in the order of x."""
+        places = [[float(use.get(axis, "")) for axis in "xy"] for g in self._of(name, "mark") for use in g.iter("use")]
+        inside = sorted(place for place in places if place[0] < 283)  # those right of the plot are of labels
+        return [[float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)] for place in inside]
+
+    def spreads(self, name: str) -> list[float]:
+        """The lengths of a row's error bars along x and y, or of its band, to two digits."""
+        bars = [path for g in self._of(name, "mark") for path in g.findall("path") if path.get("d", "").count("M") == 2]
+        (path,) = bars or [path for g in self._of(name, "mark band") for path in g.iter("path")]
+        numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
+        ends = zip(self._scales, (numbers[::2], numbers[1::2]), strict=True)
+        # A band is drawn from the picture's lower edge up.
+        below = (
+            0.0 if bars else float(next(use.get("y", "") for g in self._of(name, "mark band") for use in g.iter("use")))
+        )
+        return [float(f"{abs(scale(max(at) + below) - scale(min(at) + below)):.2g}") for scale, at in ends]
+
+    def _of(self, name: str, kind: str) -> list[ElementTree.Element]:
+        own = [g for g in self._groups if g.get("class") == kind]
+        return [g for g in own if (g.findtext("title") or "").startswith(f"{name}: ")]

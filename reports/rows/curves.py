@@ -1,0 +1,110 @@
+"""Curves of accuracy while training: means over seeds, and how soon an accuracy is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from regbench.benchmark.rundir.record import Measured, Record, Score
+from regbench.reports.rows.notes import machine
+from regbench.reports.rows.summary import Row, Stat, Summary, stat
+
+# A threshold is a multiple of so many per cent.
+_STEP = 5
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a row's curve.
+
+    Attributes:
+        epoch: After which it was measured.
+        train_s: Seconds of training until then, the mean over the seeds.
+        value: Of the score, over the seeds.
+    """
+
+    epoch: int
+    train_s: float
+    value: Stat
+
+
+def curve_scores(summary: Summary) -> dict[str, Score]:
+    """Return one score of each name that was measured while training, for what they share."""
+    return {each.score.name: each.score for row in summary.rows for record in row.records for each in record.measured}
+
+
+def curve(row: Row, name: str) -> list[Point]:
+    """Return the mean over the seeds of a score while training."""
+    by_epoch: dict[int, list[Measured]] = {}
+    for record in row.records:
+        for each in _of(record, name):
+            by_epoch.setdefault(each.epoch, []).append(each)
+    return [
+        Point(epoch, math.fsum(each.train_s for each in found) / len(found), value)
+        for epoch, found in sorted(by_epoch.items())
+        if (value := stat(each.score.value for each in found))
+    ]
+
+
+def threshold(summary: Summary, name: str) -> int | None:
+    """Choose the accuracy that rows are compared by: the highest multiple of 5 % that at least half of them reach.
+
+    A row reaches what all of its seeds reach. None if there is no such accuracy above 0 %.
+    """
+    if curve_scores(summary)[name].unit != "%":
+        return None
+    highest = (
+        min((max(each.score.value for each in found) for found in _seeds(row, name)), default=None)
+        for row in summary.rows
+    )
+    reached = sorted((value for value in highest if value is not None), reverse=True)
+    if not reached:
+        return None
+    return _STEP * math.floor(reached[(len(reached) - 1) // 2] / _STEP) or None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a row reached an accuracy, over those of its seeds that did.
+
+    Attributes:
+        epochs: None if no seed reached it, here as below.
+        train_s: Seconds of training.
+        seeds: How many have a curve.
+    """
+
+    epochs: Stat | None
+    train_s: Stat | None
+    seeds: int
+
+
+def reached(row: Row, name: str, percent: float) -> Reached:
+    """Find when the seeds of a row first had a score of so many per cent; diverged ones do not count."""
+    seeds = _seeds(row, name)
+    first = [each for found in seeds if (each := next((m for m in found if m.score.value >= percent), None))]
+    return Reached(stat(each.epoch for each in first), stat(each.train_s for each in first), len(seeds))
+
+
+def curve_notes(summary: Summary) -> list[str]:
+    """Say what the curves are: on which split, how often, and on what hardware their time was taken."""
+    records = [record for row in summary.rows for record in row.records if record.measured]
+    splits = " and ".join(dict.fromkeys(each.score.split for record in records for each in record.measured))
+    every = sorted({int(record.cell["evaluation"]["every_epochs"]) for record in records})
+    how_often = "each epoch" if every == [1] else f"every {' or '.join(map(str, every))} epochs and after the last"
+    machines = sorted({machine(record) for record in records})
+    where = machines[0] if len(machines) == 1 else f"unequal machines, so compare within one: {'; '.join(machines)}"
+    return [
+        f"Accuracy while training is of the {splits} split, after {how_often}.",
+        f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",
+    ]
+
+
+def _seeds(row: Row, name: str) -> list[list[Measured]]:
+    """Return what was measured of each seed that came to its end."""
+    of_seeds: Iterable[list[Measured]] = (_of(record, name) for record in row.records if record.status == "done")
+    return [found for found in of_seeds if found]
+
+
+def _of(record: Record, name: str) -> list[Measured]:
+    return [each for each in record.measured if each.score.name == name]
