@@ -15,7 +15,7 @@ from pydantic import Field
 
 from regbench import RegbenchError
 from regbench.datasets.sources.base import SOURCES, Source
-from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, settings
+from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain, settings, shown
 
 Interpolation = Literal["bicubic", "bilinear", "area"]
 """The filters that resize: bicubic (a = -0.5), bilinear or the mean of the covered pixels, all antialiased."""
@@ -254,10 +254,16 @@ class DatasetConfig:
     @property
     def prepare_command(self) -> str:
         """How it is prepared: what is published by its name, one's own images by the kind of their source."""
-        preset = self.name if self.source.own and self.source.about else SOURCES.name(self.source)
-        folder = " --source-dir FOLDER" if self.source.own else ""
-        name = "" if preset == self.name else f" dataset.name={self.name}"
-        return f"regbench prepare {preset}{folder}{name}"
+        if self.source.own:
+            preset = self.name if self.source.about else SOURCES.name(self.source)
+            words = [preset, "--source-dir FOLDER"]
+        else:  # which is published, and may be divided otherwise than by default
+            preset = SOURCES.name(self.source)
+            settings, defaults = plain(self.source), plain(SOURCES.build(preset))
+            changed = [key for key, value in settings.items() if value != defaults[key]]
+            words = [preset, *(f"dataset.source.{key}={shown(settings[key])}" for key in changed)]
+        name = [] if preset == self.name else [f"dataset.name={self.name}"]
+        return " ".join(["regbench prepare", *words, *name])
 
 
 def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Manifest:
     """
 
     name: str
-    source: dict[str, int | float | str | None]
+    source: dict[str, bool | int | float | str | None]
     splits: dict[str, SplitEntry]
     class_names: list[str]
     beton_version: int

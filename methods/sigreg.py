@@ -16,31 +16,34 @@ from regbench.methods.slicing import Sliced
 @register("sigreg")
 @dataclass(frozen=True, kw_only=True)
 class SIGReg(Sliced):
-    """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v mean over directions of n EP(Z_v a) (Balestriero and LeCun, arXiv 2025).
+    """s [ (1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v mean over directions of n EP(Z_v a) ] (Balestriero, LeCun, arXiv 2025).
 
-    EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(s) − e^{−s²/2}|² e^{−s²/2} ds with the empirical
+    EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(t) − e^{−t²/2}|² e^{−t²/2} dt with the empirical
     characteristic function φ̂, by the trapezoid rule on [0, 3], doubled. That is the quadrature of the authors'
     minimal example, as is the number of directions, which are drawn anew at each step from torch's CPU generator. The
-    alignment is the mean over views of the squared distance to the views' mean.
+    alignment is the mean over views of the squared distance to the views' mean. The factor s is for the codes that
+    weigh the terms otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is λ = w / (4n + w), s = 4 / (1 − λ).
 
     Attributes:
         regularization_weight: λ in [0, 1].
         directions: Number of random directions, >= 1.
         knots: Points of the quadrature, >= 2.
         largest_frequency: Its upper end, > 0.
+        scale: s > 0.
     """
 
     regularization_weight: float = 0.02
     directions: int = 256
     knots: int = 17
     largest_frequency: float = 3.0
+    scale: float = 1.0
     to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="SIGReg",
         reference="Balestriero, LeCun, arXiv 2025 (LeJEPA)",
         url="https://arxiv.org/abs/2511.08544",
-        formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v E_a n ∫ |φ̂_{Z_v a}(s) − e^{−s²/2}|² e^{−s²/2} ds",
+        formula="s [ (1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v E_a n ∫ |φ̂_{Z_v a}(t) − e^{−t²/2}|² e^{−t²/2} dt ]",
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K T)",
         published="λ = 0.02, 256 directions, 17 knots, 4 views of Imagenette, ViT-S/8, q = 16, batch 256",
@@ -51,15 +54,15 @@ class SIGReg(Sliced):
         """Refuse numbers out of range."""
         self.require(0 <= self.regularization_weight <= 1, "regularization_weight must be in [0, 1]")
         self.require(self.directions >= 1 and self.knots >= 2, "directions must be >= 1 and knots >= 2")
-        self.require(self.largest_frequency > 0, "largest_frequency must be > 0")
+        self.require(self.largest_frequency > 0 and self.scale > 0, "largest_frequency and scale must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """1 − λ, at every q."""
-        return 1 - self.regularization_weight
+        """S (1 − λ), at every q."""
+        return self.scale * (1 - self.regularization_weight)
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
-        """Compute λ times the mean statistic over directions."""
-        return {"normality": self.regularization_weight * self._statistic(u_NQ @ directions_QK)}
+        """Compute s λ times the mean statistic over directions."""
+        return {"normality": self.scale * self.regularization_weight * self._statistic(u_NQ @ directions_QK)}
 
     def _statistic(self, projections_NK: Tensor) -> Tensor:
         step = self.largest_frequency / (self.knots - 1)

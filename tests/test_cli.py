@@ -257,7 +257,7 @@ def complete(*words: str) -> list[str]:
         (["train", "optimizer.warmup_e"], ["optimizer.warmup_epochs="]),
         (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
         (["sweep", "in20"], ["in20_table2", "in20_table3", "in20_tuning"]),
-        (["prepare", "cif"], ["cifar10", "cifar100"]),
+        (["prepare", "cif"], ["cifar10", "cifar100", "cifar100_full", "cifar10_full"]),
         (["cost", "sfrik_l1", "sfrik_l"], ["sfrik_l2", "sfrik_l3"]),
         (["stat"], ["status"]),
     ],

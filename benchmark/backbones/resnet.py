@@ -12,18 +12,22 @@ from torchvision.models.resnet import ResNet as TorchvisionResNet
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import Backbone, register
 from regbench.benchmark.training.layers import SmallMaxPool
-from regbench.settings import settings
+from regbench.settings import AtLeastOne, settings
 
 
 @settings
 class ResNet(Backbone):
-    """One of torchvision's ResNets, residual blocks initialised as the identity.
+    """One of torchvision's ResNets.
 
     Attributes:
         stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for images of 28 to 64 px.
+        stem_padding: Of the small stem, px; solo-learn and its descendants have 2, which enlarges the maps by 2 px.
+        zero_init_residual: Whether residual blocks begin as the identity; torchvision's do not.
     """
 
     stem: Literal["imagenet", "small"] = "imagenet"
+    stem_padding: AtLeastOne = 1
+    zero_init_residual: bool = True
 
     reference = "He et al., CVPR 2016"
 
@@ -31,7 +35,7 @@ class ResNet(Backbone):
         dim = network.fc.in_features
         network.fc = nn.Identity()
         if self.stem == "small":
-            network.conv1 = _convolution(channels, 64, stride=1)
+            network.conv1 = _convolution(channels, 64, stride=1, padding=self.stem_padding)
             network.maxpool = nn.Identity()
         elif channels != 3:
             raise RegbenchError(
@@ -51,7 +55,7 @@ class ResNet18(ResNet):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 512."""
-        return self._adapted(resnet18(weights=None, zero_init_residual=True), channels)
+        return self._adapted(resnet18(weights=None, zero_init_residual=self.zero_init_residual), channels)
 
 
 @register("resnet50")
@@ -61,7 +65,7 @@ class ResNet50(ResNet):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 2048."""
-        return self._adapted(resnet50(weights=None, zero_init_residual=True), channels)
+        return self._adapted(resnet50(weights=None, zero_init_residual=self.zero_init_residual), channels)
 
 
 @register("resnet_tiny")
@@ -90,7 +94,7 @@ class ResNetTiny(Backbone):
         return network, width
 
 
-def _convolution(channels: int, width: int, stride: int) -> nn.Conv2d:
-    convolution = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+def _convolution(channels: int, width: int, stride: int, padding: int = 1) -> nn.Conv2d:
+    convolution = nn.Conv2d(channels, width, 3, stride, padding, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution

@@ -30,6 +30,7 @@ class Sweep:
         runtime: For each of them.
         clusters: Where each of them runs.
         final_seeds: For a tuning: seeds of the final runs; none: those of the cells.
+        deviations: Of a published recipe: what is done otherwise than there, a line each.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Sweep:
     runtime: Runtime
     clusters: tuple[Cluster, ...]
     final_seeds: tuple[int, ...] = ()
+    deviations: tuple[str, ...] = ()
 
     @property
     def scheduler(self) -> str:
@@ -92,6 +94,7 @@ class SweepFile:
         rows: Overrides of each row, those common to all included.
         final_seeds: See `Sweep`.
         equal: What cells of the same `epochs` have equally many of: "images", or "passes" through the network.
+        deviations: See `Sweep`.
     """
 
     name: str
@@ -99,6 +102,7 @@ class SweepFile:
     rows: tuple[tuple[str, ...], ...]
     final_seeds: tuple[int, ...]
     equal: str = "images"
+    deviations: tuple[str, ...] = ()
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
@@ -106,7 +110,8 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
     Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
-    tuning, and `equal: passes`: `epochs` are those of two views then, and a cell of V views gets 2/V as many.
+    tuning, `equal: passes` (`epochs` are those of two views then, and a cell of V views gets 2/V as many), and
+    `deviations` of a published recipe.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -122,7 +127,7 @@ def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
         RegbenchError: If an override is refused.
     """
     sweep = _expand(file.name, file.description, rows, passes=file.equal == "passes")
-    return replace(sweep, final_seeds=file.final_seeds)
+    return replace(sweep, final_seeds=file.final_seeds, deviations=file.deviations)
 
 
 def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
@@ -150,22 +155,22 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
     if (equal := file.get("equal", "images")) not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
-    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds, equal)
+    deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
+    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds, equal, deviations)
 
 
-_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "equal")
+_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "equal", "deviations")
 
 
 def _lines(path: Path, key: str, lines: object) -> list[str]:
-    """The lines of overrides in a sweep's file.
+    """The lines under a key of a sweep's file.
 
     Raises:
         RegbenchError: If they are something else.
     """
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise RegbenchError(
-            f"{path}: {key}={shown(lines)} must be a list of lines of settings, such as [method=vicreg seed=0,1]"
-        )
+        what = "text" if key == "deviations" else "settings, such as [method=vicreg seed=0,1]"
+        raise RegbenchError(f"{path}: {key}={shown(lines)} must be a list of lines of {what}")
     return lines
 
 

@@ -70,9 +70,12 @@ class Arrays(Source):
     A subclass has the name of its class in torchvision, which downloads it.
 
     Attributes:
+        tuning_split: Whether some training images of each class are for tuning; false: all are for training, and there
+            is no tuning split.
         published: Whether it must be the whole of it: its images are counted.
     """
 
+    tuning_split: bool = True
     published: bool = field(default=True, compare=False)
 
     own = False
@@ -104,10 +107,12 @@ class Arrays(Source):
         self.refuse(f"{where}{again}", files.wrong, counts)
         labels = files.parts["train"][1]
         tuning = np.zeros(len(labels), bool)
-        for label in np.unique(labels):
+        for label in np.unique(labels) if self.tuning_split else ():
             rows = np.flatnonzero(labels == label)
             tuning[rows[len(rows) - len(rows) // self.tuning_share :]] = True
-        chosen = {"train": ("train", np.flatnonzero(~tuning)), "tuning": ("train", np.flatnonzero(tuning))}
+        chosen = {"train": ("train", np.flatnonzero(~tuning))}
+        if self.tuning_split:
+            chosen["tuning"] = ("train", np.flatnonzero(tuning))
         chosen |= {part: (part, np.arange(count)) for part, count in counts.items() if part != "train"}
         name = SOURCES.name(self)
         splits = {split: _split(f"{name} {part}", *files.parts[part], rows) for split, (part, rows) in chosen.items()}

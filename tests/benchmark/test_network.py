@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
@@ -97,6 +97,15 @@ def test_residual_branches_begin_at_zero(backbone: str) -> None:
         last = block.bn3 if isinstance(block, Bottleneck) else block.bn2
         assert not last.weight.any()
         assert block.bn1.weight.all()
+
+
+def test_a_resnet_as_torchvision_leaves_it_with_the_stem_of_solo_learn() -> None:
+    backbone = BACKBONES.build("resnet18", stem="small", stem_padding=2, zero_init_residual=False)
+    network, _ = backbone.build(3, 32)
+    assert all(block.bn2.weight.all() for block in network.modules() if isinstance(block, BasicBlock))
+    assert isinstance(network, ResNet)
+    assert network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 34, 34)
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
 
 
 def weights(network: nn.Module) -> Tensor:

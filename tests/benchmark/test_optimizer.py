@@ -74,7 +74,7 @@ class OneSGD(OneTensor):
 
     def update(self, g: list[float], lr: float) -> list[float]:
         momentum = self.config.momentum
-        g = self.decayed(g) if self.matrix else g
+        g = self.decayed(g) if self.matrix or not self.config.exclude_bias_and_norm else g
         self.m = self.average(self.m, g, momentum)
         return [lr * x for x in (self.average(self.m, g, momentum) if self.config.nesterov else self.m)]
 
@@ -90,7 +90,7 @@ class OneAdamW(OneTensor):
         self.v = self.average(self.v, [gi * gi for gi in g], second, 1 - second)
         means = [mi / (1 - first**self.steps) for mi in self.m]
         roots = [math.sqrt(vi / (1 - second**self.steps)) + self.config.epsilon for vi in self.v]
-        decay = self.config.weight_decay if self.matrix else 0.0
+        decay = self.config.weight_decay if self.matrix or not self.config.exclude_bias_and_norm else 0.0
         return [lr * (x / root + decay * pi) for x, root, pi in zip(means, roots, self.p, strict=True)]
 
 
@@ -107,6 +107,7 @@ LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": On
         ("sgd", {"weight_decay": 0.3}),
         ("sgd", {"weight_decay": 0.3, "nesterov": True, "momentum": 0.8}),
         ("sgd", {"momentum": 0.0}),
+        *((name, {"weight_decay": 0.3, "exclude_bias_and_norm": False}) for name in ("sgd", "adamw")),
         ("adamw", {"weight_decay": 0.3}),
         ("adamw", {"betas": (0.8, 0.95), "epsilon": 0.1}),
         *((name, {"clip_grad_norm": 2.0}) for name in LOOPS),  # of a norm of about 5

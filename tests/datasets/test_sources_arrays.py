@@ -79,6 +79,19 @@ def test_cifar10(cifar_source: Path, fashion_config: Config) -> None:
     np.testing.assert_array_equal(pixels(contents.splits["test"]), expected)
 
 
+def test_all_training_images_are_for_training_where_there_is_no_tuning_split(
+    cifar_source: Path, fashion_config: Config
+) -> None:
+    config = fashion_config(source="cifar10", tuning_split=False)
+    contents = opened(config, cifar_source)
+    assert counts(contents) == {"train": 200, "test": 20}
+    batches = [(cifar_source / "cifar-10-batches-py" / f"data_batch_{i}").read_bytes() for i in range(1, 6)]
+    labels = [label for batch in batches for label in pickle.loads(batch, encoding="bytes")[b"labels"]]
+    assert contents.splits["train"].labels.tolist() == labels
+    # What is to be typed says so too: the default would make another data set.
+    assert "prepare cifar10 dataset.source.tuning_split=false" in config.prepare_command
+
+
 def test_cifar100(cifar100_source: Path, cifar100: DatasetConfig) -> None:
     contents = opened(cifar100, cifar100_source)
     assert [per_class(split) for split in contents.splits.values()] == [[9] * 100, [1] * 100, [2] * 100]

@@ -140,6 +140,18 @@ def test_sigreg_by_its_quadrature() -> None:
     assert terms["alignment"] == pytest.approx(0.98 * ((z1 - (z1 + z2) / 2) ** 2).mean(), rel=1e-10)
 
 
+def test_sigreg_in_the_weights_of_other_codes() -> None:
+    """The mean of (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a), as of eb_jepa, is one of λ and s."""
+    z1, z2 = draw(6, 1, seed=8)
+    n, weight = len(z1), 10.0
+    share = weight / (4 * n + weight)
+    settings = {"knots": 401, "largest_frequency": 12.0}
+    plain = terms_of("sigreg", z1, z2, regularization_weight=1.0, **settings)
+    terms = terms_of("sigreg", z1, z2, regularization_weight=share, scale=4 / (1 - share), **settings)
+    assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
+    assert terms["normality"] == pytest.approx(weight * plain["normality"] / n, rel=1e-10)
+
+
 def test_visreg() -> None:
     z1, z2 = draw(5, 3, seed=7)
     torch.manual_seed(0)
@@ -212,6 +224,7 @@ def test_directions_are_drawn_anew_and_follow_the_seed(name: str) -> None:
         ("ssl_hsic", "gamma", -1.0),
         ("sigreg", "directions", 0),
         ("sigreg", "largest_frequency", 0.0),
+        ("sigreg", "scale", 0.0),
         ("sigreg", "regularization_weight", 1.1),
         ("visreg", "directions", 0),
         ("visreg", "shape_weight", -1.0),

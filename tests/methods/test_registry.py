@@ -76,7 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Yerxa et al. (NeurIPS 2023).
     "mmcr": {"local_weight": 0.0},
     # Balestriero and LeCun (2025), the minimal example.
-    "sigreg": {"regularization_weight": 0.02, "directions": 256, "knots": 17, "largest_frequency": 3.0},
+    "sigreg": {"regularization_weight": 0.02, "directions": 256, "knots": 17, "largest_frequency": 3.0, "scale": 1.0},
     # HaoChen et al. (NeurIPS 2021), on ImageNet.
     "spectral_contrastive": {"mu": 10.0},
     # Nicollier et al. (2026).

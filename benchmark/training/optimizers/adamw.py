@@ -17,7 +17,7 @@ from regbench.settings import Momentum, NonNegative, Positive, settings
 class AdamWConfig(OptimizerConfig):
     """torch's AdamW; the default learning rate is DINO's (Caron et al., ICCV 2021).
 
-    Weight decay shrinks tensors of two or more dimensions by lr · weight_decay in each step.
+    Weight decay shrinks tensors by lr · weight_decay in each step.
 
     Attributes:
         betas: Decay rates of the means of the gradient and of its square.

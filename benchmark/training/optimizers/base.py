@@ -35,6 +35,7 @@ class OptimizerConfig(ABC):
         decay_fraction: Part of all steps that the decay of "wsd" takes.
         final_lr_fraction: Learning rate at the end of a decay over the peak.
         weight_decay: As the optimizer says.
+        exclude_bias_and_norm: Whether tensors of fewer than two dimensions (biases, norms) get no weight decay.
         clip_grad_norm: Largest norm of the gradient of all weights together, which is scaled down to it; null: any.
     """
 
@@ -47,6 +48,7 @@ class OptimizerConfig(ABC):
     decay_fraction: Fraction = 0.2
     final_lr_fraction: Fraction = 0.001
     weight_decay: NonNegative = 1e-6
+    exclude_bias_and_norm: bool = True
     clip_grad_norm: Positive | None = None
 
     reference: ClassVar[str]
@@ -80,12 +82,14 @@ class OptimizerConfig(ABC):
         return optimizer
 
     def groups(self, parameters: Iterable[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return torch's parameter groups: tensors of fewer than two dimensions (biases, norms) have no weight decay.
+        """Return torch's parameter groups: tensors with weight decay, and those that are excluded from it.
 
         Args:
             parameters: To train.
         """
         trained = list(parameters)
+        if not self.exclude_bias_and_norm:
+            return [{"params": trained, "weight_decay": self.weight_decay}]
         return [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},

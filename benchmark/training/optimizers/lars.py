@@ -19,20 +19,19 @@ from regbench.settings import Momentum, Positive, settings
 class LARSConfig(OptimizerConfig):
     """LARS; the defaults are the SFRIK paper's, but for the shorter warm-up.
 
-    Weight decay is added to the gradient before the trust ratio. (The paper warms up for 10 epochs of 100.)
+    Weight decay is added to the gradient before the trust ratio; what `exclude_bias_and_norm` leaves out gets neither.
+    (The paper warms up for 10 epochs of 100.)
 
     Attributes:
         momentum: Of the update.
         trust_coefficient: η.
         clip_lr: Whether no tensor's rate exceeds the learning rate of the step (LARC, as in solo-learn): the trust
             ratio is min(η‖p‖/‖g‖ / lr, 1).
-        exclude_bias_and_norm: Whether tensors of fewer than two dimensions get neither weight decay nor trust ratio.
     """
 
     momentum: Momentum = 0.9
     trust_coefficient: Positive = 0.001
     clip_lr: bool = False
-    exclude_bias_and_norm: bool = True
 
     reference = "You et al., 2017, as in VICReg and SFRIK"
 

@@ -18,7 +18,7 @@ from regbench.settings import Momentum, NonNegative, Positive, settings
 class SGDConfig(OptimizerConfig):
     """torch's SGD; the defaults are SimSiam's (Chen and He, CVPR 2021).
 
-    Weight decay is added to the gradient of tensors of two or more dimensions.
+    Weight decay is added to the gradient.
 
     Attributes:
         momentum: Of the update.

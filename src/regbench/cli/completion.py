@@ -20,6 +20,13 @@ def complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return _beginning(preset_files("sweep"), incomplete)
 
 
+def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the recipes with published numbers."""
+    from regbench.benchmark.settings.recipes import recipes
+
+    return _beginning(recipes(), incomplete)
+
+
 def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the data sets that have a configuration."""
     from regbench.benchmark.settings.presets import preset_files

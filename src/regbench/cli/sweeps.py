@@ -44,15 +44,16 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
         return
     grid = load_sweep(name, overrides)
     if plan:
-        _show_plan(grid)
+        show_plan(grid)
         return
     if not oversized:
         refuse_oversized(grid)
-    _prepare(grid)
+    prepare_grid(grid)
     _score(grid, wait, report)
 
 
-def _prepare(grid: Any) -> None:
+def prepare_grid(grid: Any) -> None:
+    """Prepare the data sets of a grid that can be downloaded, and refuse others that are not prepared."""
     from regbench.datasets.prepare import prepare_all
 
     prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
@@ -63,7 +64,7 @@ def _score(grid: Any, wait: bool, report: bool) -> None:
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.status import unfinished
 
-    statuses = _bring(grid, STAGES, wait)
+    statuses = bring_grid(grid, STAGES, wait)
     if statuses is None:
         return
     if report and any(status.state in ("done", "diverged") for status in statuses):
@@ -73,7 +74,7 @@ def _score(grid: Any, wait: bool, report: bool) -> None:
         raise click.ClickException(missing)
 
 
-def _bring(grid: Any, stages: Sequence[str], wait: bool) -> list[Any] | None:
+def bring_grid(grid: Any, stages: Sequence[str], wait: bool) -> list[Any] | None:
     """Bring the cells through the stages and return how they stand; None if Slurm goes on with them."""
     if grid.scheduler != "slurm":
         from regbench.slurm.local import run_sweep
@@ -140,13 +141,13 @@ def tune(
     proposed = functools.partial(propose, name, overrides, trials) if trials else None
     grid = proposed()[0] if proposed else load_sweep(name, overrides)
     if plan:
-        _show_plan(grid)
+        show_plan(grid)
         return
     tuning.refuse_seeds(final_seeds or (), grid.cells[0])
-    _prepare(grid)
+    prepare_grid(grid)
 
     def bring(grid: Any, stages: Sequence[str]) -> bool:
-        statuses = _bring(grid, stages, wait)
+        statuses = bring_grid(grid, stages, wait)
         if statuses is not None and (missing := unfinished(statuses, grid.name, stages)):
             raise click.ClickException(missing)
         return statuses is not None
@@ -161,7 +162,8 @@ def tune(
     _score(final, wait, report)
 
 
-def _show_plan(grid: Any) -> None:
+def show_plan(grid: Any) -> None:
+    """Print the cells of a grid and what they will take."""
     from tabulate import tabulate
 
     from regbench.slurm import plan as planning
@@ -198,7 +200,7 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
     from regbench.slurm.plan import GPU_SHARE, largest_fitting
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
-    _show_plan(grid)
+    show_plan(grid)
     cell, processes = grid.cells[0], grid.clusters[0].processes
     if fits is not None:
         symbols = {"batch_size": "n", "embedding_dim": "q"}

@@ -1,0 +1,95 @@
+"""Published recipes: presets of sweeps whose cells have a number in `conf/published.csv`.
+
+A line of that file is one printed number, or says that a cell has none. What its `cell` names are settings, such as
+`method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their seeds.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from regbench import RegbenchError
+from regbench.benchmark.settings.presets import CONF
+from regbench.benchmark.settings.sweep import sweep_names
+from regbench.settings import from_plain, settings, unknown
+
+
+@settings
+class PublishedNumber:
+    """One number of a publication, and the cells that it is about.
+
+    Attributes:
+        preset: Name of the sweep.
+        cell: Settings that tell its cells from the others of the sweep.
+        dataset: Title of the data set.
+        method: Name of the method as it is published.
+        setting: What else tells it from the preset's other numbers.
+        score: Name of the score on the test split that it is to be compared with.
+        number: In the unit of that score; None: nothing is published for the cell.
+        deviation: Standard deviation over seeds, where one is published.
+        what: What the number is: of which epoch, over how many seeds, chosen how.
+        on_test: Whether the test set chose it: "yes", "no" or "not stated".
+        source: File and field, or paper and table.
+    """
+
+    preset: str
+    cell: str
+    dataset: str
+    method: str
+    setting: str
+    score: str
+    number: float | None
+    deviation: float | None
+    what: str
+    on_test: str
+    source: str
+
+    def is_of(self, cell: Mapping[str, Any]) -> bool:
+        """Tell whether it is about a cell, given as plain data."""
+        settings = (setting.partition("=") for setting in self.cell.split())
+        return all(_setting(cell, name) == yaml.safe_load(value) for name, _, value in settings)
+
+
+def _setting(cell: Mapping[str, Any], name: str) -> Any:
+    """Look up a setting of a cell by its full name; of a plug-in, its name."""
+    value: Any = cell
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value["name"] if isinstance(value, Mapping) and "name" in value else value
+
+
+@functools.cache
+def published_numbers() -> tuple[PublishedNumber, ...]:
+    """Return all numbers, in the order of the file."""
+    with (CONF / "published.csv").open(newline="", encoding="utf-8") as file:
+        return tuple(from_plain(PublishedNumber, _without_blanks(line)) for line in csv.DictReader(file))
+
+
+def _without_blanks(line: Mapping[str, str]) -> dict[str, Any]:
+    numbers = {key: float(line[key]) if line[key] else None for key in ("number", "deviation")}
+    return {**line, **numbers}
+
+
+def numbers_of(recipe: str) -> tuple[PublishedNumber, ...]:
+    """Return the numbers of one recipe.
+
+    Raises:
+        RegbenchError: If there is no such recipe.
+    """
+    found = tuple(number for number in published_numbers() if number.preset == recipe)
+    if not found:
+        raise RegbenchError(
+            f"{unknown('recipe', recipe, list(recipes()))} A sweep without published numbers: regbench sweep"
+        )
+    return found
+
+
+def recipes() -> dict[str, str]:
+    """Return the recipes: name -> description."""
+    names = {number.preset for number in published_numbers()}
+    return {name: description for name, description in sweep_names().items() if name in names}

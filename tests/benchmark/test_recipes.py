@@ -1,0 +1,208 @@
+"""Published recipes: their cells against the released values, and a few steps of each on generated images."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.interruption import Interruption
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.recipes import numbers_of, published_numbers, recipes
+from regbench.benchmark.settings.sweep import load_sweep
+from regbench.cli import main
+from regbench.datasets.prepare import prepare
+
+RECIPES = sorted(recipes())
+
+
+def cells_of(recipe: str, *overrides: str) -> tuple[Cell, ...]:
+    return load_sweep(recipe, overrides).cells
+
+
+def setting(cell: Cell, name: str) -> Any:
+    value: Any = cell.plain()
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+# ------------------------------------------------------------------ the numbers
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_number_is_of_one_cell_and_each_cell_has_a_line(recipe: str) -> None:
+    cells, numbers = cells_of(recipe, "seed=0"), numbers_of(recipe)
+    for number in numbers:
+        assert [number.is_of(cell.plain()) for cell in cells].count(True) == 1, number.cell
+    for cell in cells:
+        assert any(number.is_of(cell.plain()) for number in numbers), cell
+    # Neither a run of other epochs nor one of other seeds is another cell of the publication.
+    for cell in cells_of(recipe, "seed=3", "epochs=1", "optimizer.warmup_epochs=0"):
+        assert any(number.is_of(cell.plain()) for number in numbers)
+    assert len({(number.cell, number.score, number.setting) for number in numbers}) == len(numbers)
+
+
+def test_the_file_of_numbers_is_whole() -> None:
+    for number in published_numbers():
+        texts = (number.preset, number.cell, number.dataset, number.method, number.what, number.source)
+        assert all(text == text.strip() and text for text in texts), number
+        assert number.on_test in ("yes", "no", "not stated")
+        assert number.number is None or 0 < number.number < 100
+        assert number.number is not None or (number.deviation is None and number.what == "no published number")
+        # A score that the cell's evaluations give.
+        (cell,) = [cell for cell in cells_of(number.preset, "seed=0") if number.is_of(cell.plain())]
+        needed = {"linear_top1": "probe", "knn_top1": "knn"}[number.score]
+        assert needed in cell.evaluation.protocols
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_says_what_it_does_otherwise(recipe: str) -> None:
+    deviations = load_sweep(recipe).deviations
+    assert deviations and all(line.endswith(".") for line in deviations)
+
+
+# ------------------------------------------------------------------ the released values
+
+VICREG_VIEW = (0.2, 0.4, 0.4, 0.2, 0.1, 0.0, 0.1)
+BYOL_VIEWS = [(0.08, 0.4, 0.4, 0.2, 0.1, 0.0, 0.0), (0.08, 0.4, 0.4, 0.2, 0.1, 0.0, 0.2)]
+
+
+def views(cell: Cell) -> list[tuple[float, ...]]:
+    """Smallest crop, jitter, blur and solarization of each view; the losses do not ask which is the first."""
+    return sorted(
+        (v.crop_scale[0], v.brightness, v.contrast, v.saturation, v.hue, v.blur_p, v.solarize_p)
+        for v in cell.augmentation.views.values()
+        for _ in range(v.count)
+    )
+
+
+def rates(cell: Cell, images: int) -> tuple[float, float, float]:
+    """The first, the highest and the last learning rate."""
+    steps = images // cell.batch_size
+    found = [cell.optimizer.learning_rate(cell.batch_size, s, steps, cell.epochs) for s in range(steps * cell.epochs)]
+    return found[0], max(found), found[-1]
+
+
+def projector(cell: Cell) -> tuple[int, ...]:
+    """Widths of the layers."""
+    p = cell.network.projector
+    return (*[p.hidden_dim or cell.embedding_dim] * (p.depth - 1), *[cell.embedding_dim] * (p.depth > 0))
+
+
+def test_eb_jepa() -> None:
+    released = {
+        ("vicreg", (2048, 2048, 1024)): {"alignment_weight": 1, "variance_weight": 2, "covariance_weight": 100 / 1023},
+        ("vicreg", ()): {"alignment_weight": 1, "variance_weight": 2, "covariance_weight": 100 / 511},
+        ("sigreg", (2048, 2048, 128)): {},
+        ("sigreg", ()): {},
+    }
+    cells = cells_of("eb_jepa_cifar10")
+    assert {(setting(cell, "method.name"), projector(cell)) for cell in cells} == set(released)
+    for cell in cells:
+        method = setting(cell, "method")
+        for key, value in released[method["name"], projector(cell)].items():
+            assert method[key] == pytest.approx(value, rel=1e-12)
+        if method["name"] == "sigreg":
+            # s (1 - λ) ¼ mse + s λ n ½ Σ EP = mse + 10 · ½ Σ EP
+            weight, scale = method["regularization_weight"], method["scale"]
+            assert scale * (1 - weight) / 4 == pytest.approx(1, rel=1e-12)
+            assert scale * weight * cell.batch_size == pytest.approx(10, rel=1e-12)
+        assert (cell.batch_size, cell.epochs, cell.precision) == (256, 300, "bf16")
+        assert rates(cell, 50_000) == pytest.approx((3e-5, 0.3, 0), abs=1e-5)
+        assert views(cell) == [VICREG_VIEW] * 2
+        lars = {"weight_decay": 1e-4, "trust_coefficient": 0.02, "clip_lr": True, "momentum": 0.9, "warmup_epochs": 10}
+        assert setting(cell, "optimizer").items() >= lars.items()
+        backbone = {"name": "resnet18", "stem": "small", "stem_padding": 2, "zero_init_residual": False}
+        assert setting(cell, "network.backbone") == backbone
+        assert setting(cell, "dataset.std") == [0.2023, 0.1994, 0.2010]
+
+
+def test_lightly_cifar10() -> None:
+    released: dict[str, tuple[tuple[int, ...], str, dict[str, float]]] = {
+        "simclr": ((512, 128), "batch", {"temperature": 0.5}),
+        "dcl": ((512, 128), "batch", {"temperature": 0.1}),
+        "dclw": ((512, 128), "batch", {"temperature": 0.1, "sigma": 0.5}),
+        "barlow_twins": ((2048, 2048), "none", {"redundancy_weight": 0.005, "scale": 1}),
+    }
+    cells = {setting(cell, "method.name"): cell for cell in cells_of("lightly_cifar10")}
+    assert cells.keys() == released.keys()
+    for name, (widths, last_norm, hyperparameters) in released.items():
+        cell = cells[name]
+        assert setting(cell, "method").items() >= hyperparameters.items()
+        assert (projector(cell), cell.network.projector.last_norm) == (widths, last_norm)
+        assert (cell.batch_size, cell.epochs, cell.precision) == (512, 200, "fp32")
+        assert rates(cell, 50_000) == pytest.approx((0.24, 0.24, 0), abs=1e-5)
+        sgd = {"name": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "nesterov": False, "exclude_bias_and_norm": False}
+        assert setting(cell, "optimizer").items() >= sgd.items()
+        assert views(cell) == (BYOL_VIEWS if name == "barlow_twins" else [(0.08, 0.4, 0.4, 0.4, 0.1, 0.0, 0.0)] * 2)
+        assert setting(cell, "evaluation.knn").items() >= {"k": 200, "temperature": 0.1}.items()
+
+
+# ------------------------------------------------------------------ a few steps
+
+
+def write_cifar10(root: Path) -> None:
+    """An image a class in each of CIFAR-10's six pickles."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        content = {b"data": rng.integers(0, 256, (10, 3072), dtype=np.uint8), b"labels": [*range(10)]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+WRITERS = {"cifar10_full": write_cifar10}
+SHRUNK = (
+    *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
+    *("runtime.device=cpu", "runtime.threads=1", "runtime.workers=1"),
+)
+ONE_STEP = {"cifar10_full": ("batch_size=16", "dataset.source.published=false", "dataset.train_per_class=4")}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Each data set of a recipe, generated in its published layout and prepared: name -> overrides."""
+    root = tmp_path_factory.mktemp("recipes")
+    found: dict[str, tuple[str, ...]] = {}
+    for name, write in WRITERS.items():
+        (source := root / f"source-{name}").mkdir()
+        write(source)
+        overrides = (*SHRUNK, *ONE_STEP[name], f"runtime.data_dir={root / 'data'}")
+        recipe = next(recipe for recipe in RECIPES if cells_of(recipe)[0].dataset.name == name)
+        prepare(cells_of(recipe, *overrides)[0].dataset, root / "data", source_dir=source)
+        found[name] = overrides
+    yield found
+
+
+def table(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["reproduce", *arguments], prog_name="regbench", catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_few_steps_of_each_cell(recipe: str, prepared: dict[str, tuple[str, ...]], tmp_path: Path) -> None:
+    overrides = (*prepared[cells_of(recipe)[0].dataset.name], f"runtime.runs_dir={tmp_path}")
+    sweep = load_sweep(recipe, overrides)
+    shown = table(recipe, *overrides, "--show")
+    assert shown.count("not run") == len(numbers_of(recipe))
+    for cell in sweep.cells:
+        record = run_cell(cell, sweep.runtime, sweep.name, interruption=Interruption())
+        assert record is not None and not record.diverged
+        shown = table(recipe, *overrides, "--show")
+        for number in numbers_of(recipe):
+            if number.is_of(cell.plain()):
+                value = record.score(number.score, "test")
+                assert value is not None and f"{value:.2f} (n = 1)" in shown
+                if number.number is not None:
+                    assert f"{value - number.number:+.2f}".replace("-", "−") in shown
+    assert "not run" not in shown
+    assert "Ours is not the recipe, but with epochs=1" in " ".join(shown.split())
