@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench import RegbenchError
+from regbench.benchmark.training.optimizers.adam import AdamConfig
 from regbench.benchmark.training.optimizers.adamw import AdamWConfig
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.benchmark.training.optimizers.lars import LARS, LARSConfig
@@ -94,7 +95,22 @@ class OneAdamW(OneTensor):
         return [lr * (x / root + decay * pi) for x, root, pi in zip(means, roots, self.p, strict=True)]
 
 
-LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": OneAdamW}
+class OneAdam(OneTensor):
+    """Algorithm 1 of Kingma and Ba, of the gradient with its decay."""
+
+    config: AdamConfig
+
+    def update(self, g: list[float], lr: float) -> list[float]:
+        first, second = self.config.betas
+        g = self.decayed(g) if self.matrix or not self.config.exclude_bias_and_norm else g
+        self.m = self.average(self.m, g, first, 1 - first)
+        self.v = self.average(self.v, [gi * gi for gi in g], second, 1 - second)
+        means = [mi / (1 - first**self.steps) for mi in self.m]
+        roots = [math.sqrt(vi / (1 - second**self.steps)) + self.config.epsilon for vi in self.v]
+        return [lr * x / root for x, root in zip(means, roots, strict=True)]
+
+
+LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": OneAdamW, "adam": OneAdam}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +123,8 @@ LOOPS: dict[str, type[OneTensor]] = {"lars": OneLARS, "sgd": OneSGD, "adamw": On
         ("sgd", {"weight_decay": 0.3}),
         ("sgd", {"weight_decay": 0.3, "nesterov": True, "momentum": 0.8}),
         ("sgd", {"momentum": 0.0}),
-        *((name, {"weight_decay": 0.3, "exclude_bias_and_norm": False}) for name in ("sgd", "adamw")),
-        ("adamw", {"weight_decay": 0.3}),
+        *((name, {"weight_decay": 0.3, "exclude_bias_and_norm": False}) for name in ("sgd", "adamw", "adam")),
+        *((name, {"weight_decay": 0.3}) for name in ("adamw", "adam")),
         ("adamw", {"betas": (0.8, 0.95), "epsilon": 0.1}),
         *((name, {"clip_grad_norm": 2.0}) for name in LOOPS),  # of a norm of about 5
     ],

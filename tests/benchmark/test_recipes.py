@@ -84,9 +84,10 @@ def views(cell: Cell) -> list[tuple[float, ...]]:
 
 
 def rates(cell: Cell, images: int) -> tuple[float, float, float]:
-    """The first, the highest and the last learning rate."""
+    """The first, the highest and the last learning rate; the highest begins an epoch."""
     steps = images // cell.batch_size
-    found = [cell.optimizer.learning_rate(cell.batch_size, s, steps, cell.epochs) for s in range(steps * cell.epochs)]
+    places = [*(epoch * steps for epoch in range(cell.epochs)), cell.epochs * steps - 1]
+    found = [cell.optimizer.learning_rate(cell.batch_size, step, steps, cell.epochs) for step in places]
     return found[0], max(found), found[-1]
 
 
@@ -145,6 +146,36 @@ def test_lightly_cifar10() -> None:
         assert setting(cell, "evaluation.knn").items() >= {"k": 200, "temperature": 0.1}.items()
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_solo_learn(dataset: str) -> None:
+    lars = {"name": "lars", "weight_decay": 1e-4, "trust_coefficient": 0.02, "clip_lr": True, "momentum": 0.9}
+    adam = {"name": "adam", "weight_decay": 1e-6, "betas": [0.9, 0.999], "exclude_bias_and_norm": False}
+    released: dict[str, tuple[Any, ...]] = {
+        "vicreg": ((2048,) * 3, "batch", lars, (3e-5, 0.3, 0), [VICREG_VIEW] * 2),
+        "barlow_twins": ((2048,) * 3, "batch", lars, (3e-5, 0.3, 0), BYOL_VIEWS),
+        "simclr": ((2048, 256), "none", lars, (3e-5, 0.4, 0), [(0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.0)] * 2),
+        "w_mse": ((1024, 64), "batch", adam, (0, 2e-3, 0), [(0.2, 0.8, 0.8, 0.8, 0.2, 0.0, 0.0)] * 2),
+    }
+    hyperparameters: dict[str, dict[str, float]] = {
+        "vicreg": {"alignment_weight": 25, "variance_weight": 50, "covariance_weight": 1},
+        "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.1},
+        "simclr": {"temperature": 0.2},
+        "w_mse": {},
+    }
+    cells = {setting(cell, "method.name"): cell for cell in cells_of(f"solo_{dataset}")}
+    assert cells.keys() == released.keys()
+    for name, (widths, norm, optimizer, rate, two_views) in released.items():
+        cell = cells[name]
+        assert setting(cell, "method").items() >= hyperparameters[name].items()
+        assert (projector(cell), cell.network.projector.norm, cell.network.projector.bias) == (widths, norm, True)
+        assert (cell.batch_size, cell.epochs, cell.dataset.name) == (256, 1000, f"{dataset}_full")
+        assert setting(cell, "optimizer").items() >= optimizer.items()
+        assert cell.optimizer.warmup_epochs == 10
+        assert rates(cell, 50_000) == pytest.approx(rate, abs=1e-6)
+        assert (views(cell), cell.augmentation.interpolation) == (two_views, "bicubic")
+        assert setting(cell, "network.backbone.stem_padding") == 2
+
+
 # ------------------------------------------------------------------ a few steps
 
 
@@ -158,12 +189,29 @@ def write_cifar10(root: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
 
 
-WRITERS = {"cifar10_full": write_cifar10}
+def write_cifar100(root: Path) -> None:
+    """Two training images of each class and a test image, in CIFAR-100's pickles."""
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, number in (("train", 2), ("test", 1)):
+        labels = [*range(100)] * number
+        data = rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+        content = {b"data": data, b"fine_labels": labels, b"coarse_labels": [label // 5 for label in labels]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    names = {b"fine_label_names": [f"class {i}".encode() for i in range(100)], b"coarse_label_names": []}
+    (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
+
+
+WRITERS = {"cifar10_full": write_cifar10, "cifar100_full": write_cifar100}
 SHRUNK = (
     *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
     *("runtime.device=cpu", "runtime.threads=1", "runtime.workers=1"),
 )
-ONE_STEP = {"cifar10_full": ("batch_size=16", "dataset.source.published=false", "dataset.train_per_class=4")}
+SMALL = {
+    "cifar10_full": ("batch_size=16", "dataset.source.published=false", "dataset.train_per_class=4"),
+    "cifar100_full": ("batch_size=50", "dataset.source.published=false", "dataset.train_per_class=1"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +222,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
     for name, write in WRITERS.items():
         (source := root / f"source-{name}").mkdir()
         write(source)
-        overrides = (*SHRUNK, *ONE_STEP[name], f"runtime.data_dir={root / 'data'}")
+        overrides = (*SHRUNK, *SMALL[name], f"runtime.data_dir={root / 'data'}")
         recipe = next(recipe for recipe in RECIPES if cells_of(recipe)[0].dataset.name == name)
         prepare(cells_of(recipe, *overrides)[0].dataset, root / "data", source_dir=source)
         found[name] = overrides

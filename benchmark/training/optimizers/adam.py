@@ -1,0 +1,42 @@
+"""Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
+from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
+from regbench.settings import Momentum, NonNegative, Positive, settings
+
+
+@register("adam")
+@settings
+class AdamConfig(OptimizerConfig):
+    """torch's Adam; the defaults are W-MSE's on CIFAR in solo-learn.
+
+    Weight decay is added to the gradient, before its means are taken.
+
+    Attributes:
+        betas: Decay rates of the means of the gradient and of its square.
+        epsilon: Added to the root of the latter.
+    """
+
+    base_lr: Positive = 2e-3
+    weight_decay: NonNegative = 1e-6
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    epsilon: Positive = 1e-8
+
+    reference = "Kingma and Ba, ICLR 2015"
+
+    def build(
+        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
+        """Return Adam for the parameters."""
+
+        def make(groups: Groups) -> torch.optim.Adam:
+            return torch.optim.Adam(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
+
+        return elementwise(self.groups(parameters), make, group)
