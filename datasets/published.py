@@ -56,6 +56,11 @@ PUBLISHED = {
         "http://data.csail.mit.edu/places/places205/ (imagesPlaces205_resize.tar.gz, trainvalsplit_places205.tar.gz)",
         {"train": 2_448_873, "val": 20_500},
     ),
+    "imagenette2-160": Published(
+        "Imagenette, 160 px",
+        "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz (github.com/fastai/imagenette)",
+        {"train": 9_469, "val": 3_925},
+    ),
     "voc2007": Published(
         "VOC2007",
         "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/ (VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar)",

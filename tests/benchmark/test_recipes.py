@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.interruption import Interruption
@@ -58,7 +59,7 @@ def test_the_file_of_numbers_is_whole() -> None:
         assert number.number is not None or (number.deviation is None and number.what == "no published number")
         # A score that the cell's evaluations give.
         (cell,) = [cell for cell in cells_of(number.preset, "seed=0") if number.is_of(cell.plain())]
-        needed = {"linear_top1": "probe", "knn_top1": "knn"}[number.score]
+        needed = {"linear": "probe", "knn": "knn"}[number.score.partition("_")[0]]
         assert needed in cell.evaluation.protocols
 
 
@@ -176,6 +177,52 @@ def test_solo_learn(dataset: str) -> None:
         assert setting(cell, "network.backbone.stem_padding") == 2
 
 
+def test_lightly_imagenette() -> None:
+    sgd = {"name": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "nesterov": False, "exclude_bias_and_norm": False}
+    lars = {"name": "lars", "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 0.001, "clip_lr": False}
+    simclr = [(0.08, 0.4, 0.4, 0.4, 0.1, 0.5, 0.0)] * 2
+    byol = [(0.08, 0.4, 0.4, 0.2, 0.1, 0.1, 0.2), (0.08, 0.4, 0.4, 0.2, 0.1, 1.0, 0.0)]
+    constant, warmed = (0.06, 0.06, 0), (0, 0.3, 3e-4)
+    released: dict[str, tuple[Any, ...]] = {
+        "simclr": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.5}),
+        "dcl": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.1}),
+        "dclw": ((512, 128), "batch", sgd, constant, simclr, {"temperature": 0.1, "sigma": 0.5}),
+        "barlow_twins": ((2048,) * 3, "none", sgd, constant, byol, {"redundancy_weight": 0.005, "scale": 1}),
+        "vicreg": (
+            *((2048,) * 3, "none", lars | {"exclude_bias_and_norm": False, "warmup_epochs": 40}, warmed),
+            [(0.08, 0.4, 0.4, 0.2, 0.1, 0.5, 0.1)] * 2,
+            {"alignment_weight": 25, "variance_weight": 25, "covariance_weight": 1},
+        ),
+    }
+    cells = {setting(cell, "method.name"): cell for cell in cells_of("lightly_imagenette")}
+    assert cells.keys() == released.keys()
+    for name, (widths, last_norm, optimizer, rate, two_views, hyperparameters) in released.items():
+        cell = cells[name]
+        assert setting(cell, "method").items() >= hyperparameters.items()
+        assert (projector(cell), cell.network.projector.last_norm) == (widths, last_norm)
+        assert setting(cell, "optimizer").items() >= optimizer.items()
+        assert rates(cell, 9_469) == pytest.approx(rate, abs=1e-6)
+        assert views(cell) == two_views
+        assert (cell.batch_size, cell.epochs, cell.precision, cell.dataset.image_size) == (256, 800, "fp32", 128)
+        assert setting(cell, "evaluation.knn").items() >= {"k": 200, "other_k": [20], "temperature": 0.1}.items()
+        assert setting(cell, "network.backbone.stem") == "imagenet"
+
+
+def test_lejepa_imagenette() -> None:
+    (cell,) = cells_of("lejepa_imagenette")
+    sigreg = {"name": "sigreg", "regularization_weight": 0.02, "directions": 256, "knots": 17, "scale": 1.0}
+    assert setting(cell, "method").items() >= sigreg.items()
+    assert views(cell) == [(0.08, 0.8, 0.8, 0.8, 0.2, 0.5, 0.2)] * 4
+    assert (cell.augmentation.global_views, cell.augmentation.sizes_px(cell.dataset.image_size)) == (4, [128] * 4)
+    backbone = {"model": "vit_small_patch8_224", "representation": "class_token", "drop_path_rate": 0.1}
+    assert setting(cell, "network.backbone").items() >= backbone.items()
+    assert (projector(cell), cell.network.statistics) == ((2048, 2048, 16), "size")
+    assert (cell.batch_size, cell.epochs, cell.precision) == (256, 800, "bf16")
+    adamw = {"name": "adamw", "weight_decay": 0.05, "exclude_bias_and_norm": False, "warmup_epochs": 1}
+    assert setting(cell, "optimizer").items() >= adamw.items()
+    assert rates(cell, 9_469) == pytest.approx((2e-5, 2e-3, 1e-3), abs=1e-6)
+
+
 # ------------------------------------------------------------------ a few steps
 
 
@@ -203,13 +250,32 @@ def write_cifar100(root: Path) -> None:
     (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
 
 
-WRITERS = {"cifar10_full": write_cifar10, "cifar100_full": write_cifar100}
+def write_folders(root: Path, classes: Iterable[str]) -> None:
+    """Two JPEGs of each class in train/ and one in val/."""
+    rng = np.random.default_rng(0)
+    for part, number in (("train", 2), ("val", 1)):
+        for name in classes:
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(number):
+                pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{name}_{i}.JPEG")
+
+
+def write_imagenette(root: Path) -> None:
+    write_folders(root, [f"n{i:08d}" for i in range(10)])
+
+
+WRITERS = {"cifar10_full": write_cifar10, "cifar100_full": write_cifar100, "imagenette": write_imagenette}
 SHRUNK = (
     *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
     *("runtime.device=cpu", "runtime.threads=1", "runtime.workers=1"),
 )
 SMALL = {
     "cifar10_full": ("batch_size=16", "dataset.source.published=false", "dataset.train_per_class=4"),
+    "imagenette": (
+        *("batch_size=8", "dataset.source.published=null", "dataset.image_size=32", "dataset.eval_resize=32"),
+    ),
     "cifar100_full": ("batch_size=50", "dataset.source.published=false", "dataset.train_per_class=1"),
 }
 
