@@ -192,7 +192,7 @@ class _Epoch(TypedDict):
     scores: NotRequired[_Scores]
 
 
-_EPOCHS = TypeAdapter(list[_Epoch])
+_EPOCH = TypeAdapter(_Epoch)
 
 _Beside = AfterValidator(_is_beside)
 _Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
@@ -309,10 +309,10 @@ class Record(SignedFile):
     def measured(self) -> list[Measured]:
         """The scores while training, in the order of the epochs; empty where there are none."""
         evaluation = self.cell.get("evaluation")
-        if not isinstance(evaluation, dict) or not evaluation.get("while_training"):  # spares reading the history
+        if self.metrics is None or not isinstance(evaluation, dict) or not evaluation.get("while_training"):
             return []
-        try:
-            epochs = _EPOCHS.validate_python(self.history)
+        try:  # of thousands of records, `history` would fill the memory
+            epochs = [_EPOCH.validate_json(line) for line in self.place(self.metrics).read_bytes().splitlines()]
         except ValidationError:
             return []
         found, train_s = [], 0.0

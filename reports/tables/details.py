@@ -118,10 +118,12 @@ def time_table(summary: Summary) -> Table:
 def convergence_table(summary: Summary) -> Table | None:
     """Set how soon an accuracy is reached while training; None where nothing was measured then."""
     columns: list[Filled] = []
+    seeds: dict[int, int] = {}
     for name, score in curve_scores(summary).items():
         if (percent := threshold(summary, name)) is None:
             continue
         found = {id(row): reached(row, name, percent) for row in summary.rows}
+        seeds |= {row: each.seeds for row, each in found.items()}
         unit = time_unit(max((s.mean for each in found.values() if (s := each.train_s)), default=0.0))
 
         def epochs(row: Row, found: Mapping[int, Reached] = found) -> str:
@@ -136,6 +138,7 @@ def convergence_table(summary: Summary) -> Table | None:
         columns.append((Column(f"time to {percent} % {score.title} ({unit.name})"), time))
     if not columns:
         return None
+    columns.insert(0, (Column("n"), lambda row: str(seeds[id(row)])))
     notes = [
         *curve_notes(summary),
         "Each accuracy is the highest multiple of 5 % that at least half of the rows reach with all of their seeds. "

@@ -57,6 +57,7 @@ def test_how_soon_an_accuracy_is_reached(curves: None, runs: Path) -> None:
         ["4.0 ± 0.0", "40.0 ± 0.0"],
         ["4.0 (n=1 of 2)", "40.0 (n=1 of 2)"],
     ]
+    assert [row["n"] for row in rows.values()] == ["2", "2", "2"]
     assert [row["epochs to 40 % linear top-1"] for row in rows.values()] == [row[EPOCHS_TO] for row in rows.values()]
     notes = " ".join(table.notes)
     assert "of the tuning split, after each epoch." in notes
@@ -92,7 +93,7 @@ def test_what_diverged_or_has_no_curve_does_not_count(runs: Path, record: Make) 
     record("VICReg", 1, cell=watched(), history=history(62), status="diverged", knn=None, linear=None)
     table = convergence_table(task(runs))
     assert table is not None
-    assert grid(table)["VICReg †"][EPOCHS_TO] == "2.0"
+    assert [grid(table)["VICReg †"][column] for column in ("n", EPOCHS_TO)] == ["1", "2.0"]
 
 
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:

@@ -21,6 +21,7 @@ Settings are given as key=value in Hydra's grammar:
   embedding_dim=1024 batch_size=512 epochs=20 seed=1
   dataset=cifar10 augmentation=small_color network=resnet18_small
   optimizer.base_lr=0.5 optimizer.warmup_epochs=2
+  evaluation.while_training=[knn]  accuracy while training, for curves
   runtime.device=cuda runtime.data_dir=/scratch/data
 """
 
