@@ -61,6 +61,11 @@ PUBLISHED = {
         "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz (github.com/fastai/imagenette)",
         {"train": 9_469, "val": 3_925},
     ),
+    "imagenet100": Published(
+        "ImageNet-100",
+        "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
+        {"train": 126_689, "val": 5_000},
+    ),
     "voc2007": Published(
         "VOC2007",
         "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/ (VOCtrainval_06-Nov-2007.tar, VOCtest_06-Nov-2007.tar)",

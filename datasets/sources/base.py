@@ -171,7 +171,9 @@ class DividedFiles(ImageFiles):
 
     train_per_class: AtLeastOne | None = None
     tuning_per_class: AtLeastOne | None = None
-    published: Literal["ilsvrc2012", "places205", "imagenette2-160"] | None = field(default=None, compare=False)
+    published: Literal["ilsvrc2012", "places205", "imagenette2-160", "imagenet100"] | None = field(
+        default=None, compare=False
+    )
 
     @property
     def about(self) -> Published | None:

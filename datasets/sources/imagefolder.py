@@ -36,12 +36,15 @@ class ImageFolder(DividedFiles):
     two that has no folder.
 
     Attributes:
+        class_list: A text file with the names of the class folders to take, one a line, in the source's folder, in the
+            working directory, or imagenet100.txt, which comes with regbench; null: all of them.
         train_list: A text file with the names of the images for training, one a line, in the source's folder or else in
             the working directory; null: all of them. Tuning images are then the first others of each class.
         held_out: The share of each class's training images, by the hash of their names, that is for tuning, and as
             many for the test, where there are no folders for these; null: another setting divides the images.
     """
 
+    class_list: str | None = None
     train_list: str | None = None
     held_out: Annotated[float, Field(gt=0, le=0.4)] | None = None
 
@@ -81,25 +84,49 @@ class ImageFolder(DividedFiles):
         wrong: list[str] = []
         taken_from: dict[str, str] = {}
         if self.held_out is not None:
-            parts = parts_of(folder, wrong)
+            parts = {part: self._listed(files, folder) for part, files in parts_of(folder, wrong).items()}
             self.refuse(folder, wrong)
             class_names = list(next(iter(parts.values())))
             chosen, taken_from = _divided_by_hash(folder, parts, self.held_out)
         else:
-            train, val = train_and_val(folder, wrong)
+            train, val = (self._listed(files, folder) for files in train_and_val(folder, wrong))
             counts = {part: sum(map(len, files.values())) for part, files in (("train", train), ("val", val))}
             self.refuse(folder, wrong, {part: count for part, count in counts.items() if count})
             class_names = list(train)
             if self.train_list is None:
                 chosen = {**self.divided(train, f"{folder}: train/")}
             else:
-                path = _find_list(self.train_list, folder)
+                path = _find_list(self.train_list, folder, "train_list")
                 chosen = _divided_by_list(folder, path, train, self.tuning_per_class)
                 taken_from["train"] = f"train/, those that {path.name} names (SHA-256 {file_sha256(path)})"
             chosen["test"] = val
+        if self.class_list is not None:
+            path = _find_list(self.class_list, folder, "class_list")
+            classes = f"the classes of {path.name} (SHA-256 {file_sha256(path)})"
+            taken_from = {split: ", ".join(filter(None, (taken_from.get(split), classes))) for split in chosen}
         self._refuse_shared(folder, chosen)
         splits = {split: split_of_files(classes, folder) for split, classes in chosen.items()}
         return Contents(splits, class_names, {split: taken_from[split] for split in splits if split in taken_from})
+
+    def _listed(self, files: Files, folder: Path) -> Files:
+        """Keep the classes that `class_list` names, in the folder's order.
+
+        Raises:
+            RegbenchError: If the list names one twice, or one that is not there.
+        """
+        if self.class_list is None or not files:
+            return files
+        path = _find_list(self.class_list, folder, "class_list")
+        lines = [line.strip() for line in _lines_of(path, "classes")]
+        names = [line for line in lines if line and not line.startswith("#")]
+        missing = [name for name in names if name not in files]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        wrong = [f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}"] * bool(missing)
+        wrong += [f"it names {len(twice):,} classes twice: {few(twice)}"] * bool(twice)
+        refuse_if(
+            wrong, f"the list of classes {path} cannot be used", "mend it, or give another dataset.source.class_list"
+        )
+        return {name: paths for name, paths in files.items() if name in set(names)}
 
     def _refuse_shared(self, folder: Path, chosen: Chosen) -> None:
         """Refuse files that are not there, and a file that is in two splits, under whatever names."""
@@ -168,17 +195,30 @@ def _divided_by_list(folder: Path, path: Path, train: Files, tune: int | None) -
     return chosen
 
 
-def _find_list(name: str, folder: Path) -> Path:
-    """Find the file of `train_list`, in the source's folder or else in the working directory."""
-    for path in (folder / name, Path(name)):
+def _find_list(name: str, folder: Path, setting: str) -> Path:
+    """Find the file of a list: in the source's folder, in the working directory, or one of ours."""
+    for path in (folder / name, Path(name), Path(__file__).parent / name):
         if path.is_file():
             return path
+    what = {"train_list": "training images", "class_list": "classes"}[setting]
     where = "" if Path(name).is_absolute() else f": it is neither in {folder} nor in {Path.cwd()}"
     address = f" (it is to be had from {SIMCLR_LISTS}{name})" if name in ("1percent.txt", "10percent.txt") else ""
     raise RegbenchError(
-        f"the list of training images {name} is missing{where}; "
-        f"put it there, or give its path: dataset.source.train_list=PATH{address}"
+        f"the list of {what} {name} is missing{where}; "
+        f"put it there, or give its path: dataset.source.{setting}=PATH{address}"
     )
+
+
+def _lines_of(path: Path, what: str) -> list[str]:
+    """Read the lines of a list.
+
+    Raises:
+        RegbenchError: If it cannot be read.
+    """
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegbenchError(f"cannot read the list of {what} {path} ({error}); get it again") from error
 
 
 def _listed_files(path: Path, folder: Path, train: Files) -> Files:
@@ -193,10 +233,7 @@ def _listed_files(path: Path, folder: Path, train: Files) -> Files:
         RegbenchError: If the list cannot be read, names a file twice, or one that is not there or in two classes, or
             leaves out a class; with the lines' numbers.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RegbenchError(f"cannot read the list of training images {path} ({error}); get it again") from error
+    lines = _lines_of(path, "training images")
     places: dict[str, list[str]] = {}
     for label, files in train.items():
         for file in files:

@@ -19,6 +19,7 @@ from regbench.benchmark.settings.recipes import numbers_of, published_numbers, r
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
+from regbench.datasets.sources import imagefolder
 
 RECIPES = sorted(recipes())
 
@@ -223,6 +224,45 @@ def test_lejepa_imagenette() -> None:
     assert rates(cell, 9_469) == pytest.approx((2e-5, 2e-3, 1e-3), abs=1e-6)
 
 
+def test_sphere_in100() -> None:
+    cells = cells_of("sphere_in100")
+    spherical = [("mmd", "susreg"), ("mmd", "heat"), ("mmd", "bandlimited"), ("ksd", "heat"), ("ksd", "bandlimited")]
+    (sigreg,) = [cell for cell in cells if setting(cell, "method.name") == "sigreg"]
+    assert setting(sigreg, "method").items() >= {"regularization_weight": 0.05, "directions": 1024}.items()
+    others = [setting(cell, "method") for cell in cells if cell != sigreg]
+    assert [(method["statistic"], method["spectrum"]) for method in others] == spherical
+    for method in others:
+        assert (method["regularization_weight"], method["diffusion_time"], method["order"]) == (0.05, 5.0, 2)
+    for cell in cells:
+        assert (projector(cell), cell.network.projector.activation) == ((2048, 2048, 256), "gelu")
+        assert (cell.batch_size, cell.epochs, cell.augmentation.global_views) == (256, 200, 2)
+        assert setting(cell, "optimizer").items() >= {"name": "adamw", "weight_decay": 5e-4, "warmup_epochs": 1}.items()
+        assert rates(cell, 126_689) == pytest.approx((0, 0.05, 0), abs=1e-6)
+        assert setting(cell, "dataset.source.class_list") == "imagenet100.txt"
+
+
+def test_sfrik_multicrop() -> None:
+    released = {
+        "imagenet": ([224, 224], 2, "view", True),
+        "swav": ([224] * 2 + [96] * 6, 2, "size", False),
+        "obow": ([224] + [160] * 2 + [96] * 5, 1, "size", True),
+    }
+    cells = {cell.augmentation.name: cell for cell in cells_of("sfrik_multicrop")}
+    assert cells.keys() == released.keys()
+    for name, (sizes, global_views, statistics, regularize_local) in released.items():
+        cell = cells[name]
+        assert cell.augmentation.sizes_px(224) == sizes
+        assert (cell.augmentation.global_views, cell.network.statistics) == (global_views, statistics)
+        method = {"alignment_weight": 40000, "weights": [1, 40, 40], "regularize_local": regularize_local}
+        assert setting(cell, "method").items() >= method.items()
+        assert (projector(cell), cell.batch_size, cell.epochs) == ((8192, 8192, 32768), 2048, 200)
+        assert (cell.optimizer.base_lr, cell.optimizer.warmup_epochs, cell.network.architecture) == (
+            0.4,
+            10,
+            "resnet50",
+        )
+
+
 # ------------------------------------------------------------------ a few steps
 
 
@@ -266,7 +306,20 @@ def write_imagenette(root: Path) -> None:
     write_folders(root, [f"n{i:08d}" for i in range(10)])
 
 
-WRITERS = {"cifar10_full": write_cifar10, "cifar100_full": write_cifar100, "imagenette": write_imagenette}
+def write_imagenet(root: Path) -> None:
+    write_folders(root, [f"n{i:08d}" for i in range(4)])
+
+
+def write_imagenet100(root: Path) -> None:
+    """The listed classes and one more."""
+    lines = Path(imagefolder.__file__).with_name("imagenet100.txt").read_text().splitlines()
+    write_folders(root, [line for line in lines if not line.startswith("#")] + ["n00000000"])
+
+
+WRITERS = {
+    **{"cifar10_full": write_cifar10, "cifar100_full": write_cifar100, "imagenette": write_imagenette},
+    **{"in100": write_imagenet, "imagenet100": write_imagenet100},
+}
 SHRUNK = (
     *("epochs=1", "optimizer.warmup_epochs=0", "evaluation.probe.epochs=1", "evaluation.knn.k=5"),
     *("runtime.device=cpu", "runtime.threads=1", "runtime.workers=1"),
@@ -275,6 +328,14 @@ SMALL = {
     "cifar10_full": ("batch_size=16", "dataset.source.published=false", "dataset.train_per_class=4"),
     "imagenette": (
         *("batch_size=8", "dataset.source.published=null", "dataset.image_size=32", "dataset.eval_resize=32"),
+    ),
+    "imagenet100": (
+        *("batch_size=16", "dataset.source.published=null", "dataset.image_size=32", "dataset.eval_resize=32"),
+        *("dataset.train_per_class=1", "optimizer.base_lr=1e-3"),  # at the printed rate, noise collapses
+    ),
+    "in100": (
+        *("batch_size=4", "dataset.source.published=null", "dataset.num_classes=4"),
+        *("embedding_dim=64", "network.projector.hidden_dim=64"),
     ),
     "cifar100_full": ("batch_size=50", "dataset.source.published=false", "dataset.train_per_class=1"),
 }

@@ -126,14 +126,14 @@ def test_the_published_counts_are_asked_for_once(
 
 
 def test_the_imagenet_presets_are_the_published_data_sets() -> None:
-    for preset in ("in20", "places205"):
+    for preset in ("in20", "places205", "imagenette", "imagenet100"):
         cell = load_run([f"dataset={preset}"])[0]
         assert cell.dataset.source.about in PUBLISHED.values()
         # What prepare accepts is no part of a cell.
         assert cell.id == load_run([f"dataset={preset}", "dataset.source.published=null"])[0].id
         assert "published" not in cell.plain()["dataset"]["source"]
     with pytest.raises(
-        RegbenchError, match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012 or places205 or null"
+        RegbenchError, match=r"dataset.source.published=ilsvrc2010 must be ilsvrc2012, places205, .* or null"
     ):
         load_run(["dataset=in20", "dataset.source.published=ilsvrc2010"])
 

@@ -101,3 +101,47 @@ def test_settings_that_contradict_a_list_are_refused(path: Path, root: Path, lis
     with pytest.raises(RegbenchError, match=r"train_list and dataset\.source\.train_per_class both"):
         listed(path, train_per_class=3)
     refused(listed(path.parent), root, f"list of training images {path.parent} is missing; put it there, or give")
+
+
+def test_a_list_says_which_classes_are_taken(tmp_path: Path, root: Path, folder_config: Config) -> None:
+    path = tmp_path / "two.txt"
+    path.write_text("# of three\ncat\n\nant\n")
+    contents = opened(folder_config(class_list=str(path), num_classes=2, train_per_class=3, tuning_per_class=2), root)
+    assert contents.class_names == ["ant", "cat"]
+    train = [(label, f"train/{name}/{name}_{i:03d}.jpg") for label, name in enumerate(("ant", "cat")) for i in range(3)]
+    assert images(contents, "train") == train
+    assert {name for _, name in images(contents, "test")} == {
+        f"val/{c}/{c}_{i:03d}.jpg" for c in ("ant", "cat") for i in (0, 1)
+    }
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    classes = f"the classes of two.txt (SHA-256 {sha256})"
+    assert contents.taken_from == {"train": classes, "tuning": classes, "test": classes}
+
+
+def test_held_out_images_are_of_the_listed_classes(tmp_path: Path, root: Path, folder_config: Config) -> None:
+    path = tmp_path / "two.txt"
+    path.write_text("cat\nbee")
+    divided = {"train_per_class": None, "tuning_per_class": None, "held_out": 0.25}
+    contents = opened(folder_config(class_list=str(path), num_classes=2, **divided), root)
+    assert contents.class_names == ["bee", "cat"]
+    classes = "the classes of two.txt"
+    assert all(classes in text and "/" in text.partition(classes)[0] for text in contents.taken_from.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ant\ndog\neel", "2 of its 3 classes are not in"),
+        ("ant\nbee\nant", "it names 1 classes twice: ant"),
+    ],
+)
+def test_a_list_of_classes_that_does_not_fit_is_refused(
+    text: str, reason: str, tmp_path: Path, root: Path, folder_config: Config
+) -> None:
+    path = tmp_path / "classes.txt"
+    path.write_text(text)
+    refused(folder_config(class_list=str(path)), root, str(path), reason, "dataset.source.class_list")
+
+
+def test_a_list_of_classes_that_is_not_there_is_refused(root: Path, folder_config: Config) -> None:
+    refused(folder_config(class_list="none.txt"), root, "the list of classes none.txt is missing", "class_list=PATH")
