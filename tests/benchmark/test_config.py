@@ -458,7 +458,7 @@ def test_presets_load() -> None:
     for name, description in sweep_names().items():
         sweep = preset(name)
         assert (sweep.name, sweep.description) == (name, description)
-        assert len(sweep.cells) == len({cell.id for cell in sweep.cells}) > 1
+        assert len(sweep.cells) == len({cell.id for cell in sweep.cells}) > 0
     for name, rows in (("in20_table2", 18), ("in20_table3", 3), ("in100_table4", 7)):
         assert len(preset(name).cells) == rows  # those of the paper's table
 
