@@ -67,7 +67,8 @@ class Evaluation(ABC):
     reference: ClassVar[str]
     """Where the protocol is from: authors, venue and year."""
     selects: ClassVar[str] = ""
-    """The name of the score that hyperparameters can be chosen by, if it has one; then it implements `select`."""
+    """The name of the score that hyperparameters can be chosen by and curves drawn of, if it has one; then it
+    implements `select`."""
 
     def check(self, name: str, task: Task) -> None:
         """Refuse, before any training, what cannot be evaluated.

@@ -35,6 +35,7 @@ from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import loop
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.prepare import prepare
 from regbench.slurm.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps
@@ -193,6 +194,18 @@ def in_a_probe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "save", telling)
 
 
+def before_the_second(patch: pytest.MonkeyPatch) -> None:
+    """A signal when the second epoch has ended."""
+    numbers = itertools.count(1)
+
+    def telling(*views: torch.Tensor) -> dict[str, float]:
+        if next(numbers) == 2:
+            told()
+        return spread_metrics(*views)
+
+    patch.setattr(loop, "spread_metrics", telling)
+
+
 def at_the_eighth(step: int) -> None:
     if step == 7:
         told()
@@ -208,6 +221,7 @@ INTERRUPTIONS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, 
         6,
         [1, 2],
     ),
+    "told by a signal just before an evaluation": (before_the_second, (), 6, [1]),
     "told by a signal in an evaluation": (in_call(2, KNN, "select", told), (), 6, [1]),
     "told by a signal in the second evaluation of an epoch": (in_call(2, LinearProbe, "select", told), (), 6, [1]),
     "told by a signal in a probe's second epoch": (in_a_probe, (), 6, [1]),
