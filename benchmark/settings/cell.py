@@ -32,7 +32,7 @@ class ProjectorConfig:
         norm: What follows each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
         activation: What follows that: "relu" or "gelu".
         bias: Whether the last layer has a bias.
-        last_norm: What follows the last layer: "none", "batch" or "layer".
+        last_norm: What follows the last layer: "none", "batch", "layer", or "plain_batch" (BN without scale and shift).
     """
 
     depth: AtLeastZero = 3
@@ -40,7 +40,7 @@ class ProjectorConfig:
     norm: Literal["batch", "layer", "none"] = "batch"
     activation: Literal["relu", "gelu"] = "relu"
     bias: bool = False
-    last_norm: Literal["none", "batch", "layer"] = "none"
+    last_norm: Literal["none", "batch", "plain_batch", "layer"] = "none"
 
 
 @settings

@@ -110,4 +110,4 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": lambda: nn.ReLU(inpl
 def _norm(name: str, width: int) -> list[nn.Module]:
     if name == "none":
         return []
-    return [nn.BatchNorm1d(width) if name == "batch" else nn.LayerNorm(width)]
+    return [nn.LayerNorm(width) if name == "layer" else nn.BatchNorm1d(width, affine=name == "batch")]

@@ -66,6 +66,7 @@ LINEAR, RELU, GELU, NORM = nn.Linear, nn.ReLU, nn.GELU, {"batch": nn.BatchNorm1d
         ({"norm": "layer"}, [LINEAR, NORM["layer"], RELU] * 2 + [LINEAR]),
         ({"depth": 2, "norm": "none", "last_norm": "batch"}, [LINEAR, RELU, LINEAR, NORM["batch"], nn.Identity]),
         ({"depth": 1, "last_norm": "layer", "bias": True}, [LINEAR, NORM["layer"], nn.Identity]),
+        ({"depth": 1, "last_norm": "plain_batch"}, [LINEAR, NORM["batch"], nn.Identity]),
     ],
 )
 def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn.Module]]) -> None:
@@ -74,6 +75,8 @@ def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn
     assert [type(layer) for layer in layers] == [SmallLinear if kind is LINEAR else kind for kind in kinds]
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     assert (linear[-1].bias is not None) == settings.get("bias", False)
+    affine = {layer.affine for layer in layers if isinstance(layer, nn.BatchNorm1d)}
+    assert affine <= {settings.get("last_norm") != "plain_batch"}
     views = torch.randn(2, 6, 1, 28, 28) * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1, 1)
     embeddings = network(*views)
     for z, x in zip(embeddings, views, strict=True):  # each view has statistics of its own

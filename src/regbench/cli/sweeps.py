@@ -40,7 +40,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
 
     if name is None:
         for preset, description in sweep_names().items():
-            click.echo(f"{preset:<16} {description}")
+            click.echo(f"{preset:<18} {description}")
         return
     grid = load_sweep(name, overrides)
     if plan:
