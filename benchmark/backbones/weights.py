@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import math
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
     if colon and library in ("torchvision", "timm"):
         if channels != 3:
             raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel; choose another")
-        module, mean, std = (_torchvision if library == "torchvision" else _timm)(source, name)
+        module, mean, std = _torchvision(source, name) if library == "torchvision" else _timm(source, name, image_size)
         dim = representation_dim(source, module, channels, image_size)
         architecture = name.partition("@")[0]
         return Published(Encoder(module, dim), architecture, _digest(module.state_dict()), mean, std)
@@ -116,16 +117,30 @@ def _behead(source: str, model: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, nn.Identity())
 
 
-def _timm(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
     import timm
+
+    def create(**sizes: int) -> Any:
+        return timm.create_model(name, pretrained=True, num_classes=0, **sizes)
 
     if not timm.is_model_pretrained(name):
         near = ", ".join(timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:_SHOWN])
         raise RegbenchError(f"{source}: timm has no weights of that name; near: {near or 'none'}")
     try:
-        model: Any = timm.create_model(name, pretrained=True, num_classes=0)
-    except (OSError, RuntimeError) as error:
-        raise RegbenchError(f"{source} cannot be loaded: {' '.join(str(error).split())}") from error
+        try:
+            model = create(img_size=image_size)  # timm resamples positional embeddings to it
+        except TypeError:  # a network that takes images of any size
+            model = create()
+    except (OSError, RuntimeError, AssertionError, ValueError) as error:
+        raise RegbenchError(
+            f"{source} cannot be loaded for images of {image_size} px: {' '.join(str(error).split())[:200]}"
+        ) from error
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch and image_size % patch[0]:
+        raise RegbenchError(
+            f"{source} cuts images into patches of {patch[0]} px, and {image_size} is no multiple of that; choose "
+            "another dataset.image_size"
+        )
     return model, tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"])
 
 
@@ -200,6 +215,8 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
         what = f"several networks ({', '.join(most)})" if most else f"no {architecture}: {_some(list(state))}"
         raise RegbenchError(f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone")
     prefix = most[0]
+    if (found := state.get(f"{prefix}pos_embed")) is not None and "pos_embed" in wanted:
+        state = {**state, f"{prefix}pos_embed": _resampled(found, module, path)}
     missing = [name for name in wanted if prefix + name not in state and not name.endswith("num_batches_tracked")]
     others = [name for name in state if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted]
     heads = [name for name in others if _part(name, prefix) in _HEADS]
@@ -216,6 +233,32 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
         parts = sorted({_part(name, prefix) for name in heads})
         log.info("%s: left out %d tensors of %s", path, len(heads), ", ".join(parts))
     module.load_state_dict({name: state[prefix + name] for name in wanted if prefix + name in state}, strict=False)
+
+
+def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
+    """Resample a transformer's positional embeddings to the grid of patches of its images, as timm does.
+
+    Those of another width are left as they are: they belong to another transformer.
+
+    Raises:
+        RegbenchError: If they are not those of a square grid.
+    """
+    own: Tensor = module.pos_embed
+    if found.ndim != 3 or own.ndim != 3 or found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
+        return found
+    from timm.layers import resample_abs_pos_embed
+
+    grid = module.patch_embed.grid_size
+    tokens = own.shape[1] - math.prod(grid)  # before the patches
+    side = math.isqrt(max(0, found.shape[1] - tokens))
+    if not side or side**2 + tokens != found.shape[1]:
+        raise RegbenchError(
+            f"{path}: its {found.shape[1]} positional embeddings are not those of a square grid of patches and "
+            f"{tokens} tokens before them, so they cannot be resampled to {grid[0]} x {grid[1]}; choose network= to fit"
+        )
+    log.info("%s: resampled the positional embeddings of %d x %d patches to %d x %d", path, side, side, *grid)
+    resampled: Tensor = resample_abs_pos_embed(found, list(grid), num_prefix_tokens=tokens)
+    return resampled
 
 
 def _part(name: str, prefix: str) -> str:

@@ -254,9 +254,9 @@ def test_a_download_that_fails_says_where_to_put_the_file(monkeypatch: pytest.Mo
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     create, models = timm.create_model, []
 
-    def untrained(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
+    def untrained(name: str, *, pretrained: bool, **options: Any) -> nn.Module:
         assert pretrained
-        models.append(create(name, pretrained=False, num_classes=num_classes))
+        models.append(create(name, pretrained=False, **options))
         return models[-1]
 
     monkeypatch.setattr(timm, "create_model", untrained)
@@ -265,10 +265,33 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert published.backbone.dim == 192
     torch.testing.assert_close(published.backbone.represent(x), models[0].eval()(x))
     assert published.mean == (0.5, 0.5, 0.5)
-    with pytest.raises(RegbenchError, match="does not take images of 24 px"):
+    with pytest.raises(RegbenchError, match="cuts images into patches of 16 px, and 24 is no multiple of that"):
         load_backbone("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", TINY, 3, 24)
     with pytest.raises(RegbenchError, match=r"timm has no weights of that name; near: .*resnet18"):
         load_backbone("timm:resnet18.nothing", TINY, 3, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit_tiny_patch16_224.augreg_in21k_ft_in1k", 64), ("resnet10t.c3_in1k", 64)]
+)
+def test_a_model_of_timm_with_images_of_another_size(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """timm resamples the positions of a transformer when it loads them; a file stands for the download."""
+    create = timm.create_model
+    model = create(name.partition(".")[0], pretrained=False)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+
+    def of_file(name: str, **options: Any) -> nn.Module:
+        return create(name, pretrained_cfg_overlay={"file": str(tmp_path / "weights.pth")}, **options)
+
+    monkeypatch.setattr(timm, "create_model", of_file)
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
+    found = load_backbone(f"timm:{name}", TINY, 3, size).backbone.represent(x)
+    model.reset_classifier(0)
+    if "vit" in name:
+        model.set_input_size(img_size=size)
+    torch.testing.assert_close(found, model.eval()(x).detach())
 
 
 # ------------------------------------------------------------------ models of timm
@@ -325,6 +348,34 @@ def test_the_representation_of_a_transformer(name: str) -> None:
     out = module(GREY)
     assert out.shape == (3, dim)
     torch.testing.assert_close(out, expected(model))
+
+
+@pytest.mark.parametrize("settings", [{}, {"options": VIT["options"] | {"class_token": False, "global_pool": "avg"}}])
+def test_published_positions_are_resampled_to_the_images(
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights for 28 px (7 x 7 patches), images of 20 px (5 x 5), against what the network of 28 px makes of them."""
+    module, _ = vit(**settings)
+    with torch.no_grad():
+        module.pos_embed *= 50  # so that they matter beside the patches
+    torch.save({"teacher": prefixed(module.state_dict(), "backbone.")}, tmp_path / "weights.pth")
+    network = BACKBONES.build("timm", **{**VIT, **settings})
+    small = GREY[:, :, :20, :20]
+    with caplog.at_level(logging.INFO, "regbench"):
+        published = load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
+    torch.testing.assert_close(published.backbone.represent(small), module(small).detach())
+    assert "resampled the positional embeddings of 7 x 7 patches to 5 x 5" in caplog.text
+
+
+def test_positions_of_no_square_grid_are_refused(tmp_path: Path) -> None:
+    module, _ = vit()
+    torch.save(module.state_dict() | {"pos_embed": torch.zeros(1, 48, 24)}, tmp_path / "weights.pth")
+    network = BACKBONES.build("timm", **VIT)
+    with pytest.raises(RegbenchError, match=r"48 positional embeddings are not those of a square grid.* to 5 x 5"):
+        load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
+    torch.save(module.state_dict() | {"pos_embed": torch.zeros(1, 50, 32)}, tmp_path / "weights.pth")
+    with pytest.raises(RegbenchError, match=r"other shapes: pos_embed \(1, 50, 32\) instead of \(1, 26, 24\)"):
+        load_backbone(str(tmp_path / "weights.pth"), network, 1, 20)
 
 
 def test_images_of_another_size_have_interpolated_positions() -> None:
