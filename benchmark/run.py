@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,13 +166,18 @@ class _Run:
         if attempt is not None:
             attempt.update(stage="pretrain")
         try:
-            return train(self.cell, self.compute, self.directory, world, attempt, self.interruption)
+            trained = train(self.cell, self.compute, self.directory, world, attempt, self.interruption)
         except Diverged as error:
             if attempt is not None:
                 log.warning("%s", error)
                 attempt.update(outcome="diverged", detail=str(error))
                 self._write_record(attempt, "diverged", (), error.progress, diverged=error.what)
             return None
+        if world.group is None or world.rank > 0:
+            return trained
+        # The BN layers of the trained one belong to ranks that leave now; an evaluation could not copy them.
+        network = _network(self.cell, {"network": trained.network.state_dict()}).to(self.compute.device)
+        return replace(trained, network=network)
 
     def pretrained(self) -> Trained:
         """Load the network that an earlier job trained."""
