@@ -75,10 +75,15 @@ numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 with _contained(), _plain_dictionaries():
     import ffcv._libffcv
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
-    from ffcv.loader import Loader
+    from ffcv.loader import Loader, epoch_iterator
     from ffcv.loader.epoch_iterator import EpochIterator
     from ffcv.pipeline.allocation_query import AllocationQuery
     from ffcv.pipeline.compiler import Compiler
+
+
+# Its iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made in
+# main memory, and `epochs` brings them to the device.
+epoch_iterator.IS_CUDA = False
 
 
 @contextmanager

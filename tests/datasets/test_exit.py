@@ -51,3 +51,22 @@ def test_ctrl_c_ends_a_process_in_its_epoch(data_dir: Path, backend: str) -> Non
     assert process.returncode != 0
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+GPUS_ARE_LEFT_ALONE = """
+import torch
+def refuse(*_, **__):
+    raise AssertionError("CUDA is used")
+torch.cuda.is_available = lambda: True
+torch.cuda.Stream = torch.cuda.current_stream = torch.cuda.Event = torch.cuda._lazy_init = refuse
+"""
+
+
+def test_ffcv_on_a_machine_with_gpus_leaves_them_alone(data_dir: Path) -> None:
+    """Its iterator would make a context on the first of them, even of a loader for the CPU."""
+    pytest.importorskip("ffcv")
+    once = ITERATE.replace("range(10**6)", "range(1)")
+    command = [sys.executable, "-c", GPUS_ARE_LEFT_ALONE + once, str(data_dir), "ffcv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "workqueue" in done.stdout
