@@ -32,8 +32,17 @@ _PATIENCE_S = 600
 _RETRY_S = 1.0
 
 
-def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str]) -> None:
-    """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it."""
+def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = "") -> None:
+    """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it.
+
+    Args:
+        cell: As plain data.
+        runtime: Where and with what.
+        sweep: Its name.
+        stages: Those to bring the cell through.
+        gpu: Number or UUID of the only GPU that the run sees; empty: none.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
     from regbench.benchmark.run import run_cell
     from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and only jobs need it
     from regbench.slurm.tune import how_chosen

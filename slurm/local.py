@@ -46,9 +46,9 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     """
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     write_plan(sweep, folder)
-    gpus = torch.cuda.device_count() if sweep.runtime.device != "cpu" else 0
+    gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
     cores = len(os.sched_getaffinity(0))
-    parallel = min(sweep.runtime.parallel or gpus or cores, len(sweep.cells))
+    parallel = min(sweep.runtime.parallel or len(gpus) or cores, len(sweep.cells))
     threads = sweep.runtime.threads or default_threads("cuda" if gpus else "cpu", parallel)
     runtime = replace(sweep.runtime, threads=threads)
     ends = ("record.json",) if "final" in stages else ("record.json", "tuning.json")
@@ -63,7 +63,17 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
 
 
-def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: int) -> None:
+def _visible_gpus() -> list[str]:
+    """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(count)) if given is None else (name.strip() for name in given.split(","))
+    return list(names)[:count]
+
+
+def _drain(
+    todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
+) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
     running: dict[int, tuple[Cell, LocalJob[Any]]] = {}
     finished, count, finished_epochs = 0, len(todo), 0
@@ -75,7 +85,8 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str]
                     cell = todo.popleft()
                     try:
                         _announce_others(run_directory(runtime, name, cell), cell)
-                        running[slot] = (cell, _submit(cell, runtime, name, stages, slot % gpus if gpus else None))
+                        gpu = gpus[slot % len(gpus)] if gpus else ""
+                        running[slot] = (cell, _submit(cell, runtime, name, stages, gpu))
                     except OSError as error:  # its folder cannot be written to, while those of others can
                         finished += 1
                         finished_epochs += cell.epochs
@@ -105,15 +116,14 @@ def _drain(todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str]
         bar.close()
 
 
-def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: int | None) -> LocalJob[Any]:
+def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: str) -> LocalJob[Any]:
     executor = LocalExecutor(run_directory(runtime, name, cell) / "logs")
-    gpus: Sequence[int] = () if gpu is None else (gpu,)
-    # submitit's own default would end a local job after two minutes.
-    executor.update_parameters(timeout_min=60 * 24 * 365, gpus_per_node=len(gpus), visible_gpus=gpus)
+    # submitit's own default would end a local job after two minutes. It takes GPUs by number only, so the job is told.
+    executor.update_parameters(timeout_min=60 * 24 * 365)
     # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return executor.submit(run_local_job, cell.plain(), runtime, name, stages)  # type: ignore[return-value]
+        return executor.submit(run_local_job, cell.plain(), runtime, name, stages, gpu)  # type: ignore[return-value]
     finally:
         signal.signal(signal.SIGINT, handler)
 

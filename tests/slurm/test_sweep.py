@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from submitit.local.local import LocalExecutor
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
@@ -300,6 +302,40 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"])],
+)
+def test_runs_take_the_gpus_that_the_shell_allows(
+    shell: str | None, expected: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two GPUs and three cells; a job says which it would have seen."""
+    seen: list[str] = []
+
+    class Job:
+        def done(self) -> bool:
+            return True
+
+    def submit(self: LocalExecutor, job: Callable[..., None], *arguments: Any) -> Job:
+        with monkeypatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+            job(*arguments)
+        return Job()
+
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(LocalExecutor, "submit", submit)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shell is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
+    (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
+    overrides = [override for override in tiny if override != "runtime.device=cpu"]
+    run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
+    assert seen == [*expected, expected[0]]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
+
+
 def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     """`kill -9` of the command, of the job and of the loader's process, in the middle of training."""
     short, long = ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"], ["method=sfrik_l3", "epochs=12"]
