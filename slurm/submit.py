@@ -58,7 +58,7 @@ _TEARDOWN = [
 
 
 def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
-    """Submit cells, one job array for each distinct set of resources; with `cluster.stages`, one for each stage.
+    """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
     The process must have the folder to itself, see `regbench.slurm.status.alone`.
 
@@ -101,7 +101,7 @@ def _submit_array(
 ) -> list[str]:
     before = ""
     arrays = []
-    for names in [[stage] for stage in stages] if cluster.stages else [list(stages)]:
+    for names in cluster.jobs(stages):
         # Written first and found again by the job's name, should this process be killed before it knows the job's id.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
         name = f"regbench-{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.name)}-{intent.stem}"
@@ -157,7 +157,9 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
             *cluster.setup,
         ],
         "teardown": _TEARDOWN,
-        "srun_args": ["--kill-on-bad-exit=1"],
+        # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The first rank may end long after the
+        # others: a site's WaitTime must not count.
+        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus}", "--wait=0"],
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **(cluster.extra or {})},
     }
     executor.update_parameters(**{key: value for key, value in options.items() if value is not None})

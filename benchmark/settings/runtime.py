@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import field
+from collections.abc import Sequence
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -79,7 +80,8 @@ class Cluster:
         setup: Shell lines before the run.
         container: Prefix of the Python command; null: this Python.
         extra: Other options of sbatch.
-        stages: What differs of the above for each of the stages pretrain, tune and final; null: one job does all.
+        stages: What differs of the above for each of the stages pretrain, tune and final, each of which is a job of its
+            own then; null: one job does all, or where several processes train, the evaluations are a job of one.
         gpu_memory_gib: What a GPU has; runs that are predicted to need more are refused.
     """
 
@@ -112,14 +114,22 @@ class Cluster:
             given = ", ".join(self.stages) or "nothing"
             raise RegbenchError(f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}")
 
+    def jobs(self, stages: Sequence[str]) -> list[list[str]]:
+        """Divide the stages of a run among jobs, one after the other."""
+        if self.stages is not None:
+            return [[stage] for stage in stages]
+        if self.processes > 1 and stages[0] == "pretrain":
+            return [["pretrain"], list(stages[1:])] if len(stages) > 1 else [["pretrain"]]
+        return [list(stages)]
+
     def at(self, stage: str) -> Cluster:
-        """Return what the job with one stage gets.
+        """Return what the job that begins with a stage gets.
 
         Raises:
             RegbenchError: If a setting of the stage is unknown or of the wrong type.
         """
         if self.stages is None:
-            return self
+            return self if stage == "pretrain" else replace(self, nodes=1, gpus=min(self.gpus, 1))
         return from_plain(Cluster, {**plain(self), "stages": None, **self.stages[stage]}, f"cluster.stages.{stage}.")
 
     @property

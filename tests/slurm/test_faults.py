@@ -234,7 +234,8 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         assert record is not None
         assert record.status == "done"
         attempts = read_attempts(directories[number])
-        assert [attempt["ended"] for attempt in attempts].count("done") == 1
+        jobs = 1 if number < 13 else 2  # the evaluations of what two processes trained are a job of one
+        assert [attempt["ended"] for attempt in attempts].count("done") == jobs
         assert len(attempts) >= 2 or number in (7, 11), (number, attempts)
         if number < 13:
             assert curve(record) == curve(undisturbed), number

@@ -83,8 +83,8 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
     options = ("cluster.partition=gpu", "cluster.time_minutes=70", "cluster.notice_s=33", "cluster.parallel=2")
-    assert "submitted 4 cells as 1, 4" in user.submit(*options, "cluster.modules=[cuda/13]", "cluster.gpus=2")
-    array, single = (user.slurm.tasks()[name] for name in ("1_0", "4"))
+    assert "submitted 4 cells as 1, 4, 7, 8" in user.submit(*options, "cluster.modules=[cuda/13]", "cluster.gpus=2")
+    array, evaluations, single, last = (user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8"))
     asked = array["asked"]
     assert (asked["array"], asked["partition"], asked["time"], asked["signal"]) == ("0-2%2", "gpu", "70", "USR2@33")
     assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "2", "1")
@@ -93,8 +93,19 @@ def test_what_is_submitted(user: User) -> None:
     assert "mem" not in asked
     assert "array" not in single["asked"]
     assert (single["asked"]["nodes"], single["asked"]["mem"]) == ("4", "1536MB")
-    assert "module load cuda/13\n" in Path(array["script"]).read_text()
-    assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "4"]
+    script = Path(array["script"]).read_text()
+    assert "module load cuda/13\n" in script
+    (step,) = (line for line in script.splitlines() if line.startswith("srun"))
+    # srun does not take over --cpus-per-task, and a site's WaitTime would end what the first rank has still to do.
+    assert {"--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=1"} < set(step.split())
+    # No GPU but one waits while that one evaluates.
+    for job, before in ((evaluations, "aftercorr:1"), (last, "afterok:7")):
+        asked = job["asked"]
+        assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("1", "1", "1")
+        assert asked["dependency"] == before
+    stages = [json.loads(path.read_text())["stages"] for path in sorted((user.sweep / "jobs").glob("*.json"))]
+    assert stages == [["pretrain"], ["tune", "final"]] * 2
+    assert [status.job for status in user.statuses()] == ["1_0", "1_1", "1_2", "7"]
     assert {(status.state, status.detail) for status in user.statuses()} == {("queued", "pending (Priority)")}
 
 
