@@ -199,6 +199,7 @@ class EvalLoader(EpochLoader):
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
 
         def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-            return views[0], self._labels[torch.from_numpy(indices)].to(self.device)
+            # As the crops go: a plain copy would wait for all that the device has to do.
+            return views[0], self._transfer(self._labels[torch.from_numpy(indices)])
 
         return self._epoch(order, e, give)
