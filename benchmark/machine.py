@@ -23,7 +23,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe what ran the cell: versions, git state, host, hardware and threads."""
+    """Describe what ran the cell: versions, git state, host, hardware, threads, and whether float32 is cut to TF32."""
     return {
         "python": platform.python_version(),
         **versions("regbench", "torch", "torchvision", "numpy", "ffcv"),
@@ -32,6 +32,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "hardware": hardware(device),
         "threads": torch.get_num_threads(),
+        "tf32": torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
     }
 
 

@@ -26,6 +26,7 @@ from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine import environment
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
@@ -239,6 +240,7 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert record.environment["loader"] == "torchvision"
     assert record.environment["loss_form"] == "textbook"
     assert record.environment["threads"] == 1
+    assert record.environment["tf32"] is False
     assert record.data.content_sha256.keys() == {"train", "tuning", "test"}
     assert len(record.attempts) == 1
     assert record.finished >= record.started
@@ -653,6 +655,16 @@ def test_one_process_at_a_time_works_on_a_cell(tiny: list[str], monkeypatch: pyt
     assert len(entered) == 1
     assert records[0].sha256 == records[1].sha256
     assert len(records[0].attempts) == 1
+
+
+def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's default the convolutions of a run in fp32, and of every evaluation, would be in TF32 on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert environment(torch.device("cpu"))["tf32"] is True
+    resolve(load(tiny)[1])
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
