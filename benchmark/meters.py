@@ -81,15 +81,18 @@ class PeakMemory:
 def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
     """Measure the highest sum of live allocations that `run` makes on `device`, without the tensors that it returns.
 
-    On a CPU these are left out from their allocation on; on CUDA their size is taken off the peak.
+    On a CPU these are left out from their allocation on; on CUDA their size is taken off the peak of a second call: the
+    first one makes what libraries keep, such as cuBLAS's workspace.
     """
+    if device.type == "cuda":
+        run()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        kept = sum(tensor.untyped_storage().nbytes() for tensor in run())
-        return max(0, torch.cuda.max_memory_allocated(device) - before - kept)
+        storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in run())}
+        return max(0, torch.cuda.max_memory_allocated(device) - before - sum(storages.values()))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         kept_tensors = run()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
@@ -129,8 +132,9 @@ ENERGY_KINDS = ("gpu", "cpu")
 class EnergyMeter:
     """Energy used since the object was made, as far as the hardware tells.
 
-    `gpu` is what NVML counts for the device. `cpu` is what RAPL counts for all processor packages of the machine,
-    other processes' work included; most systems let only root read it. What cannot be read is left out.
+    `gpu` is what NVML counts for the device, in equal shares for the processes that compute on it when it is read.
+    `cpu` is what RAPL counts for all processor packages of the machine, other processes' work included; most systems
+    let only root read it. What cannot be read is left out.
     """
 
     def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
@@ -146,19 +150,31 @@ class EnergyMeter:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-                self._add("gpu", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, float("inf"))
+                self._add(
+                    "gpu",
+                    lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+                    float("inf"),
+                    lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+                )
         for package in sorted(powercap.glob("intel-rapl:[0-9]")):
             with contextlib.suppress(OSError):
                 wraps_joules = int((package / "max_energy_range_uj").read_text()) / 1e6
                 self._add("cpu", functools.partial(_rapl_joules, package), wraps_joules)
 
-    def _add(self, kind: str, read_joules: Callable[[], float], wraps_joules: float) -> None:
-        last = read_joules()  # raises where it must not be read
+    def _add(
+        self,
+        kind: str,
+        read_joules: Callable[[], float],
+        wraps_joules: float,
+        count_users: Callable[[], int] = lambda: 1,
+    ) -> None:
+        last, _ = read_joules(), count_users()  # raises where it must not be read
 
         def used() -> float:
             nonlocal last
             previous, last = last, read_joules()
-            return last - previous if last >= previous else last - previous + wraps_joules
+            new = last - previous if last >= previous else last - previous + wraps_joules
+            return new / max(1, count_users())
 
         self._counters.append((kind, used))
         self._used_joules.setdefault(kind, 0.0)

@@ -111,10 +111,8 @@ def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], eng
     leaves_NQ = [view.detach().requires_grad_() for view in views]
 
     def run() -> Sequence[Tensor]:
-        for z_NQ in leaves_NQ:
-            z_NQ.grad = None
-        method.loss(*leaves_NQ, engine=engine, global_views=2).backward()
-        return [z_NQ.grad for z_NQ in leaves_NQ if z_NQ.grad is not None]
+        # The leaves keep no gradients, which would count as memory that was there before the next call.
+        return torch.autograd.grad(method.loss(*leaves_NQ, engine=engine, global_views=2), leaves_NQ)
 
     return run
 

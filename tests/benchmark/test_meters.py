@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 from torch import Tensor
@@ -123,6 +125,45 @@ def test_energy_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert EnergyMeter(CPU, tmp_path).read_joules() == {}
     assert EnergyMeter(CPU, tmp_path / "none").read_joules() == {}
+
+
+def test_runs_that_share_a_gpu_share_its_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is there at the second reading, and has gone at the third."""
+    joules, others = iter([1000.0, 1000.0, 1300.0, 1400.0]), iter([0, 0, 1, 0])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="8f3a"))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1e3 * next(joules))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [None] * (1 + next(others)))
+    meter = EnergyMeter(torch.device("cuda", 0), tmp_path)
+    assert [meter.read_joules()["gpu"] for _ in range(3)] == [0.0, 150.0, 250.0]
+
+
+class Allocator:
+    """What torch tells of a GPU's memory."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.live = self.peak = 0
+        patch.setattr(torch.cuda, "synchronize", lambda _: None)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.live))
+        patch.setattr(torch.cuda, "memory_allocated", lambda _: self.live)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
+
+    def take(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def test_what_libraries_keep_on_a_gpu_is_not_a_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, workspaces = Allocator(monkeypatch), iter([8000])
+
+    def run() -> Sequence[Tensor]:
+        allocator.take(next(workspaces, 0))  # by the first call, for all
+        allocator.take(300)
+        allocator.take(-300)
+        return []
+
+    assert [peak_extra_bytes(run, torch.device("cuda", 0)) for _ in range(2)] == [300, 300]
 
 
 def squares(x_NQ: Tensor) -> Sequence[Tensor]:
