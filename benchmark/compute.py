@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ class Compute:
     Attributes:
         runtime: What was asked for.
         device: That computes.
+        workers: Threads or processes that load images.
     """
 
     runtime: Runtime
     device: torch.device
+    workers: int
 
     @property
     def data_dir(self) -> Path:
@@ -56,7 +59,7 @@ def resolve(runtime: Runtime) -> Compute:
         device = f"cuda:{index}"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(runtime.threads or default_threads(device, local_size))
-    return Compute(runtime, torch.device(device))
+    return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
 
 
 def default_threads(device: str, processes: int) -> int:
@@ -67,5 +70,41 @@ def default_threads(device: str, processes: int) -> int:
     operations). So any other work on the machine makes several threads slower than one, as
     benchmark/speed/thread_contention.py measures.
     """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
+    return cpus_of_each(processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
+
+
+def default_workers(device: str, processes: int) -> int:
+    """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means.
+
+    Beside a GPU they are as many as it has CPUs; on a CPU these are at work on the network.
+    """
+    return cpus_of_each(processes) if device != "cpu" else 1
+
+
+def cpus_of_each(processes: int) -> int:
+    """Return how many CPUs one of so many processes on this machine has, at least 1.
+
+    The tasks of a Slurm step have CPUs of their own; others share those of this process.
+    """
+    tasks = 1
+    if {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"} <= os.environ.keys():
+        tasks = max(1, int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_NNODES"]))
+    return max(1, usable_cpus() // max(1, processes // tasks))
+
+
+def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return how many CPUs this process may use, by its affinity, its control groups' quotas and its Slurm task.
+
+    Args:
+        cgroups: Where Linux shows the second version of control groups.
+        own: The file that names that of this process.
+    """
+    limits = [float(len(os.sched_getaffinity(0))), float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")]
+    with contextlib.suppress(OSError, ValueError):
+        (name,) = (line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+        folder = cgroups / name.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(cgroups) and (group / "cpu.max").exists():
+                quota_us, period_us = (group / "cpu.max").read_text().split()
+                limits.append(float(quota_us) / float(period_us) if quota_us != "max" else float("inf"))
+    return max(1, int(min(limits)))

@@ -17,7 +17,7 @@ import torch
 from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
-from regbench.benchmark.compute import default_threads
+from regbench.benchmark.compute import default_threads, default_workers, usable_cpus
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt
 from regbench.benchmark.settings.cell import Cell
@@ -47,10 +47,12 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     write_plan(sweep, folder)
     gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
-    cores = len(os.sched_getaffinity(0))
-    parallel = min(sweep.runtime.parallel or len(gpus) or cores, len(sweep.cells))
-    threads = sweep.runtime.threads or default_threads("cuda" if gpus else "cpu", parallel)
-    runtime = replace(sweep.runtime, threads=threads)
+    parallel = min(sweep.runtime.parallel or len(gpus) or usable_cpus(), len(sweep.cells))
+    device = "cuda" if gpus else "cpu"
+    threads = sweep.runtime.threads or default_threads(device, parallel)
+    runtime = replace(
+        sweep.runtime, threads=threads, workers=sweep.runtime.workers or default_workers(device, parallel)
+    )
     ends = ("record.json",) if "final" in stages else ("record.json", "tuning.json")
     todo = deque(cell for cell in sweep.cells if not any((folder / cell.id / end).exists() for end in ends))
     log.info(

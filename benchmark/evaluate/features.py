@@ -95,7 +95,7 @@ class Images:
             batch_size=batch_size,
             device=compute.device,
             backend=compute.runtime.loader,
-            workers=compute.runtime.workers,
+            workers=compute.workers,
             choice=self.choice,
             **options,
         )
@@ -164,7 +164,7 @@ class Images:
             seed=seed,
             device=compute.device,
             backend=compute.runtime.loader,
-            workers=compute.runtime.workers,
+            workers=compute.workers,
             choice=self.choice,
         ) as loader:
             epochs = []

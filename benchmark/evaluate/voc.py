@@ -131,7 +131,7 @@ def features(
         size=config.image_size,
         interpolation=config.interpolation,
         batch_size=batch_size,
-        workers=compute.runtime.workers,
+        workers=compute.workers,
     )
     length = -(-len(split.paths) // batch_size)
     bar = tqdm(batches, f"features of VOC2007 {name}", length, disable=not sys.stderr.isatty(), leave=False)

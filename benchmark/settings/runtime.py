@@ -25,9 +25,10 @@ class Runtime:
         runs_dir: Folder of run directories; the default is $REGBENCH_RUNS_DIR, or "runs".
         device: That computes; "auto" takes a GPU if there is one.
         loader: That reads the images; "auto" takes FFCV if it is installed.
-        workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for one run.
-        threads: CPU threads that compute for one run; 0: one on a CPU that may have other work, all cores beside a GPU
-            and in a Slurm job.
+        workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for each process of a
+            run; 0: one on a CPU, as many as it has CPUs beside a GPU.
+        threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have other work, as many
+            as it has CPUs beside a GPU and in a Slurm job.
         loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance" or "textbook" (the
             published formula under plain autograd).
         shard_optimizer: Whether the ranks of a run share the optimizer's state of matrices (ZeRO-1) instead of each
@@ -48,7 +49,7 @@ class Runtime:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     loader: Literal["auto", "ffcv", "torchvision"] = "auto"
     # More than a thousand would be a slip of the hand, and may stop the machine.
-    workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     loss_form: Literal["auto", "textbook", "gram", "covariance"] = "auto"
     shard_optimizer: bool = False

@@ -232,7 +232,7 @@ class _Training:
                 seed=cell.seed,
                 device=self.compute.device,
                 backend=self.compute.runtime.loader,
-                workers=self.compute.runtime.workers,
+                workers=self.compute.workers,
                 rank=world.rank,
                 world_size=world.size,
                 parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),

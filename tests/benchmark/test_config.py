@@ -316,7 +316,7 @@ REFUSALS = {
     "runtime.device=tpu": "runtime.device=tpu must be auto, cpu or cuda",
     "runtime.loader=dali": "runtime.loader=dali must be auto, ffcv or torchvision",
     "runtime.compile=3": "runtime.compile=3 must be true or false",
-    "runtime.workers=0": "runtime.workers=0 must be a whole number, at least 1",
+    "runtime.workers=-1": "runtime.workers=-1 must be a whole number, at least 0",
     "runtime.threads=-2": "runtime.threads=-2 must be a whole number, at least 0",
     "runtime.parallel=-2": "runtime.parallel=-2 must be a whole number, at least 0",
     "runtime.lease_s=0": "runtime.lease_s=0 must be a number, above 0",

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
-from regbench.benchmark.compute import resolve
+from regbench.benchmark.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
@@ -670,18 +670,48 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     ranks = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    job = {"SLURM_JOB_ID": "7"}
+    job, step = {"SLURM_JOB_ID": "7"}, {"SLURM_CPUS_PER_TASK": "6", "SLURM_NNODES": "1"}
     runtime = load(tiny)[1]
     for surroundings, threads, expected in (
         ({}, 0, 1),  # other work may share the cores
         (job, 0, 6),  # they are the job's
         (job | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, 0, 3),
+        # The affinity of a task is its own: it is not divided again.
+        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "2"}, 0, 6),
+        (job | step | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, 0, 6),
+        # torchrun in one task has processes that share it, and a task may have less than it sees.
+        (job | step | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS": "1"}, 0, 3),
+        (job | step | {"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 0, 4),
         ({}, 5, 5),
         (job, 5, 5),
     ):
         with monkeypatch.context() as patch:
-            patch.delenv("SLURM_JOB_ID", raising=False)
+            for name in ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"):
+                patch.delenv(name, raising=False)
             for name, value in {**ranks, **surroundings}.items():
                 patch.setenv(name, value)
             resolve(replace(runtime, threads=threads))
         assert torch.get_num_threads() == expected
+
+
+def test_loaders_beside_a_gpu_have_the_cpus_of_their_process(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"):
+        monkeypatch.delenv(name, raising=False)
+    runtime = load(tiny)[1]
+    assert (resolve(runtime).workers, resolve(replace(runtime, workers=5)).workers) == (1, 5)
+    assert [default_workers("cuda:0", processes) for processes in (1, 2, 4, 9)] == [6, 3, 1, 1]
+    # A container's quota, and that of a group above it.
+    (tmp_path / "own").write_text("0::/pod/box\n")
+    (tmp_path / "groups" / "pod" / "box").mkdir(parents=True)
+    assert usable_cpus(tmp_path / "groups", tmp_path / "own") == 6
+    for folder, quota, expected in (
+        ("pod", "max 100000", 6),
+        ("pod/box", "450000 100000", 4),
+        ("pod", "50000 100000", 1),
+    ):
+        (tmp_path / "groups" / folder / "cpu.max").write_text(f"{quota}\n")
+        assert usable_cpus(tmp_path / "groups", tmp_path / "own") == expected
+    assert usable_cpus(tmp_path / "none", tmp_path / "none") == 6
