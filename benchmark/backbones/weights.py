@@ -120,7 +120,7 @@ def _behead(source: str, model: nn.Module) -> None:
 def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
     import timm
 
-    def create(**sizes: int) -> Any:
+    def create(**sizes: Any) -> Any:
         return timm.create_model(name, pretrained=True, num_classes=0, **sizes)
 
     if not timm.is_model_pretrained(name):
@@ -246,7 +246,7 @@ def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
     own: Tensor = module.pos_embed
     if found.ndim != 3 or own.ndim != 3 or found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
         return found
-    from timm.layers import resample_abs_pos_embed
+    from timm.layers.pos_embed import resample_abs_pos_embed
 
     grid = module.patch_embed.grid_size
     tokens = own.shape[1] - math.prod(grid)  # before the patches

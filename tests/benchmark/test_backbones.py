@@ -279,7 +279,7 @@ def test_a_model_of_timm_with_images_of_another_size(
 ) -> None:
     """timm resamples the positions of a transformer when it loads them; a file stands for the download."""
     create = timm.create_model
-    model = create(name.partition(".")[0], pretrained=False)
+    model: Any = create(name.partition(".")[0], pretrained=False)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
 
     def of_file(name: str, **options: Any) -> nn.Module:
