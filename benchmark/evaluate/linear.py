@@ -156,7 +156,8 @@ class LinearHeads:
     """Linear classifiers over the same features, one for each learning rate, trained side by side.
 
     Each is what SGD with that learning rate alone would give: the heads share the features, and BN without scale and
-    shift where the configuration asks for it, and nothing else.
+    shift where the configuration asks for it, and nothing else. Their weights stand side by side in one matrix, so that
+    a step is two matrix products however many heads there are.
     """
 
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
@@ -171,11 +172,12 @@ class LinearHeads:
         """
         heads = len(config.learning_rates)
         self._config, self._device = config, device
-        self._weight_HDC = initial_weight(dim, num_classes, seed).T.repeat(heads, 1, 1).to(device)
-        self._bias_HC = torch.zeros(heads, 1, num_classes, device=device)
-        self._momenta = (torch.zeros_like(self._weight_HDC), torch.zeros_like(self._bias_HC))
+        self._shape = (heads, num_classes)
+        self._weight_DK = initial_weight(dim, num_classes, seed).T.repeat(1, heads).to(device)  # K = H · C
+        self._bias_K = torch.zeros(heads * num_classes, device=device)
+        self._momenta = (torch.zeros_like(self._weight_DK), torch.zeros_like(self._bias_K))
         self._mean_D, self._variance_D = torch.zeros(dim, device=device), torch.ones(dim, device=device)
-        self._rates_H = torch.tensor(config.learning_rates, device=device).view(-1, 1, 1)
+        self._rates_K = torch.tensor(config.learning_rates, device=device).repeat_interleave(num_classes)
 
     @torch.no_grad()
     def fit(self, epochs: Epochs, state: State | None = None) -> None:
@@ -188,7 +190,7 @@ class LinearHeads:
             state: Keeps what is trained after each epoch; training goes on from what it holds.
         """
         config = self._config
-        parameters = (self._weight_HDC, self._bias_HC)
+        parameters = (self._weight_DK, self._bias_K)
         tensors = (*parameters, *self._momenta, self._mean_D, self._variance_D)
         first = 0
         if state is not None and "tensors" in state.data:
@@ -199,18 +201,19 @@ class LinearHeads:
         for epoch in tqdm(
             range(first, config.epochs), "linear probing", config.epochs, initial=first, disable=quiet, leave=False
         ):
-            rates = self._rates_H * decay(epoch, config.epochs, config.milestones)
+            rates_K = self._rates_K * decay(epoch, config.epochs, config.milestones)
             for x_ND, y_N in epochs(epoch):
                 if config.batch_norm and len(y_N) == 1:
                     continue
                 x_ND = self._normalized(x_ND, training=True)
                 # The gradient of the mean cross-entropy is (softmax − one-hot)/n; heads do not mix.
-                probability_HNC = self._logits(x_ND).softmax(dim=2)
-                probability_HNC[:, torch.arange(len(y_N), device=y_N.device), y_N] -= 1
-                gradients = (x_ND.T @ probability_HNC / len(y_N), probability_HNC.mean(dim=1, keepdim=True))
+                error_NHC = self._logits(x_ND).softmax(dim=2)
+                error_NHC[torch.arange(len(y_N), device=y_N.device), :, y_N] -= 1
+                error_NK = error_NHC.flatten(1).div_(len(y_N))
+                gradients = (x_ND.T @ error_NK, error_NK.sum(dim=0))
                 for p, gradient, momentum in zip(parameters, gradients, self._momenta, strict=True):
-                    momentum.mul_(config.momentum).add_(gradient.add_(p, alpha=config.weight_decay))
-                    p.addcmul_(rates, momentum, value=-1)
+                    momentum.mul_(config.momentum).add_(gradient).add_(p, alpha=config.weight_decay)
+                    p.addcmul_(rates_K, momentum, value=-1)
             if state is not None:
                 done, last = epoch + 1, epoch + 1 == config.epochs
                 state.save(f"epoch {done} of {config.epochs}", last=last, epoch=done, tensors=list(tensors))
@@ -222,15 +225,16 @@ class LinearHeads:
         return F.batch_norm(x_ND, self._mean_D, self._variance_D, training=training)
 
     def _logits(self, x_ND: Tensor) -> Tensor:
-        return x_ND @ self._weight_HDC + self._bias_HC
+        """Return the logits (N, H, C)."""
+        return torch.addmm(self._bias_K, x_ND, self._weight_DK).unflatten(1, self._shape)
 
     @torch.no_grad()
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
         """Return top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
-        correct = torch.zeros(len(self._weight_HDC), 2, dtype=torch.int64)
+        correct = torch.zeros(self._shape[0], 2, dtype=torch.int64)
         for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
-            logits_HNC = self._logits(self._normalized(x_ND.to(self._device), training=False))
-            correct += correct_answers(logits_HNC, y_N.to(self._device)).cpu()
+            logits_NHC = self._logits(self._normalized(x_ND.to(self._device), training=False))
+            correct += correct_answers(logits_NHC.transpose(0, 1), y_N.to(self._device)).cpu()
         total = len(features.y_N)
         return [(100 * top1 / total, 100 * top5 / total) for top1, top5 in correct.tolist()]
 

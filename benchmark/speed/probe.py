@@ -7,6 +7,7 @@ import functools
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from PIL import Image
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.compute import resolve
 from regbench.benchmark.cost.harness import Machine, median, number, ratios, span, take_turns
-from regbench.benchmark.evaluate.features import Batches, Encoder, Epochs, Images
-from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe
+from regbench.benchmark.evaluate.features import Batches, Encoder, Epochs, Features, Images
+from regbench.benchmark.evaluate.linear import LinearHeads, LinearProbe, shuffled
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
@@ -25,6 +26,9 @@ from regbench.datasets.prepare import prepare
 
 RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0)
 CLASSES, ROUNDS, SIZE_PX = 1000, 5, 64
+CACHED = ((128, 10), (512, 10), (512, 100), (2048, 1000))
+"""Widths of cached features, and numbers of classes."""
+CACHED_IMAGES = 10_000
 
 
 def generate(folder: Path) -> None:
@@ -44,12 +48,46 @@ def represented(encoder: Encoder, augmented: Epochs, epoch: int) -> Batches:
     return ((encoder.represent(x_NCHW), y_N) for x_NCHW, y_N in augmented(epoch))
 
 
-def main() -> None:
-    """Print the seconds of an epoch with one rate and with eight, in turns, and the median of the rounds' ratios.
+def cached(dim: int, classes: int) -> None:
+    """Print the same of features that are kept."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(0)
+    labels_N = torch.randint(classes, (CACHED_IMAGES,), generator=generator).to(device)
+    features = Features(torch.randn(CACHED_IMAGES, dim, generator=generator).to(device), labels_N)
 
-    Images are randomly cropped and flipped. On a CPU these are seconds of the process's own CPU time, which other work
-    on the machine hardly changes.
-    """
+    def epoch_s(config: LinearProbe) -> float:
+        heads = LinearHeads(dim, classes, config, 0, device)
+        return seconds(lambda: heads.fit(functools.partial(shuffled, features, 256, 0, device)), device)
+
+    compare(f"cached features of width {dim}, {CACHED_IMAGES:,} images of {classes} classes", epoch_s)
+
+
+def seconds(call: Callable[[], None], device: torch.device) -> float:
+    """Return what a call takes; on a CPU in the process's own CPU time, which other work there hardly changes."""
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    began_s = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - began_s
+
+
+def compare(what: str, epoch_s: Callable[[LinearProbe], float]) -> None:
+    """Print the seconds of an epoch with one rate and with eight, in turns, and the median of the rounds' ratios."""
+    all_rates = LinearProbe(learning_rates=RATES, epochs=1)
+    one_rate = dataclasses.replace(all_rates, learning_rates=RATES[:1])
+    turns = {len(each.learning_rates): functools.partial(epoch_s, each) for each in (one_rate, all_rates)}
+    take_turns(turns, 1)  # warms up
+    found = take_turns(turns, ROUNDS)
+    shares = ratios(found[len(RATES)], found[1])
+    print(what)
+    for rates, each in found.items():
+        print(f"  {rates} rates: {number(median(each))} s ({span(each)})")
+    print(f"  ratio {number(median(shares))} ({span(shares)})")
+
+
+def main() -> None:
+    """Compare one rate with eight, on images that are cropped and flipped at random and on cached features."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         generate(folder / "source")
@@ -63,28 +101,16 @@ def main() -> None:
         )
         encoder = Encoder(network.backbone.to(compute.device), network.representation_dim)
         images = Images(cell.dataset, compute, folder / "choice.json")
-        all_rates = LinearProbe(learning_rates=RATES, epochs=1)
-        one_rate = dataclasses.replace(all_rates, learning_rates=RATES[:1])
-        clock = time.perf_counter if compute.device.type == "cuda" else time.process_time
 
         def epoch_s(config: LinearProbe) -> float:
             heads = LinearHeads(encoder.dim, CLASSES, config, 0, compute.device)
             with images.augmented(config, 0) as augmented:
-                began_s = clock()
-                heads.fit(functools.partial(represented, encoder, augmented))
-                if compute.device.type == "cuda":
-                    torch.cuda.synchronize(compute.device)
-                return clock() - began_s
+                return seconds(lambda: heads.fit(functools.partial(represented, encoder, augmented)), compute.device)
 
-        turns = {len(each.learning_rates): functools.partial(epoch_s, each) for each in (one_rate, all_rates)}
-        take_turns(turns, 1)  # warms up
-        seconds = take_turns(turns, ROUNDS)
-    found = ratios(seconds[len(RATES)], seconds[1])
-    print(f"ResNet-18, {SIZE_PX} px, {2 * CLASSES:,} images of {CLASSES:,} classes")
-    print(Machine.here(compute.device.type, rounds=ROUNDS))
-    for rates, each in seconds.items():
-        print(f"{rates} rates: {number(median(each))} s ({span(each)})")
-    print(f"ratio {number(median(found))} ({span(found)})")
+        print(Machine.here(compute.device.type, rounds=ROUNDS))
+        compare(f"ResNet-18, {SIZE_PX} px, {2 * CLASSES:,} images of {CLASSES:,} classes", epoch_s)
+    for dim, classes in CACHED:
+        cached(dim, classes)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ class Registry(Generic[P]):
                     raise RegbenchError(
                         f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose another"
                     )
+            settings.validated_json.cache_clear()
             self._classes[name] = cls
             self._presets[name] = (cls, {})
             self._presets.update({preset: (cls, values) for preset, values in presets.items()})
@@ -68,6 +69,7 @@ class Registry(Generic[P]):
 
     def unregister(self, name: str) -> None:
         """Forget a name and its presets, as if its class had not been registered; for notebooks and tests."""
+        settings.validated_json.cache_clear()
         cls = self._classes.pop(name)
         self._presets = {preset: entry for preset, entry in self._presets.items() if entry[0] is not cls}
 

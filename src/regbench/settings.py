@@ -14,7 +14,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
@@ -119,10 +119,18 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
             if isinstance(value, int) and abs(value) >= _INT64:
                 raise RegbenchError(f"{path}={value} must be below {_INT64}, to fit into 64 bits")
     try:
-        made: T = _adapter(cast("Any", cls)).validate_json(text)
-        return made
+        return cast("T", validated_json(cls, text))
     except ValidationError as error:
         _refuse(cls, data, error, prefix)
+
+
+@functools.lru_cache(maxsize=1024)
+def validated_json(cls: Any, text: str) -> Any:
+    """Return an instance of a class of settings from JSON; cells of a sweep have most parts in common.
+
+    What names of plug-ins mean is remembered with it: `Registry` clears the cache when it changes.
+    """
+    return _adapter(cls).validate_json(text)
 
 
 @functools.cache
@@ -146,17 +154,24 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
 
 def plain(value: Any) -> Any:
     """Turn settings into the plain data that JSON and YAML have; `from_plain` reads it back."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: _plain_field(type(value), name, getattr(value, name)) for name in names}
+    if isinstance(value, _SCALARS):
+        return value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return {name: turn(getattr(value, name)) for name, turn in _turns(type(value))} if is_dataclass(value) else value
 
 
-def _plain_field(cls: Any, name: str, value: Any) -> Any:
-    plug_in = _plug_in(_hints(cls)[name])
-    return (plug_in.plain if plug_in else plain)(value)
+_SCALARS = (str, int, float, NoneType)
+
+
+@functools.cache
+def _turns(cls: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return each field of a dataclass with what turns its value into plain data."""
+    hints = _hints(cls)
+    plug_ins = {field.name: _plug_in(hints[field.name]) for field in dataclasses.fields(cls)}
+    return tuple((name, plug_in.plain if plug_in else plain) for name, plug_in in plug_ins.items())
 
 
 def shown(value: object) -> str:
@@ -205,7 +220,7 @@ def describe(cls: Any, prefix: str = "") -> list[Setting]:
     found, meanings, known = [], _meanings(cls), defaults(cls)
     for field in dataclasses.fields(cls):
         hint, name = _hints(cls)[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hint):
+        if is_dataclass(hint):
             found += describe(hint, f"{name}.")
             continue
         text = shown(known[field.name]) if field.name in known else None
@@ -219,7 +234,7 @@ def defaults(cls: Any) -> dict[str, Any]:
     for field in dataclasses.fields(cls):
         value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if value is not dataclasses.MISSING:
-            found[field.name] = _plain_field(cls, field.name, value)
+            found[field.name] = dict(_turns(cls))[field.name](value)
     return found
 
 
@@ -254,15 +269,13 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
         if get_origin(hint) is dict and isinstance(value, Mapping) and part in value:
             hint, path, value = get_args(hint)[1], f"{path}{part}.", value[part]
             continue
-        if not dataclasses.is_dataclass(hint) or (part not in _hints(hint) and part in value):
+        if not is_dataclass(hint) or (part not in _hints(hint) and part in value):
             break
         if part not in value:
             raise RegbenchError(f"the setting {path}{part} is missing") from error
         hint, path, value = _hints(hint)[part], f"{path}{part}.", value[part]
         if get_origin(hint) is not dict:
-            hint = next(
-                (arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), hint
-            )
+            hint = next((arm for arm in get_args(hint) if isinstance(arm, type) and is_dataclass(arm)), hint)
     if first["type"] == "unexpected_keyword_argument":
         names = [f"{path}{field.name}" for field in dataclasses.fields(hint)]
         raise RegbenchError(unknown("setting", f"{path}{first['loc'][-1]}", names)) from error
@@ -296,7 +309,7 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         *first, last = map(shown, arguments)
         return f"{', '.join(first)} or {last}" if first else last
-    if origin is dict or dataclasses.is_dataclass(hint):
+    if origin is dict or is_dataclass(hint):
         return "a group of settings"
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
