@@ -17,7 +17,7 @@ ifndef HERE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: benchmark clean format help install lint test test-all test-slow test-slurm
+.PHONY: benchmark clean format gpu help install lint test test-all test-slow test-slurm
 
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
@@ -33,6 +33,9 @@ test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (
 
 test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too, and print their coverage
 	@$(BIN)/python -m pytest --cov
+
+gpu: $(RUNTIME) ## Hold this machine's GPU against the CPU, measure it and write docs/results/gpu.md, in some ten minutes
+	@$(BIN)/regbench doctor --gpu --out docs/results
 
 lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/ruff check .

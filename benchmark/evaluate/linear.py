@@ -226,7 +226,7 @@ class LinearHeads:
 
     def _logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits (N, H, C)."""
-        return torch.addmm(self._bias_K, x_ND, self._weight_DK).unflatten(1, self._shape)
+        return torch.addmm(self._bias_K, x_ND, self._weight_DK).view(len(x_ND), *self._shape)
 
     @torch.no_grad()
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:

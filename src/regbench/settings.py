@@ -119,7 +119,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
             if isinstance(value, int) and abs(value) >= _INT64:
                 raise RegbenchError(f"{path}={value} must be below {_INT64}, to fit into 64 bits")
     try:
-        return cast("T", validated_json(cls, text))
+        return cast("T", validated_json(cast("Any", cls), text))
     except ValidationError as error:
         _refuse(cls, data, error, prefix)
 
@@ -160,7 +160,10 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return {name: turn(getattr(value, name)) for name, turn in _turns(type(value))} if is_dataclass(value) else value
+    if not is_dataclass(value):
+        return value
+    kind: Any = type(value)
+    return {name: turn(getattr(value, name)) for name, turn in _turns(kind)}
 
 
 _SCALARS = (str, int, float, NoneType)

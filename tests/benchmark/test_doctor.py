@@ -1,0 +1,118 @@
+"""The examination of a machine, on a CPU and on small sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from regbench import RegbenchError
+from regbench.benchmark.doctor import section
+from regbench.benchmark.doctor.examination import examine
+from regbench.benchmark.doctor.section import Bench, Section
+from regbench.cli import main
+from regbench.methods import METHODS, Metadata, Regularizer
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["doctor", *arguments])
+    return result.exit_code, result.output
+
+
+def test_the_inventory_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("REGBENCH_DATA_DIR", str(tmp_path / "data"))
+    code, text = told()
+    assert code == 0
+    assert "sbatch is not on the PATH" in text
+    assert "regbench prepare fashion_mnist" in text
+    (tmp_path / "data" / "digits").mkdir(parents=True)
+    (tmp_path / "data" / "digits" / "manifest.json").touch()
+    (tmp_path / "sbatch").touch(mode=0o755)
+    code, text = told()
+    assert "digits" in text and "regbench prepare fashion_mnist" not in text
+    assert str(tmp_path / "sbatch") in text
+
+
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert told("losses") == (2, "regbench: sections are of the examination of a GPU; add --gpu\n")
+    code, text = told("--gpu", "--out", str(tmp_path))
+    assert code == 2 and "torch sees no GPU here; try it on small sizes" in text
+    with pytest.raises(RegbenchError, match="unknown section 'loses'; choose losses, step, photometry"):
+        examine("cpu", tmp_path, small=True, names=["loses"])
+
+
+def test_the_report_of_some_sections(tmp_path: Path) -> None:
+    code, text = told("--gpu", "--device", "cpu", "--out", str(tmp_path), "photometry", "plan")
+    assert code == 0, text
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert [each["name"] for each in report["sections"]] == ["photometry", "plan"]
+    assert all(each["ok"] for each in report["sections"])
+    assert torch.__version__.startswith(report["machine"]["torch"].partition("+")[0])
+    page = (tmp_path / "gpu.md").read_text()
+    assert "2 of 2 sections hold." in page and "figures say that everything runs, not how fast" in page
+    assert "| vit_tiny_28 |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["losses", "step", "resume", "ranks", "cost", "training", "loaders"])
+def test_every_other_section_holds_on_a_cpu(name: str, tmp_path: Path) -> None:
+    (examined,) = examine("cpu", tmp_path, small=True, names=[name])
+    assert examined.outcome.failures == []
+
+
+@pytest.mark.slow
+def test_a_form_that_is_wrong_on_the_device_is_named(tmp_path: Path) -> None:
+    @METHODS.register("wrong_in_float32")
+    @dataclass(frozen=True)
+    class Wrong(Regularizer):
+        """A loss of which the device computes a hundredth too much."""
+
+        metadata = Metadata(
+            title="Wrong", reference="nobody", url="", formula="none", time="O(n q)", memory="O(1)", published="never"
+        )
+
+        def terms(self, z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
+            return {"loss": (z1 - z2).square().mean() * (1.01 if z1.dtype == torch.float32 else 1.0)}
+
+    try:
+        outcome = section.SECTIONS["losses"].work(Bench(torch.device("cpu"), small=True, folder=tmp_path))
+    finally:
+        METHODS.unregister("wrong_in_float32")
+    assert outcome.failures == ["wrong_in_float32: 0.01 in float32, allowed are 0.001"]
+
+
+def test_it_goes_on_after_what_breaks_hangs_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(bench: Bench) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    def hangs(bench: Bench) -> NoReturn:
+        while True:
+            time.sleep(1)
+
+    def refuses(bench: Bench) -> NoReturn:
+        raise RegbenchError("nothing fits")
+
+    for each, limit_s in ((breaks, 60.0), (hangs, 1.0), (refuses, 60.0)):
+        name = each.__name__
+        monkeypatch.setitem(section.SECTIONS, name, Section(name, name, each, limit_s))
+    examined = examine("cpu", tmp_path, small=True, names=["breaks", "hangs", "refuses", "photometry"])
+    assert [each.outcome.failures for each in examined] == [
+        ["broke with signal 9: no message"],
+        ["not done after 1 s"],
+        ["nothing fits"],
+        [],
+    ]
+    page = (tmp_path / "gpu.md").read_text()
+    assert "these do not: breaks, hangs, refuses." in page and "- **nothing fits**" in page
