@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,10 @@ _CONTROL_TIMEOUT = timedelta(days=7)
 # Where the processes tell each other of an error, and how long one that is about to end waits for an answer.
 _ERROR_KEY = "regbench/error"
 _ERROR_TIMEOUT = timedelta(seconds=10)
+# How often a process looks whether another has told of an error, and how long it may then take to notice by itself: it
+# may be writing a checkpoint.
+_WATCH_S = 2.0
+_GRACE_S = 20.0
 
 
 class PeerLost(RegbenchError):
@@ -99,7 +105,8 @@ def connect(device: torch.device) -> Iterator[World]:
     """Join the processes that the launcher started; a world of one without a launcher.
 
     The first error of a process ends all of them. The others notice no more than that a connection is closed, so they
-    ask for the error that it told them before.
+    ask for the error that it told them before. NCCL does not notice even that: a thread looks for the error and ends
+    what the process waits for.
 
     Args:
         device: That this process trains on: NCCL connects GPUs, gloo CPUs.
@@ -113,32 +120,65 @@ def connect(device: torch.device) -> Iterator[World]:
         yield World()
         return
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    over, failed = threading.Event(), False
     store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id)
     try:
         group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)  # of which this process is a member
         assert isinstance(control, dist.ProcessGroup)
+        watch = threading.Thread(target=_watch, args=(store, group, over, threading.get_ident()), daemon=True)
+        watch.start()
         yield World(rank, size, local_rank, local_size, group, control)
     except Exception as error:
+        over.set()
+        failed = True
         store.set_timeout(_ERROR_TIMEOUT)
         if not _is_of_a_connection(error):
             with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
                 store.compare_set(_ERROR_KEY, "", f"rank {rank}: {type(error).__name__}: {error}")
+        if backend == "nccl":
+            dist.group.WORLD.abort()  # to destroy it is to wait for what the others have not begun
+        if not _is_of_a_connection(error):
             raise
         told = ""
         with contextlib.suppress(RuntimeError):
             told = store.get(_ERROR_KEY).decode() if store.check([_ERROR_KEY]) else ""
         if told:
             raise RegbenchError(told) from error
-        raise PeerLost(f"another process of the run is gone ({str(error).splitlines()[0]})") from error
+        raise PeerLost(
+            f"another process of the run is gone ({(str(error) or 'its store too').splitlines()[0]})"
+        ) from error
     finally:
-        dist.destroy_process_group()
+        over.set()
+        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+            dist.destroy_process_group()
+
+
+def _watch(store: dist.Store, group: dist.ProcessGroup, over: threading.Event, thread: int) -> None:
+    """Raise PeerLost in a thread that still waits for others some time after one has told of an error, or is gone.
+
+    Args:
+        store: Where errors are told.
+        group: Of the exchanges that the thread may wait in.
+        over: Set when the thread no longer does.
+        thread: Its number.
+    """
+    told = False
+    while not told and not over.wait(_WATCH_S):
+        try:
+            told = store.check([_ERROR_KEY])
+        except RuntimeError:  # the process that keeps it is gone
+            told = True
+    if told and not over.wait(_GRACE_S):
+        # It comes when the thread returns from where it waits, and before it looks at numbers that are not whole.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PeerLost))
+        group.abort()
 
 
 def _is_of_a_connection(error: Exception) -> bool:
     """Whether an error says no more than that another process does not answer; gloo has no type for it."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+    return isinstance(error, dist.DistError | PeerLost) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:

@@ -200,6 +200,32 @@ def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_the
     assert rows[0] == rows[1] and len(rows[0]) == 3
 
 
+# The first rank is in an exchange that nothing ends but an abort, as with NCCL.
+STUCK = """
+import sys, threading, torch
+import torch.distributed as dist
+from regbench.benchmark.training.distributed import connect
+released = threading.Event()
+dist.ProcessGroup.abort = lambda group: released.set()
+try:
+    with connect(torch.device("cpu")) as world:
+        if world.rank:
+            raise ValueError("the true error")
+        ended = released.wait(120)
+        print("goes on with numbers that are not whole", ended)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_ends_the_others_wherever_they_wait() -> None:
+    first, second = launch(2, STUCK)
+    assert second.stderr == "ValueError: the true error\n"
+    assert first.stderr == "RegbenchError: rank 1: ValueError: the true error\n"
+    assert first.stdout == ""
+
+
 def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
     """timm's rectifies too, which would be lost."""
     network = nn.Sequential(BatchNormAct2d(4))
