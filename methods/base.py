@@ -97,7 +97,7 @@ class Regularizer(ABC):
     kind: ClassVar[str] = "pairwise"
     """How more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
-    """Whether `terms` draws from torch's CPU generator. All ranks draw the same then, those of the first rank."""
+    """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
@@ -211,7 +211,7 @@ class Regularizer(ABC):
             if engine.form == "textbook":
                 shard = Shard.of(views_NQ[0], engine)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
-                with self._drawing(shard):
+                with self._drawing(shard, engine, views_NQ[0].device):
                     terms = self.view_terms(gathered_NQ, global_views)
                 total = torch.stack(list(terms.values())).sum()
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
@@ -263,18 +263,17 @@ class Regularizer(ABC):
         return streamed[0] if streamed else "textbook"
 
     @contextmanager
-    def _drawing(self, shard: Shard) -> Iterator[None]:
-        """Let a random method draw the same numbers on every rank, and takes one number of the caller's stream."""
+    def _drawing(self, shard: Shard, engine: Engine, device: torch.device) -> Iterator[None]:
+        """Let a random method draw the same numbers on every rank; the caller's generators stay as they are.
+
+        Unless the engine gives the seed, one number of the caller's stream is taken for it.
+        """
         if not self.random:
             yield
             return
-        seed = torch.randint(2**62, ())
-        if shard.group is not None:
-            on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
-            dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
-            seed = on_device.cpu()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed))
+        seed = _first_ranks_seed(shard) if engine.draw_seed is None else engine.draw_seed()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
             yield
 
     def require(self, condition: bool, what: str) -> None:
@@ -286,6 +285,15 @@ class Regularizer(ABC):
         if not condition:
             values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))  # type: ignore[arg-type]
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
+
+
+def _first_ranks_seed(shard: Shard) -> int:
+    seed = torch.randint(2**62, ())
+    if shard.group is not None:
+        on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
+        dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
+        seed = on_device.cpu()
+    return int(seed)
 
 
 @cache
@@ -369,7 +377,7 @@ class _Eager(torch.autograd.Function):
         if shard.n < 2:
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
         form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
-        with method._drawing(shard):
+        with method._drawing(shard, engine, views_NQ[0].device):
             terms, gradients_NQ = method.value_and_gradient(
                 [z_NQ.detach().to(dtype) for z_NQ in views_NQ], global_views, shard, form
             )

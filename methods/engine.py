@@ -35,6 +35,8 @@ class Engine:
             the mean that DistributedDataParallel takes is the gradient of the whole batch.
         even: Whether all ranks are known to hold equally many rows. Then they need not ask each other, which would
             make a GPU wait.
+        draw_seed: Gives the seed of what a random method draws: the same on all ranks, another in each step. None: a
+            number of torch's CPU generator, of the first rank's, which makes a GPU wait if there are several.
 
     Raises:
         RegbenchError: If `form` is none of these.
@@ -43,6 +45,7 @@ class Engine:
     form: str = "auto"
     group: dist.ProcessGroup | None = None
     even: bool = False
+    draw_seed: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown forms."""

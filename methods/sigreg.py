@@ -20,7 +20,7 @@ class SIGReg(Sliced):
 
     EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(t) − e^{−t²/2}|² e^{−t²/2} dt with the empirical
     characteristic function φ̂, by the trapezoid rule on [0, 3], doubled. That is the quadrature of the authors'
-    minimal example, as is the number of directions, which are drawn anew at each step from torch's CPU generator. The
+    minimal example, as is the number of directions, which are drawn anew at each step. The
     alignment is the mean over views of the squared distance to the views' mean. The factor s is for the codes that
     weigh the terms otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is λ = w / (4n + w), s = 4 / (1 − λ).
 

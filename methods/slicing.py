@@ -46,8 +46,10 @@ class Sliced(Decomposed):
 def random_directions(q: int, count: int, like: Tensor) -> Tensor:
     """Draw unit vectors as columns, shape (q, count), of the dtype and on the device of `like`.
 
-    They are from torch's CPU generator in double precision: one seed gives the same directions everywhere.
+    They are from torch's generator of that device, of one precision there, so that a seed gives the same ones whatever
+    the dtype: double on a CPU, single on a GPU, which would draw doubles slowly.
     """
-    directions_QK = torch.randn(q, count, dtype=torch.float64)
+    dtype = torch.float64 if like.device.type == "cpu" else torch.float32
+    directions_QK = torch.randn(q, count, dtype=dtype, device=like.device)
     lengths_K: Tensor = torch.linalg.vector_norm(directions_QK, dim=0)
     return (directions_QK / lengths_K).to(like)

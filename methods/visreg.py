@@ -22,7 +22,7 @@ class VISReg(Sliced):
     For one view with mean m and biased standard deviation s of each coordinate: centre = mean m² (Eq. (6)), scale =
     mean (1 − s)² (Eq. (1)), shape = the mean square of sorted projections of (z − m)/(s + ε) onto random directions
     minus the normal quantiles at i/(n + 1) (Eq. (5)); no gradient flows through s in the shape. Directions are drawn
-    anew at each step from torch's CPU generator.
+    anew at each step.
 
     Attributes:
         regularization_weight: λ in [0, 1].

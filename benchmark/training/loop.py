@@ -169,7 +169,7 @@ class _Training:
     ) -> None:
         self.cell, self.compute, self.directory = cell, compute, directory
         self.world, self.attempt, self.interruption = world, attempt, interruption
-        self.engine = Engine(form=compute.runtime.loss_form, group=world.group, even=True)
+        self.engine = Engine(form=compute.runtime.loss_form, group=world.group, even=True, draw_seed=self._step_seed)
         for what, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")
@@ -288,7 +288,7 @@ class _Training:
         ):
             waiting = self.clock.mark()
             for views_NCHW in batches:
-                _seed(cell.seed, progress.step, self.world.rank)
+                _seed(self._step_seed(), self.world.rank)
                 lr = cell.optimizer.learning_rate(cell.batch_size, progress.step, len(loader), cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = lr
@@ -324,6 +324,10 @@ class _Training:
             self._checkpoint()
         if stop:
             raise Interrupted(int(stop))
+
+    def _step_seed(self) -> int:
+        """Return the number that all draws of the present step depend on, the same on all ranks."""
+        return self.cell.seed * 1_000_003 + self.progress.step
 
     def _look(self, losses: list[dict[str, Tensor]], laps: list[list[Any]], stepped: Stepped, steps: int) -> None:
         """Take in what the last steps left on the device, and ends the run if it has diverged."""
@@ -469,12 +473,12 @@ def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
     return NamedFile(attempt.write("metrics.jsonl", rows).name, hashlib.sha256(rows).hexdigest())
 
 
-def _seed(seed: int, step: int, rank: int) -> None:
+def _seed(step_seed: int, rank: int) -> None:
     """Set every generator, so that what a step draws depends on nothing that ran before it, in any process.
 
     Ranks have numbers of their own, or stochastic layers would treat the images of all of them alike.
     """
-    number = seed * 1_000_003 + step + (rank << 53)
+    number = step_seed + (rank << 53)
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)  # the global generator is the one that others may draw from

@@ -333,6 +333,18 @@ def equal_shares(world):
     expected = build("sfrik").loss(z1, z2)
     close(build("sfrik").loss(z1[rows], z2[rows], engine=Engine(group=world.group, even=True)), expected)
 
+def random_directions(world):
+    # Of a seed that all ranks know: nobody has to be told, and no GPU to wait.
+    z1, z2 = draw(0, 8, 5), draw(1, 8, 5)
+    rows = slice(0, 4) if world.rank == 0 else slice(4, 8)
+    method = build("sigreg", directions=3)
+    torch.manual_seed(world.rank)
+    broadcast, dist.broadcast = dist.broadcast, None
+    shared = method.loss(z1[rows], z2[rows], engine=Engine(group=world.group, even=True, draw_seed=lambda: 5))
+    dist.broadcast = broadcast
+    with warnings.catch_warnings(action="ignore"):  # of the one that is alone
+        close(shared, method.loss(z1, z2, engine=Engine(draw_seed=lambda: 5)))
+
 def transformer(world):
     # Views of two sizes; the class token matters by the patches alone.
     options = dict(depth=2, embed_dim=24, num_heads=2)
@@ -354,7 +366,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    for check in (batch_norm, shared_state, equal_shares, transformer):
+    for check in (batch_norm, shared_state, equal_shares, random_directions, transformer):
         check(world)
 """
     for process in launch(2, code):

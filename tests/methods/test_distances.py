@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError, methods
+from regbench.methods import Engine
+from regbench.methods.slicing import random_directions
 from tests.methods.forms import evaluate
 
 Array = npt.NDArray[np.float64]
@@ -200,6 +205,42 @@ def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
     (found,) = torch.autograd.grad(method.loss(leaf, z2), leaf)
     torch.testing.assert_close(found, fixed)
     assert (found - flowing).norm() > 0.1 * found.norm()
+
+
+class Draws(TorchDispatchMode):
+    """Notes the devices that random numbers are drawn on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.devices: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__.startswith("randn"):
+            self.devices.append(str((kwargs or {}).get("device")))
+        return func(*args, **(kwargs or {}))
+
+
+def test_directions_are_drawn_where_the_embeddings_are() -> None:
+    """A draw on a CPU takes longer than all else of a step on a GPU; here one of tensors without data."""
+    with FakeTensorMode(), Draws() as draws:
+        directions = random_directions(8, 3, torch.empty(5, 8, device="cuda:0"))
+    assert (str(directions.device), directions.shape) == ("cuda:0", (8, 3))
+    assert draws.devices == ["cuda:0"]
+
+
+@pytest.mark.parametrize("name", ["sigreg", "visreg"])
+@pytest.mark.parametrize("form", ["auto", "textbook"])
+def test_the_engines_seed_alone_decides_the_directions(name: str, form: str) -> None:
+    z1, z2 = (torch.from_numpy(z) for z in draw(6, 4, seed=8))
+    method = methods.build(name, directions=3)
+    found = []
+    for seed, number in ((1, 7), (2, 7), (2, 8)):
+        torch.manual_seed(seed)
+        found.append(method.loss(z1, z2, engine=Engine(form=form, draw_seed=lambda number=number: number)).item())
+        after = torch.rand(())
+        torch.manual_seed(seed)
+        assert torch.equal(after, torch.rand(()))  # the caller's stream is left alone
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize("name", ["sigreg", "visreg"])
