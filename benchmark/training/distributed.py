@@ -137,7 +137,7 @@ def connect(device: torch.device) -> Iterator[World]:
         if not _is_of_a_connection(error):
             with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
                 store.compare_set(_ERROR_KEY, "", f"rank {rank}: {type(error).__name__}: {error}")
-        if backend == "nccl":
+        if backend == "nccl" and dist.group.WORLD is not None:
             dist.group.WORLD.abort()  # to destroy it is to wait for what the others have not begun
         if not _is_of_a_connection(error):
             raise
@@ -155,7 +155,7 @@ def connect(device: torch.device) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _watch(store: dist.Store, group: dist.ProcessGroup, over: threading.Event, thread: int) -> None:
+def _watch(store: Any, group: dist.ProcessGroup, over: threading.Event, thread: int) -> None:
     """Raise PeerLost in a thread that still waits for others some time after one has told of an error, or is gone.
 
     Args:
