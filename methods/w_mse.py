@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regbench import RegbenchError
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 from regbench.methods.views import pairs
@@ -22,14 +23,18 @@ class WMSE(Native):
     wᵢ = L⁻¹ (zᵢ − z̄), where L Lᵀ = (1 − ε) Σ + ε I is the Cholesky factorisation of the view's covariance (with
     n − 1), shrunk, and uᵢ = wᵢ/‖wᵢ‖. Each view is whitened by itself. The authors' ε is 0, which fails unless n > q
     and Σ has full rank; a positive ε keeps every batch defined, and the default matters only beside variances as
-    small as itself. The paper whitens random sub-batches of 2q images; here the whole batch is whitened. Computed
-    in float64, since L⁻¹ magnifies the rounding of Σ.
+    small as itself. The paper whitens random sub-batches of 2q images, each by itself, the same ones in all views; by
+    default the whole batch is whitened here. Computed in float64, since L⁻¹ magnifies the rounding of Σ.
 
     Attributes:
         epsilon: ε, the shrinkage towards the identity; 0 raises where the covariance is singular.
+        sub_batch_size: Images that are whitened together, drawn anew at each step, >= 2 and a divisor of larger
+            batches; 0: the whole batch.
     """
 
     epsilon: float = 1e-4
+    sub_batch_size: int = 0
+    random: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="W-MSE",
@@ -40,18 +45,34 @@ class WMSE(Native):
         memory="O(n q + q²)",
         published="ε = 0; q = 64, sub-batches of 128 on CIFAR; q = 128, 256 on STL-10, Tiny ImageNet, ImageNet-100",
         views="the authors' code: the mean over all pairs of views",
-        limitation="the whole batch is whitened, not random sub-batches: n should be well above q",
+        limitation="by default the whole batch is whitened, not random sub-batches: n should be well above q",
     )
 
     def __post_init__(self) -> None:
-        """Refuse a shrinkage outside [0, 1]."""
+        """Refuse a shrinkage outside [0, 1], and sub-batches without a covariance."""
         self.require(0 <= self.epsilon <= 1, "epsilon must be in [0, 1]")
+        self.require(self.sub_batch_size == 0 or self.sub_batch_size >= 2, "sub_batch_size must be >= 2, or 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment of the whitened views: the only term."""
-        u_NQ = [self._whiten(z_NQ.double()) for z_NQ in views_NQ]
+        parts = self._parts(views_NQ[0])
+        u_NQ = [torch.cat([self._whiten(z_NQ[part].double()) for part in parts]) for z_NQ in views_NQ]
         cosines = [share * (u_NQ[g] * u_NQ[v]).sum(dim=1).mean() for g, v, share in pairs(len(views_NQ), global_views)]
         return {"alignment": (2 - 2 * torch.stack(cosines).sum()).to(views_NQ[0])}
+
+    def _parts(self, like_NQ: Tensor) -> Sequence[Tensor | slice]:
+        """Divide the images at random into those that are whitened together.
+
+        Raises:
+            RegbenchError: If they cannot be divided equally.
+        """
+        n, size = len(like_NQ), self.sub_batch_size
+        if size == 0 or n <= size:
+            return [slice(None)]
+        if n % size:
+            raise RegbenchError(f"method.sub_batch_size={size} must divide the batch of {n} images")
+        parts: tuple[Tensor, ...] = torch.randperm(n).to(like_NQ.device).split(size)
+        return parts
 
     def _whiten(self, z_NQ: Tensor) -> Tensor:
         n, q = z_NQ.shape

@@ -162,7 +162,7 @@ def test_solo_learn(dataset: str) -> None:
         "vicreg": {"alignment_weight": 25, "variance_weight": 50, "covariance_weight": 1},
         "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.1},
         "simclr": {"temperature": 0.2},
-        "w_mse": {},
+        "w_mse": {"sub_batch_size": 128},
     }
     cells = {setting(cell, "method.name"): cell for cell in cells_of(f"solo_{dataset}")}
     assert cells.keys() == released.keys()

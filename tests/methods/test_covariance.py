@@ -324,6 +324,21 @@ def test_w_mse(n: int, q: int) -> None:
         assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
 
 
+def test_w_mse_of_random_sub_batches() -> None:
+    z1, z2 = draw(12, 3, seed=4)
+    torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, ())))  # what the engine draws
+        parts = torch.randperm(12).reshape(3, 4).numpy()
+    expected = sum(w_mse(z1[part], z2[part], 0.01) for part in parts) / 3
+    assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=4) == pytest.approx(expected, rel=1e-10)
+    whole = loss("w_mse", z1, z2, epsilon=0.01)
+    for size in (12, 13):
+        assert loss("w_mse", z1, z2, epsilon=0.01, sub_batch_size=size) == pytest.approx(whole, rel=1e-12)
+    with pytest.raises(RegbenchError, match=r"method\.sub_batch_size=5 must divide the batch of 12 images"):
+        loss("w_mse", z1, z2, sub_batch_size=5)
+
+
 def test_w_mse_of_lower_triangular_maps_of_one_batch_vanishes() -> None:
     z, _ = draw(12, 4)
     mapped = z @ np.tril(np.full((4, 4), 0.7) + np.eye(4)).T + 3
@@ -458,6 +473,7 @@ def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
         ("matrix_ssl", {"shift": 0.0}, "shift > 0"),
         ("w_mse", {"epsilon": -0.1}, "epsilon must be in"),
         ("w_mse", {"epsilon": 1.1}, "epsilon must be in"),
+        ("w_mse", {"sub_batch_size": 1}, "sub_batch_size must be >= 2"),
         ("intl", {"trace_weight": -1.0}, "trace_weight and iterations must be >= 0"),
         ("intl", {"iterations": -1}, "trace_weight and iterations must be >= 0"),
         ("mmcr", {"local_weight": -1.0}, "local_weight must be >= 0"),

@@ -96,7 +96,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"center_weight": 1.0, "scale_weight": 1.0, "shape_weight": 1.0},
     },
     # Ours: Ermolov et al. (ICML 2021) have 0, which fails for q >= n.
-    "w_mse": {"epsilon": 1e-4},
+    "w_mse": {"epsilon": 1e-4, "sub_batch_size": 0},
     # Ours: Fang et al. (ICLR 2024) add it to other losses.
     "wasserstein_uniformity": {"alignment_weight": 1000.0, "uniformity_weight": 1.0},
 }
