@@ -399,6 +399,15 @@ def test_mmcr_of_orthonormal_and_of_collapsed_embeddings(z: Array, norm: float) 
     assert loss("mmcr", z, z) == pytest.approx(-norm, rel=1e-12)
 
 
+def test_the_gradient_of_mmcr_is_alike_for_images_that_are_alike() -> None:
+    """Twins leave eigenvalues of 0, of which rounding makes small ones that must not be divided by."""
+    z1, z2 = (torch.from_numpy(np.concatenate([z, z])) for z in draw(20, 60))
+    leaf = z1.clone().requires_grad_()
+    methods.build("mmcr").loss(leaf, z2, engine=methods.Engine(form="covariance")).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad[:20], leaf.grad[20:], rtol=1e-7, atol=1e-9)
+
+
 # What all of them claim
 
 NAMES = [
