@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from regbench import RegbenchError
-from regbench.methods.engine import all_gather
+from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 
 _TIMEOUT = timedelta(minutes=30)
 # The first rank may have to wait for another run's process before it can tell the others to begin.
@@ -199,70 +198,6 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
                         f"{type(child).__name__} of the network cannot take its statistics over several processes; "
                         "train it in one, or choose another network"
                     )
-                if device.type == "cuda":
-                    new = nn.SyncBatchNorm.convert_sync_batchnorm(child, world.group)
-                else:
-                    new = _CpuSyncBatchNorm(child, world.group)
+                kernels = torch if device.type == "cuda" else Kernels
+                new = SyncBatchNorm(child, world.group, kernels)
                 setattr(parent, name, new)
-
-
-class _Normalise(torch.autograd.Function):
-    """Normalises x (n, c, …) by mean and variance over the rows of all ranks: one exchange forward, one backward.
-
-    Returns the normalised values, the mean and the variance (c,), and the number of values per channel over all ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        own = torch.stack([x.mean(axes), x.var(axes, correction=0), x.new_full((x.shape[1],), x.numel() / x.shape[1])])
-        gathered = own.new_empty(dist.get_world_size(group), *own.shape)
-        all_gather(gathered, own[None], group=group)
-        means, variances, counts = gathered.unbind(dim=1)
-        count = counts.sum(dim=0)
-        mean = (counts * means).sum(dim=0) / count
-        variance = (counts * (variances + (means - mean).square())).sum(dim=0) / count
-        inverse = (variance + eps).rsqrt().view(shape)
-        out = (x - mean.view(shape)) * inverse
-        ctx.save_for_backward(out, inverse, count.view(shape))
-        ctx.axes, ctx.shape, ctx.group = axes, shape, group
-        ctx.mark_non_differentiable(mean, variance, count)
-        return out, mean, variance, count
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
-        gradient = outputs[0]
-        out, inverse, count = ctx.saved_tensors
-        sums = torch.stack([gradient.sum(ctx.axes), (gradient * out).sum(ctx.axes)])
-        dist.all_reduce(sums, group=ctx.group)
-        of_gradient, of_product = (total.view(ctx.shape) / count for total in sums)
-        return inverse * (gradient - of_gradient - out * of_product), None, None
-
-
-class _CpuSyncBatchNorm(nn.Module):
-    """What torch's SyncBatchNorm is on GPUs, for CPUs, which it refuses; in float32 within."""
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
-    def __init__(self, replaced: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.weight, self.bias = replaced.weight, replaced.bias
-        self.momentum, self.eps = replaced.momentum or 0.0, replaced.eps
-        self.group = group
-        for name, buffer in replaced.named_buffers():
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        values, mean, variance, count = _Normalise.apply(x.float(), self.eps, self.group)
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        scaled: Tensor = values * self.weight.view(shape) + self.bias.view(shape)
-        return scaled.to(x.dtype)

@@ -257,6 +257,7 @@ from regbench.benchmark.training.optimizers.adamw import AdamWConfig
 from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
 from regbench.benchmark.training.step import Step
+from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.methods import Engine, build, engine
 
 cpu = torch.device("cpu")
@@ -288,6 +289,62 @@ def batch_norm(world):
         close(mine, theirs)
     network.eval(), whole.eval()
     close(network(x), whole(x))
+
+def batch_norm_kernels(world):
+    # torch's own layer and ours make the same calls of the kernels, which are CUDA's, with the same numbers: in layouts
+    # and precisions of a training, and with unequal shares. Plain torch stands for the kernels here.
+    # Ours has no operation for which a GPU's host would wait.
+    from torch.nn.modules._functions import SyncBatchNorm as Theirs
+    from torch.utils._python_dispatch import TorchDispatchMode
+    calls, operations = [], []
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            operations.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+    def noting(name):
+        def kernel(*arguments):
+            calls.append((name, [a.clone() if torch.is_tensor(a) else a for a in arguments]))
+            return getattr(Kernels, name)(*arguments)
+        return kernel
+    names = [name for name in vars(Kernels) if name.startswith("batch_norm")]
+    originals = {name: getattr(torch, name) for name in names}
+    for name in names:
+        setattr(torch, name, noting(name))
+    images = draw(world.rank, 5 - world.rank, 4, 3, 3)
+    for x in (
+        images,
+        images.bfloat16().contiguous(memory_format=torch.channels_last),
+        images.transpose(2, 3),
+        draw(3, 6, 4),
+        images.flatten(2),
+    ):
+        noted = []
+        for ours in (True, False):
+            whole = nn.BatchNorm2d(4)
+            leaf = x.clone().requires_grad_()
+            operations.clear()
+            with Operations():
+                if ours:
+                    out = SyncBatchNorm(whole, world.group, torch)(leaf)
+                else:
+                    settings = whole.running_mean, whole.running_var, whole.eps, whole.momentum, world.group, world.size
+                    out = Theirs.apply(leaf, whole.weight, whole.bias, *settings)
+                out.backward(draw(4, *out.shape).to(out.dtype))
+            waits = {"index", "nonzero", "masked_select", "_local_scalar_dense"} & set(operations)
+            assert ours == (not waits), (ours, waits)
+            noted.append([*calls, ("out", [out, leaf.grad, whole.weight.grad, whole.bias.grad, *whole.buffers()][:-1])])
+            calls.clear()
+        assert len(noted[0]) == len(noted[1]) == 6
+        for (name, mine), (other, theirs) in zip(*noted):
+            assert name == other and len(mine) == len(theirs), (name, other)
+            for a, b in zip(mine, theirs):
+                if torch.is_tensor(a):
+                    assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
+                    assert torch.equal(a, b), name
+                else:
+                    assert a == b, name
+    for name, kernel in originals.items():
+        setattr(torch, name, kernel)
 
 def shared_state(world):
     # Equal to what one has, also after the state was saved and loaded, and to the bit to what went on without that;
@@ -366,7 +423,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    for check in (batch_norm, shared_state, equal_shares, random_directions, transformer):
+    for check in (batch_norm, batch_norm_kernels, shared_state, equal_shares, random_directions, transformer):
         check(world)
 """
     for process in launch(2, code):
