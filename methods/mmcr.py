@@ -93,9 +93,10 @@ class _NuclearNorm(torch.autograd.Function):
         inverse = torch.where(singular > 0, 1 / singular, 0.0)
         gradient = (vectors * inverse[..., None, :]) @ (vectors.mT @ wide)
         ctx.save_for_backward((gradient.mT if flip else gradient).to(matrices.dtype))
-        return singular.sum().to(matrices.dtype)
+        total: Tensor = singular.sum().to(matrices.dtype)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Tensor:
-        (gradient,) = ctx.saved_tensors
-        return outputs[0] * gradient
+        gradient: Tensor = outputs[0] * ctx.saved_tensors[0]
+        return gradient
