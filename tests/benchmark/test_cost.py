@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -75,6 +76,17 @@ def test_memory_of_the_textbook_is_more_than_that_of_the_stream_and_the_same_twi
     gram, again, textbook = (extra_bytes(case, form) for form in ("gram", "gram", "textbook"))
     assert gram == again < textbook / 4
     assert textbook >= 2 * 1024**2 * 4  # two Gram matrices at the very least
+
+
+def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
+    run = value_and_gradient(methods.build("vicreg"), [torch.randn(8, 4) for _ in range(2)], Engine())
+    gradients = run()
+    assert [gradient.shape for gradient in gradients] == [(8, 4)] * 2
+    freed: list[int] = []
+    for number_of_view, gradient in enumerate(gradients):
+        weakref.finalize(gradient.untyped_storage(), freed.append, number_of_view)
+    del gradient, gradients
+    assert sorted(freed) == [0, 1]
 
 
 @pytest.mark.parametrize(("n", "q"), [(6, 10), (9, 4)])
