@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,8 @@ class Manifest:
         wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or len(self.class_names)}
         found = {**self.source, "num_classes": len(self.class_names)}
         if wanted != found:
-            differ = [key for key in wanted if found.get(key, wanted[key]) != wanted[key]]
-            names = {"name": "source"}
-            there, asked = (
-                ", ".join(f"{names.get(key, key)} {shown(settings[key])}" for key in differ)
-                for settings in (found, wanted)
-            )
+            differ = [key for key in {**wanted, **found} if wanted.get(key, wanted) != found.get(key, found)]
+            there, asked = (", ".join(_stated(settings, key) for key in differ) for settings in (found, wanted))
             raise RegbenchError(
                 f"{data_dir / dataset.name} was prepared with {there}, not {asked}; "
                 f"choose another dataset.name, or: {dataset.prepare_command} --force"
@@ -134,6 +131,11 @@ class Manifest:
             state = "missing" if found < 0 else f"{found} bytes long, not {self.splits[split]['bytes']}"
             raise RegbenchError(f"{path} is {state}; write it again: regbench prepare {self.name} --force")
         return path
+
+
+def _stated(settings: Mapping[str, Any], key: str) -> str:
+    """Word one setting, of which those of an older or newer source may lack some."""
+    return f"{'source' if key == 'name' else key} {shown(settings[key])}" if key in settings else f"no {key}"
 
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import itertools
@@ -12,6 +13,7 @@ import random
 import statistics
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from regbench import RegbenchError
@@ -186,6 +189,8 @@ class _Training:
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
         self.progress = Progress()
         self._saved: Saved | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[Saved] | None = None
         self._resume()
         self.progress.world_size = world.size
         if compute.runtime.compile:
@@ -216,6 +221,11 @@ class _Training:
             write_metrics(self.attempt, self.progress)
 
     def run(self) -> Trained:
+        with self._writer:
+            self._train()
+            return Trained(network=self.network, progress=self.progress, checkpoint=self._written())
+
+    def _train(self) -> None:
         cell, world, progress = self.cell, self.world, self.progress
         self.network.train()
         if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
@@ -246,7 +256,6 @@ class _Training:
                 step = self._step()
                 while len(progress.history) < cell.epochs:
                     self._epoch(step, loader)
-        return Trained(network=self.network, progress=progress, checkpoint=self._saved)
 
     def _step(self) -> Step:
         cell, world, device = self.cell, self.world, self.compute.device
@@ -313,8 +322,7 @@ class _Training:
                         self._end_epoch(stepped, lr, len(loader))
                     elif stop or write:
                         began_s += self._checkpoint()
-                        if stop:
-                            raise Interrupted(int(stop))
+                        self._stop(stop)
                 waiting = self.clock.mark()
                 bar.update()
         if not stop and progress.is_unscored(cell):
@@ -322,8 +330,7 @@ class _Training:
         done = len(progress.history)
         if stop or write or done == cell.epochs or done % self.compute.runtime.checkpoint_epochs == 0:
             self._checkpoint()
-        if stop:
-            raise Interrupted(int(stop))
+        self._stop(stop)
 
     def _step_seed(self) -> int:
         """Return the number that all draws of the present step depend on, the same on all ranks."""
@@ -446,19 +453,40 @@ class _Training:
         return int(stop)
 
     def _checkpoint(self) -> float:
-        """Write a checkpoint; returns the seconds that it took."""
+        """Begin to write a checkpoint, once the one before is written; training goes on meanwhile.
+
+        Returns:
+            The seconds that training waited.
+        """
         began_s = time.perf_counter()
         optimizer = self.optimizer.state_dict()  # with shared momentum, all ranks take part
         if self.attempt is not None:
+            self._written()
             self.attempt.check()
-            state = {"network": self.network.state_dict(), "optimizer": optimizer, "progress": vars(self.progress)}
-            self._saved = save_checkpoint(self.directory, self.attempt.number, self.progress.step, state)
+            state = {"network": self.network.state_dict(), "optimizer": optimizer}
+            # What is written must not change meanwhile.
+            state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
+            state["progress"] = copy.deepcopy(vars(self.progress))
+            number, step = self.attempt.number, self.progress.step
+            self._writing = self._writer.submit(save_checkpoint, self.directory, number, step, state)
             write_metrics(self.attempt, self.progress)
             self.attempt.beat()
         self._written_s = time.monotonic()
         took_s = time.perf_counter() - began_s
         self.progress.checkpoint_s += took_s  # known to the next checkpoint and to the record
         return took_s
+
+    def _written(self) -> Saved | None:
+        """Wait for the checkpoint that is being written, and return the last one; raise what went wrong with it."""
+        if self._writing is not None:
+            self._saved, self._writing = self._writing.result(), None
+        return self._saved
+
+    def _stop(self, signal: float) -> None:
+        """End the run if a signal asks for it, once its checkpoint is written."""
+        if signal:
+            self._written()
+            raise Interrupted(int(signal))
 
 
 def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:

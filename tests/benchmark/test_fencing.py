@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ def small(images: Path, tmp_path: Path) -> list[str]:
     return [*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={tmp_path / 'runs'}"]
 
 
+def at_once(executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Do what a thread would do, and answer as `ThreadPoolExecutor.submit` does."""
+    future: Future[Any] = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
 class Process:
     """A process of a Slurm job that works on a small cell, and the job's next life, which takes over.
 
@@ -78,6 +86,7 @@ class Process:
             patch.setattr(os, name, self._watched(name, getattr(os, name)))
         patch.setattr(os, "fsync", lambda _: None)  # nobody loses power here, and a busy disk takes its time
         patch.setattr(tempfile, "mkstemp", self._watched("make", tempfile.mkstemp))
+        patch.setattr(ThreadPoolExecutor, "submit", at_once)  # the order of the operations is always the same
 
     def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*paths: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from regbench.benchmark.rundir.directory import (
     run_directory,
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
-from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import Record, Saved, Score, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
@@ -141,6 +142,54 @@ def complete(shared: list[str]) -> Run:
     cell, runtime = load(shared, "method=sfrik_l2", "evaluation.knn.k=1", "seed=7", *measured, *seldom)
     record = finish(cell, runtime, "mine")
     return Run(cell, runtime, record, run_directory(runtime, "mine", cell))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(shared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the checkpoint is of the moment when it was due."""
+    cell, runtime = load(shared, "epochs=2", "seed=5")
+    finish(cell, runtime, "quick")
+    begun: list[int] = []
+    first_taken = threading.Event()
+    save = save_checkpoint
+
+    def begins(step: int) -> None:
+        begun.append(step)
+        if checkpoints and step > checkpoints[0]:  # at least one step more is done
+            first_taken.set()
+
+    checkpoints: list[int] = []
+
+    def slowly(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
+        checkpoints.append(step)
+        if len(checkpoints) == 1:
+            assert first_taken.wait(60.0), "training waits for the checkpoint"
+        return save(directory, attempt, step, state)
+
+    before_steps(monkeypatch, begins)
+
+    monkeypatch.setattr(loop, "save_checkpoint", slowly)
+    finish(cell, runtime, "slow")
+    (quick, _), (slow, _) = (
+        sorted(run_directory(runtime, sweep, cell).glob("checkpoint-*.pt")) for sweep in ("quick", "slow")
+    )
+    one, other = (torch.load(path, weights_only=True) for path in (quick, slow))
+    assert one["progress"]["step"] == other["progress"]["step"] == checkpoints[0] < len(begun)
+    assert len(other["progress"]["history"]) == 1
+    assert all(torch.equal(value, other["network"][name]) for name, value in one["network"].items())
+    momenta = ([*each["optimizer"]["state"].values()] for each in (one, other))
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(*momenta, strict=True) for key in a)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(shared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(loop, "save_checkpoint", full)
+    cell, runtime = load(shared, "epochs=1", "seed=6", "optimizer.warmup_epochs=0")
+    with pytest.raises(OSError, match="No space left"):
+        finish(cell, runtime, "full")
+    (attempt,) = read_attempts(run_directory(runtime, "full", cell))
+    assert attempt["ended"] == "failed"
 
 
 def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:

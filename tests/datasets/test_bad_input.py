@@ -517,6 +517,10 @@ def test_a_split_is_not_taken_over_with_other_settings(tmp_path: Path, root: Pat
         RegbenchError, match=r"was prepared with .*resize_px 20.*, not .*; choose another dataset\.name"
     ):
         prepare(config, tmp_path, source_dir=root, progress=False)
+    older = {key: value for key, value in manifest.source.items() if key != "held_out"}
+    replace(manifest, source=older).save(tmp_path)
+    with pytest.raises(RegbenchError, match=r"was prepared with no held_out, not held_out .*; choose another"):
+        prepare(shrunk, tmp_path, source_dir=root, progress=False)
 
 
 def test_a_second_writer_waits_and_writes_nothing(
