@@ -35,6 +35,8 @@ from regbench.datasets.loading import draws
 from regbench.datasets.loading.photometric import chains, photometric
 from regbench.datasets.prepare import prepare
 from regbench.methods import Engine, Regularizer
+from regbench.methods.decomposed import Addends
+from regbench.methods.slicing import Sliced, random_directions
 
 CLASSES, PER_CLASS = 4, 64
 _PLANNED = 0.1
@@ -54,10 +56,11 @@ def losses(bench: Bench) -> Outcome:
     rows, outcome = [], Outcome()
     for name in methods.names():
         method = methods.build(name)
+        textbook = _along_directions_of(bench.device, method)
         worst = {torch.float64: 0.0, torch.float32: 0.0}
         for (n, q), (count, global_views) in itertools.product(sizes, ((2, 2), (3, 1))):
             views = _views(n, q, count)
-            wanted = _value_and_gradients(method, views, "textbook", global_views)
+            wanted = _value_and_gradients(textbook, views, "textbook", global_views)
             for dtype, form in itertools.product(worst, method.forms):
                 there = [view.to(bench.device, dtype) for view in views]
                 found = _value_and_gradients(method, there, form, global_views)
@@ -70,6 +73,20 @@ def losses(bench: Bench) -> Outcome:
     outcome.table = tabulate(rows, ("method", "forms", "float64", "float32"), "github", floatfmt=".1e")
     outcome.notes.append("Largest norm of a difference over the norm of the CPU's.")
     return outcome
+
+
+def _along_directions_of(device: torch.device, method: Regularizer) -> Regularizer:
+    """Return a method that draws random directions on `device` wherever the embeddings are: devices draw others."""
+    if not isinstance(method, Sliced):
+        return method
+    kind: type[Sliced] = type(method)
+
+    class There(kind):  # type: ignore[valid-type, misc]
+        def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
+            there = random_directions(like_NQ.shape[1], self.directions, like_NQ.to(device)).to(like_NQ)
+            return lambda u_NQ: self.sliced(u_NQ, there)
+
+    return There(**vars(method))
 
 
 def _views(n: int, q: int, count: int) -> list[Tensor]:
