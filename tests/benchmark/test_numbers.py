@@ -170,6 +170,7 @@ def test_the_cost_of_a_run_is_that_of_its_attempts_together(told: Told) -> None:
         "train_s": pytest.approx(train_s),
         # But for the signal's checkpoint, which was the last thing that its attempt did.
         "checkpoint_s": pytest.approx(CHECKPOINT_S * (STEPS - 1)),
+        "monitor_s": None,
         "img_per_s": pytest.approx(STEPS * BATCH / train_s),
         "evaluate_s": pytest.approx(SELECTION_S + 2 * PROTOCOL_S),
         "peak_memory_bytes": peak_bytes(3),
