@@ -47,7 +47,7 @@ class DCLW(DCL):
 
     The positives' addend is −(1/n) Σᵢ wᵢ sim(zᵢ, z⁺ᵢ)/τ with the negative von Mises-Fisher weight
     wᵢ = 2 − exp(sim(zᵢ, z⁺ᵢ)/σ) / meanⱼ exp(sim(zⱼ, z⁺ⱼ)/σ). Gradients flow through it, as nothing in the paper stops
-    them; lightly does.
+    them; lightly's code stops them.
 
     Attributes:
         temperature: τ > 0.
