@@ -39,6 +39,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.step import PARTS, Step
 from regbench.methods import Engine
+from regbench.methods.pairwise import panels_of
 
 _ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
 
@@ -92,7 +93,7 @@ def predict(
         raise RegbenchError(
             f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a multiple"
         )
-    with _ranks(world_size) as group, FakeTensorMode(), Accounts(world_size) as accounts:
+    with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
         network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
             cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
         )

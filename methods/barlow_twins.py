@@ -131,7 +131,7 @@ def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tenso
     gradient_a_NQ, gradient_b_NQ = gradients
     n = len(a_NQ)
     others = shard.others(a_NQ, b_NQ)
-    for rows in panels(n, n, a_NQ.element_size(), triangle=True):
+    for rows in panels(n, n, a_NQ, triangle=True):
         width, later = rows.stop - rows.start, slice(rows.start, n)
         gram_a_PM = a_NQ[rows] @ a_NQ[later].T
         gram_b_PM = b_NQ[rows] @ b_NQ[later].T
@@ -142,7 +142,7 @@ def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tenso
         gradient_a_NQ[rows.stop :].addmm_(gram_b_PM[:, width:].T, a_NQ[rows])
         gradient_b_NQ[rows.stop :].addmm_(gram_a_PM[:, width:].T, b_NQ[rows])
     for a_MQ, b_MQ in others:
-        for rows in panels(n, len(a_MQ), a_NQ.element_size()):
+        for rows in panels(n, len(a_MQ), a_NQ):
             gram_a_PM, gram_b_PM = a_NQ[rows] @ a_MQ.T, b_NQ[rows] @ b_MQ.T
             total += (gram_a_PM * gram_b_PM).sum()
             gradient_a_NQ[rows].addmm_(gram_b_PM, a_MQ)

@@ -106,7 +106,7 @@ class Contrastive(Regularizer):
         """Panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's pairs, each pair once."""
         for a, b, hollow in self._blocks():
             (za_NQ, inverse_a_N), (zb_NQ, inverse_b_N) = views[a], views[b]
-            for rows in panels(len(za_NQ), len(zb_NQ), za_NQ.element_size(), triangle=a == b):
+            for rows in panels(len(za_NQ), len(zb_NQ), za_NQ, triangle=a == b):
                 columns = slice(rows.start if a == b else 0, len(zb_NQ))
                 u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
                 logits_PM = (u_PQ @ zb_NQ[columns].T).mul_(inverse_b_N[columns] / self.temperature)
@@ -123,7 +123,7 @@ class Contrastive(Regularizer):
             for a, b in blocks:
                 za_NQ, inverse_a_N = views[a]
                 zb_MQ, inverse_b_M = remote[2 * b : 2 * b + 2]
-                for rows in panels(len(za_NQ), len(zb_MQ), za_NQ.element_size()):
+                for rows in panels(len(za_NQ), len(zb_MQ), za_NQ):
                     logits_PM = (za_NQ[rows] * inverse_a_N[rows, None]) @ zb_MQ.T
                     yield a, b, rows, logits_PM.mul_(inverse_b_M / self.temperature), (zb_MQ, inverse_b_M, *remote[4:])
 

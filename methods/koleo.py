@@ -65,7 +65,7 @@ def _nearest(z_NQ: Tensor) -> Tensor:
     """The index of each row's nearest other row, shape (n,), in panels of the Gram matrix."""
     found = []
     squared_N = z_NQ.square().sum(dim=1)
-    for rows in panels(len(z_NQ), len(z_NQ), z_NQ.element_size()):
+    for rows in panels(len(z_NQ), len(z_NQ), z_NQ):
         squared_distance_PN = squared_N - 2 * (z_NQ[rows] @ z_NQ.T)
         squared_distance_PN[:, rows.start :].diagonal().fill_(torch.inf)
         found.append(squared_distance_PN.argmin(dim=1))

@@ -11,7 +11,9 @@ place, into the gradient with respect to z (`to_embedding_gradient`); no normali
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,28 @@ from torch import Tensor
 
 from regbench.methods.engine import Shard
 
-# One panel, or one chunk of rows. Kernels hold up to a dozen of these at a time.
-PANEL_BYTES = 4 * 2**20
+PANEL_BYTES = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
+"""Size of one panel, or of one chunk of rows, by device. Kernels hold up to a dozen of these at a time.
+
+A CPU's caches hold small ones; a GPU takes as long to start the work on a small one as to do it.
+"""
+_planned_device: ContextVar[str | None] = ContextVar("planned_device", default=None)
+
+
+@contextlib.contextmanager
+def panels_of(device: str) -> Iterator[None]:
+    """Cut panels as on another device, to count what it would need."""
+    token = _planned_device.set(device)
+    try:
+        yield
+    finally:
+        _planned_device.reset(token)
+
+
+def _panel_bytes(like: Tensor) -> int:
+    return PANEL_BYTES.get(_planned_device.get() or like.device.type, PANEL_BYTES["cpu"])
+
+
 # Rows shorter than this count as zero: u = 0, and no gradient reaches them.
 SHORTEST = 1e-12
 
@@ -69,19 +91,21 @@ def inverse_lengths(z_NQ: Tensor) -> Tensor:
 
 def chunks(z_NQ: Tensor) -> Iterator[slice]:
     """Cut slices of rows whose data fill one panel at most (at least one row)."""
-    rows = max(1, PANEL_BYTES // (z_NQ.shape[1] * z_NQ.element_size()))
+    rows = max(1, _panel_bytes(z_NQ) // (z_NQ.shape[1] * z_NQ.element_size()))
     for start in range(0, len(z_NQ), rows):
         yield slice(start, min(start + rows, len(z_NQ)))
 
 
-def panels(rows: int, columns: int, itemsize: int, *, triangle: bool = False) -> Iterator[slice]:
+def panels(rows: int, columns: int, like: Tensor, *, triangle: bool = False) -> Iterator[slice]:
     """Cut slices of rows whose panel of the Gram matrix, with so many columns, has a good size to work on.
+
+    The panel is of the dtype and on the device of `like`.
 
     A few hundred rows keep the matrix products efficient; of a triangle, an eighth of the rows keeps its ragged edge
     small.
     """
     height = max(128, -(-rows // 8)) if triangle else 512
-    height = max(16, min(height, PANEL_BYTES // max(1, columns * itemsize)))
+    height = max(16, min(height, _panel_bytes(like) // max(1, columns * like.element_size())))
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
 
@@ -112,7 +136,7 @@ def energy(
     total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
     n = len(z_NQ)
     others = shard.others(z_NQ, inverse_N)
-    for rows in panels(n, n, z_NQ.element_size(), triangle=True):
+    for rows in panels(n, n, z_NQ, triangle=True):
         width = rows.stop - rows.start
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         gram_PM = (u_PQ @ z_NQ[rows.start :].T).mul_(inverse_N[rows.start :])
@@ -127,7 +151,7 @@ def energy(
         gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
         gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
     for z_MQ, inverse_M in others:
-        for rows in panels(n, len(z_MQ), z_NQ.element_size()):
+        for rows in panels(n, len(z_MQ), z_NQ):
             gram_PM = ((z_NQ[rows] * inverse_N[rows, None]) @ z_MQ.T).mul_(inverse_M)
             value_PM, slope_PM = phi(gram_PM)
             del gram_PM
@@ -155,7 +179,7 @@ def cross_energy(
     total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
     n = len(z1_NQ)
     others = shard.others(*views, *factors)
-    for rows in panels(n, n, z1_NQ.element_size()):
+    for rows in panels(n, n, z1_NQ):
         u_PQ = z1_NQ[rows] * factor1_N[rows, None]
         value_PM, slope_PM = phi((u_PQ @ z2_NQ.T).mul_(factor2_N))
         value_PM[:, rows].diagonal().zero_()
@@ -166,7 +190,7 @@ def cross_energy(
     for remote in others:
         for own, other in ((0, 1), (1, 0)):
             z_MQ, factor_M = remote[other], remote[2 + other]
-            for rows in panels(n, len(z_MQ), z1_NQ.element_size()):
+            for rows in panels(n, len(z_MQ), z1_NQ):
                 u_PQ = views[own][rows] * factors[own][rows, None]
                 value_PM, slope_PM = phi((u_PQ @ z_MQ.T).mul_(factor_M))
                 if own == 0:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError, methods
@@ -30,6 +31,33 @@ def gradients(name: str, z1: Tensor, z2: Tensor, form: str) -> tuple[Tensor, ...
     return torch.autograd.grad(methods.build(name).loss(leaf1, leaf2, engine=Engine(form=form)), (leaf1, leaf2))
 
 
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("mm", "addmm", "addmm_")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
+    """On tensors without data: a GPU needs as long to start the work on a small panel as for the work."""
+
+    def products(device: str) -> int:
+        with FakeTensorMode():
+            views = [torch.empty(8192, 2048, device=device, requires_grad=True) for _ in range(2)]
+            with Products() as counted:
+                methods.build("sfrik_l3")(*views, engine=Engine(form="gram"))
+        return counted.count
+
+    on_gpu, on_cpu = products("cuda:0"), products("cpu")
+    assert on_gpu <= 48 and on_cpu >= 8 * on_gpu
+    with pairwise.panels_of("cuda"):
+        assert products("cpu") == on_gpu
+    assert products("cpu") == on_cpu
+
+
 class LargestTensor(TorchDispatchMode):
     """The largest tensor that an operation makes, in elements."""
 
@@ -47,7 +75,7 @@ class LargestTensor(TorchDispatchMode):
 def test_many_ragged_panels_are_like_one(monkeypatch: pytest.MonkeyPatch, name: str, n: int, q: int) -> None:
     z1, z2 = draw(n, q)
     wanted = gradients(name, z1, z2, "textbook")
-    monkeypatch.setattr(pairwise, "PANEL_BYTES", 17 * q * 8)
+    monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 17 * q * 8)
     for form in methods.build(name).forms[1:]:
         for found, exact in zip(gradients(name, z1, z2, form), wanted, strict=True):
             torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12 * exact.abs().max().item())
@@ -56,7 +84,7 @@ def test_many_ragged_panels_are_like_one(monkeypatch: pytest.MonkeyPatch, name: 
 @pytest.mark.parametrize("name", [name for name in STREAMED if "gram" in methods.build(name).forms])
 def test_gram_form_keeps_nothing_of_size_n_by_n(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     n, q = 600, 8
-    monkeypatch.setattr(pairwise, "PANEL_BYTES", 2**16)
+    monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**16)
     z1, z2 = draw(n, q, torch.float32)
     sizes = {}
     for form in ("textbook", "gram"):
