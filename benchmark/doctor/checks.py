@@ -23,6 +23,7 @@ from regbench.benchmark.cost.images import photo
 from regbench.benchmark.doctor.section import Bench, Outcome, section
 from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.plan import predict
+from regbench.benchmark.processes import one_line
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory, tensor_files
 from regbench.benchmark.rundir.record import read_record
@@ -148,6 +149,30 @@ def _steps(cell: Cell, device: torch.device) -> Step:
     return Step(
         network=network, optimizer=optimizer, method=cell.method, engine=Engine(even=True), precision=cell.precision
     )
+
+
+@section("Waiting: a training step never makes the host wait for the device", limit_s=120)
+def waiting(bench: Bench) -> Outcome:
+    """Take steps while torch raises an error wherever the host would wait."""
+    cuda = bench.device.type == "cuda"
+    outcome = Outcome()
+    for name in ("sfrik_l3", "vicreg", "simclr", "sigreg"):
+        cell, _ = load_run([*SETTINGS, f"method={name}", "precision=bf16"])
+        call = _steps(cell, bench.device)
+        views = [torch.randn(cell.batch_size, 3, 32, 32, device=bench.device) for _ in range(2)]
+        call(*views)  # what is made once may wait
+        try:
+            if cuda:
+                torch.cuda.set_sync_debug_mode("error")
+            call(*views)
+        except RuntimeError as error:
+            outcome.failures.append(f"{name}: {one_line(error)}")
+        finally:
+            if cuda:
+                torch.cuda.set_sync_debug_mode("default")
+    if not cuda:
+        outcome.notes.append("The steps ran; on a CPU nothing can be seen of this.")
+    return outcome
 
 
 @section("Photometric augmentation: the same pictures as on the CPU", limit_s=120)

@@ -48,7 +48,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told("losses") == (2, "regbench: sections are of the examination of a GPU; add --gpu\n")
     code, text = told("--gpu", "--out", str(tmp_path))
     assert code == 2 and "torch sees no GPU here; try it on small sizes" in text
-    with pytest.raises(RegbenchError, match="unknown section 'loses'; choose losses, step, photometry"):
+    with pytest.raises(RegbenchError, match="unknown section 'loses'; choose losses, step, waiting, photometry"):
         examine("cpu", tmp_path, small=True, names=["loses"])
 
 
@@ -65,7 +65,7 @@ def test_the_report_of_some_sections(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["losses", "step", "resume", "ranks", "cost", "training", "loaders"])
+@pytest.mark.parametrize("name", ["losses", "step", "waiting", "resume", "ranks", "cost", "training", "loaders"])
 def test_every_other_section_holds_on_a_cpu(name: str, tmp_path: Path) -> None:
     (examined,) = examine("cpu", tmp_path, small=True, names=[name])
     assert examined.outcome.failures == []

@@ -49,7 +49,8 @@ def test_a_gpu_gets_few_large_panels_and_a_plan_counts_those() -> None:
             views = [torch.empty(8192, 2048, device=device, requires_grad=True) for _ in range(2)]
             with Products() as counted:
                 methods.build("sfrik_l3")(*views, engine=Engine(form="gram"))
-        return counted.count
+        count: int = counted.count
+        return count
 
     on_gpu, on_cpu = products("cuda:0"), products("cpu")
     assert on_gpu <= 48 and on_cpu >= 8 * on_gpu
