@@ -466,10 +466,8 @@ class _Training:
             state = {"network": self.network.state_dict(), "optimizer": optimizer}
             # What is written must not change meanwhile.
             state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
-            state["progress"] = copy.deepcopy(vars(self.progress))
-            number, step = self.attempt.number, self.progress.step
-            self._writing = self._writer.submit(save_checkpoint, self.directory, number, step, state)
-            write_metrics(self.attempt, self.progress)
+            progress = copy.deepcopy(self.progress)
+            self._writing = self._writer.submit(_write, self.attempt, {**state, "progress": vars(progress)}, progress)
             self.attempt.beat()
         self._written_s = time.monotonic()
         took_s = time.perf_counter() - began_s
@@ -487,6 +485,13 @@ class _Training:
         if signal:
             self._written()
             raise Interrupted(int(signal))
+
+
+def _write(attempt: Attempt, state: dict[str, Any], progress: Progress) -> Saved:
+    """Write a checkpoint, and then the metrics that it holds."""
+    saved = save_checkpoint(attempt.directory, attempt.number, progress.step, state)
+    write_metrics(attempt, progress)
+    return saved
 
 
 def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
