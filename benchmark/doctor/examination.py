@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -23,9 +22,9 @@ import torch
 import regbench.benchmark.doctor.checks
 import regbench.benchmark.doctor.measurements  # noqa: F401
 from regbench import RegbenchError
+from regbench.benchmark.doctor import section
 from regbench.benchmark.doctor.section import SECTIONS, Bench, Outcome, Section
 from regbench.benchmark.machine import environment
-from regbench.benchmark.processes import one_line
 from regbench.files import write_text
 
 
@@ -97,7 +96,7 @@ def _in_a_process(part: Section, bench: Bench) -> Outcome:
     """Let a process of its own do the work, for an error of CUDA leaves nothing usable behind."""
     task = bench.folder / f"{part.name}.task"
     task.write_bytes(cloudpickle.dumps((part.work, bench)))
-    command = [sys.executable, "-c", f"from {__name__} import work; work({str(task)!r})"]
+    command = [sys.executable, "-c", f"from {section.__name__} import work; work({str(task)!r})"]
     with task.with_suffix(".txt").open("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
         try:
@@ -114,16 +113,6 @@ def _in_a_process(part: Section, bench: Bench) -> Outcome:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Outcome(failures=[f"broke with {how}: {lines[-1] if lines else 'no message'}"])
     return Outcome(**json.loads(task.with_suffix(".json").read_text()))
-
-
-def work(task: str) -> None:
-    """Do the work of a section in its process, and write what it found."""
-    function, bench = pickle.loads(Path(task).read_bytes())
-    try:
-        outcome = function(bench)
-    except Exception as error:  # whatever does not work is a finding
-        outcome = Outcome(failures=[one_line(error)])
-    write_text(Path(task).with_suffix(".json"), json.dumps(asdict(outcome)))
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+
+from regbench.benchmark.processes import one_line
+from regbench.files import write_text
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,13 @@ def section(title: str, limit_s: float) -> Callable[[Work], Work]:
         return work
 
     return decorate
+
+
+def work(task: str) -> None:
+    """Do the work of a section in its process, and write what it found."""
+    function, bench = pickle.loads(Path(task).read_bytes())
+    try:
+        outcome = function(bench)
+    except Exception as error:  # whatever does not work is a finding
+        outcome = Outcome(failures=[one_line(error)])
+    write_text(Path(task).with_suffix(".json"), json.dumps(asdict(outcome)))
