@@ -151,7 +151,9 @@ class Storm:
         """Slurm refuses or kills a job that it sends to a node where a former life of it is, or loses its script."""
         log = (self.slurm.directory / "slurmctld.log").read_text()
         ends = r"WTERMSIG 9|WEXITSTATUS 2"  # 2: there is no such file
-        return re.search(rf"non-startable batch JobId={job}\b|JobId={job}(\(\d+\))? ({ends})\b", log) is not None
+        own = re.search(rf"JobId={job}\((\d+)\)", log)  # the number of a task of an array
+        either = f"{job}|{own[1]}" if own else job
+        return re.search(rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b", log) is not None
 
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
