@@ -88,11 +88,12 @@ def run_check(method: Regularizer, check: str) -> Finding | None:
 
 
 def _draw(n: int, q: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    z1, z2 = _draw_views(n, q, 2, seed)
+    z1, z2 = draw_views(n, q, 2, seed)
     return z1, z2
 
 
-def _draw_views(n: int, q: int, count: int, seed: int = 0) -> list[Tensor]:
+def draw_views(n: int, q: int, count: int, seed: int = 0) -> list[Tensor]:
+    """Draw embeddings of several views of the same images, float64, shape (n, q) each."""
     generator = torch.Generator().manual_seed(seed)
     first = 0.6 * torch.randn(n, q, dtype=torch.float64, generator=generator)
     others = (0.3 * torch.randn(n, q, dtype=torch.float64, generator=generator) for _ in range(count - 1))
@@ -118,7 +119,7 @@ def _value(method: Regularizer, *views: Tensor) -> Tensor:
     return _evaluate(method, views, Engine()).total
 
 
-def _gradients(
+def value_and_gradients(
     method: Regularizer,
     views: Sequence[Tensor],
     engine: Engine = Engine(),  # noqa: B008  # frozen
@@ -131,7 +132,8 @@ def _gradients(
     return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
-def _relative(found: Tensor, wanted: Tensor, floor: float = _TINY) -> float:
+def relative(found: Tensor, wanted: Tensor, floor: float = _TINY) -> float:
+    """Return the norm of the difference over that of what is wanted, or over `floor` if that is larger."""
     difference, size = (float(x.norm()) for x in (found.double() - wanted.double(), wanted.double()))
     return difference / max(size, floor)
 
@@ -164,12 +166,12 @@ def gradient(method: Regularizer) -> Outcome:
     outcomes = []
     step = 3e-5
     for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
-        z = torch.stack(_draw_views(n, q, count))
+        z = torch.stack(draw_views(n, q, count))
 
         def value(z: Tensor, global_views: int = global_views) -> Tensor:
             return _evaluate(method, [*z], Engine(), global_views).total
 
-        (_, *found), size = _gradients(method, [*z], global_views=global_views)
+        (_, *found), size = value_and_gradients(method, [*z], global_views=global_views)
         directions = _rotation(z.numel())[:_DIRECTIONS].view(-1, *z.shape)
         numeric = torch.zeros(len(directions), dtype=z.dtype)
         for i, direction in enumerate(directions):
@@ -257,9 +259,12 @@ def float32(method: Regularizer) -> Outcome:
     outcomes = []
     for n, q in ((64, 32), (32, 64)):
         z1, z2 = _draw(n, q)
-        (exact, size), (single, _) = _gradients(method, [z1, z2]), _gradients(method, [z1.float(), z2.float()])
-        outcomes.append((_relative(single[0], exact[0], size), f"value at n={n}, q={q}"))
-        outcomes += [(_relative(a, b), f"gradient at n={n}, q={q}") for a, b in zip(single[1:], exact[1:], strict=True)]
+        (exact, size), (single, _) = (
+            value_and_gradients(method, [z1, z2]),
+            value_and_gradients(method, [z1.float(), z2.float()]),
+        )
+        outcomes.append((relative(single[0], exact[0], size), f"value at n={n}, q={q}"))
+        outcomes += [(relative(a, b), f"gradient at n={n}, q={q}") for a, b in zip(single[1:], exact[1:], strict=True)]
     return _worst(outcomes)
 
 
@@ -269,12 +274,12 @@ def half_precision(method: Regularizer) -> Outcome:
     outcomes = []
     for dtype in (torch.bfloat16, torch.float16):
         z1, z2 = (z.to(dtype) for z in _draw(16, 8))
-        wanted, _ = _gradients(method, [z1.float(), z2.float()])
+        wanted, _ = value_and_gradients(method, [z1.float(), z2.float()])
         with torch.autocast("cpu", torch.bfloat16):
-            found, _ = _gradients(method, [z1, z2])
+            found, _ = value_and_gradients(method, [z1, z2])
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
             return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
-        outcomes += [(_relative(a, b), str(dtype)) for a, b in zip(found, wanted, strict=True)]
+        outcomes += [(relative(a, b), str(dtype)) for a, b in zip(found, wanted, strict=True)]
     return _worst(outcomes)
 
 
@@ -307,7 +312,7 @@ def finite(method: Regularizer) -> Outcome:
         f"{name} ({form})"
         for name, pair in corner_cases().items()
         for form in ("auto", *method.forms)
-        if not all(x.isfinite().all() for x in _gradients(method, pair, Engine(form=form))[0])
+        if not all(x.isfinite().all() for x in value_and_gradients(method, pair, Engine(form=form))[0])
     ]
     return len(broken), ", ".join(broken)
 
@@ -318,20 +323,20 @@ def forms(method: Regularizer) -> Outcome:
     outcomes = []
     sizes = [(n, q, *views) for n, q in ((300, 20), (20, 300)) for views in VIEWS[:1]]
     for n, q, count, global_views in (*sizes, *((5, 3, *views) for views in VIEWS)):
-        views = _draw_views(n, q, count)
+        views = draw_views(n, q, count)
         textbook = Engine(form="textbook")
-        wanted, size = _gradients(method, views, textbook, global_views)
+        wanted, size = value_and_gradients(method, views, textbook, global_views)
         addends = _evaluate(method, views, textbook, global_views).terms
         for form in method.forms[1:] or ("auto",):
-            found, _ = _gradients(method, views, Engine(form=form), global_views)
+            found, _ = value_and_gradients(method, views, Engine(form=form), global_views)
             where = f"{form} at n={n}, q={q}, {count} views, {global_views} global"
             floor = max(gradient.norm().item() for gradient in wanted[1:])
-            outcomes.append((_relative(found[0], wanted[0], size), f"value, {where}"))
+            outcomes.append((relative(found[0], wanted[0], size), f"value, {where}"))
             outcomes += [
-                (_relative(a, b, floor), f"gradient, {where}") for a, b in zip(found[1:], wanted[1:], strict=True)
+                (relative(a, b, floor), f"gradient, {where}") for a, b in zip(found[1:], wanted[1:], strict=True)
             ]
             own = _evaluate(method, views, Engine(form=form), global_views).terms
-            outcomes += [(_relative(own[name], term, size), f"{name}, {where}") for name, term in addends.items()]
+            outcomes += [(relative(own[name], term, size), f"{name}, {where}") for name, term in addends.items()]
     return _worst(outcomes)
 
 
@@ -422,18 +427,18 @@ def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> tuple[f
     for form, (size, rows) in itertools.product(method.forms, SHARDS.items()):
         if rank >= size:
             continue
-        views = _draw_views(11, 6, 3 if size == 3 else 2)
+        views = draw_views(11, 6, 3 if size == 3 else 2)
         mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
         where = f"{form}, rank {rank} of {size}, {len(views)} views"
         try:
-            wanted, total = _gradients(method, views, Engine(form=form), 2)
+            wanted, total = value_and_gradients(method, views, Engine(form=form), 2)
             # What the other ranks would draw by themselves must not matter.
             shares = [z[mine] for z in views]
-            found, _ = _gradients(method, shares, Engine(form=form, group=groups[size]), 2, seed=rank)
+            found, _ = value_and_gradients(method, shares, Engine(form=form, group=groups[size]), 2, seed=rank)
         except Exception as error:
             raise RegbenchError(f"{form} form over {size} ranks: {one_line(error)}") from error
-        outcomes.append((_relative(found[0], wanted[0], total), f"value, {where}"))
+        outcomes.append((relative(found[0], wanted[0], total), f"value, {where}"))
         floor = wanted[1].norm().item()
         for a, b in zip(found[1:], wanted[1:], strict=True):
-            outcomes.append((_relative(a / size, b[mine], floor), f"gradient, {where}"))
+            outcomes.append((relative(a / size, b[mine], floor), f"gradient, {where}"))
     return _worst(outcomes)

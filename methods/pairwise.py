@@ -21,6 +21,12 @@ from torch import Tensor
 
 from regbench.methods.engine import Shard
 
+# Rows shorter than this count as zero: u = 0, and no gradient reaches them.
+SHORTEST = 1e-12
+
+PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Inner products of any shape -> (φ, φ′) of the same shape."""
+
 PANEL_BYTES = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
 """Size of one panel, or of one chunk of rows, by device. Kernels hold up to a dozen of these at a time.
 
@@ -41,13 +47,6 @@ def panels_of(device: str) -> Iterator[None]:
 
 def _panel_bytes(like: Tensor) -> int:
     return PANEL_BYTES.get(_planned_device.get() or like.device.type, PANEL_BYTES["cpu"])
-
-
-# Rows shorter than this count as zero: u = 0, and no gradient reaches them.
-SHORTEST = 1e-12
-
-PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Inner products of any shape -> (φ, φ′) of the same shape."""
 
 
 # Plain formulas: what the streamed functions must equal.

@@ -50,7 +50,7 @@ class SFRIK(KernelRegularizer):
     )
 
     def __post_init__(self) -> None:
-        """Refuse negative or all-zero weights, and drops zeros after the last order with a weight."""
+        """Refuse negative or all-zero weights, and drop zeros after the last order with a weight."""
         super().__post_init__()
         self.require(
             any(self.weights) and min(self.weights) >= 0,

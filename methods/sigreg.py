@@ -20,9 +20,9 @@ class SIGReg(Sliced):
 
     EP is the Epps-Pulley statistic against N(0, 1): ∫ |φ̂(t) − e^{−t²/2}|² e^{−t²/2} dt with the empirical
     characteristic function φ̂, by the trapezoid rule on [0, 3], doubled. That is the quadrature of the authors'
-    minimal example, as is the number of directions, which are drawn anew at each step. The
-    alignment is the mean over views of the squared distance to the views' mean. The factor s is for the codes that
-    weigh the terms otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is λ = w / (4n + w), s = 4 / (1 − λ).
+    minimal example, as is the number of directions, which are drawn anew at each step. The alignment is
+    the mean over views of the squared distance to the views' mean. The factor s is for the codes that weigh the terms
+    otherwise: mean (Z₁ − Z₂)² + w ½ Σ_v EP(Z_v a) is λ = w / (4n + w), s = 4 / (1 − λ).
 
     Attributes:
         regularization_weight: λ in [0, 1].
@@ -57,7 +57,7 @@ class SIGReg(Sliced):
         self.require(self.largest_frequency > 0 and self.scale > 0, "largest_frequency and scale must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """S (1 − λ), at every q."""
+        """The product s (1 − λ), at every q."""
         return self.scale * (1 - self.regularization_weight)
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from regbench import RegbenchError, methods
+from regbench.benchmark.conformance import draw_views, relative, value_and_gradients
 from regbench.benchmark.cost.images import photo
 from regbench.benchmark.doctor.section import Bench, Outcome, section
 from regbench.benchmark.meters import peak_extra_bytes
@@ -60,11 +61,11 @@ def losses(bench: Bench) -> Outcome:
         textbook = _along_directions_of(bench.device, method)
         worst = {torch.float64: 0.0, torch.float32: 0.0}
         for (n, q), (count, global_views) in itertools.product(sizes, ((2, 2), (3, 1))):
-            views = _views(n, q, count)
-            wanted = _value_and_gradients(textbook, views, "textbook", global_views)
+            views = draw_views(n, q, count)
+            wanted, _ = value_and_gradients(textbook, views, Engine(form="textbook"), global_views)
             for dtype, form in itertools.product(worst, method.forms):
                 there = [view.to(bench.device, dtype) for view in views]
-                found = _value_and_gradients(method, there, form, global_views)
+                found, _ = value_and_gradients(method, there, Engine(form=form), global_views)
                 error = max(map(_relative, found, wanted))
                 worst[dtype] = max(worst[dtype], error) if error == error else float("inf")
         rows.append((name, ", ".join(method.forms), worst[torch.float64], worst[torch.float32]))
@@ -90,23 +91,8 @@ def _along_directions_of(device: torch.device, method: Regularizer) -> Regulariz
     return There(**vars(method))
 
 
-def _views(n: int, q: int, count: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    first = torch.randn(n, q, dtype=torch.float64, generator=generator)
-    others = (0.5 * torch.randn(n, q, dtype=torch.float64, generator=generator) for _ in range(count - 1))
-    return [first, *(first + other for other in others)]
-
-
-def _value_and_gradients(method: Regularizer, views: Sequence[Tensor], form: str, global_views: int) -> list[Tensor]:
-    leaves = [view.clone().requires_grad_() for view in views]
-    torch.manual_seed(0)
-    value = method(*leaves, engine=Engine(form=form), global_views=global_views).total
-    return [value.detach(), *torch.autograd.grad(value, leaves)]
-
-
 def _relative(found: Tensor, wanted: Tensor) -> float:
-    wanted = wanted.double().cpu()
-    return float((found.double().cpu() - wanted).norm() / wanted.norm().clamp(min=1e-12))
+    return relative(found.cpu(), wanted.cpu(), floor=1e-12)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -151,8 +151,9 @@ def _with_defaults(tree: Tree) -> Tree:
 
 
 def evaluation_defaults() -> Tree:
-    """Return the settings of every registered evaluation, by its name."""
-    return {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
+    """Return the settings that all evaluations share, and those of every registered one by its name."""
+    common: Tree = plain(EvaluationOptions())
+    return common | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
 
 
 @functools.cache
@@ -161,7 +162,7 @@ def _defaults() -> Tree:
     return {
         **defaults(Cell),
         "method": METHODS.plain(METHODS.build("sfrik")),
-        "evaluation": plain(EvaluationOptions()) | evaluation_defaults(),
+        "evaluation": evaluation_defaults(),
         "augmentation": defaults(AugmentationConfig),
         "network": defaults(NetworkConfig),
         "cluster": defaults(Cluster),

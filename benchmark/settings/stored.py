@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regbench import RegbenchError
-from regbench.benchmark.settings.cell import Cell, EvaluationOptions
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.compose import evaluation_defaults, merged, parse, put, resolved
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete
-from regbench.settings import plain, read_yaml
+from regbench.settings import read_yaml
 
 
 def load_cell(path: Path) -> Cell:
@@ -40,7 +40,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
     own = [override for override in overrides if override.startswith("runtime.")]
     changes = [parse(override) for override in overrides if override not in own]
     tree = load_cell(path).plain()
-    tree["evaluation"] = merged(plain(EvaluationOptions()) | evaluation_defaults(), tree["evaluation"])
+    tree["evaluation"] = merged(evaluation_defaults(), tree["evaluation"])
     tree["dataset"] = complete(tree["dataset"])
     for change in changes:
         key = str(change.key_or_group)

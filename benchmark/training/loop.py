@@ -182,8 +182,9 @@ class _Training:
             cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
         )
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        monitored = attempt is not None and cell.evaluation.while_training
-        self.monitor = Monitor(cell, self.network, compute, attempt) if attempt is not None and monitored else None
+        self.monitor: Monitor | None = None
+        if attempt is not None and cell.evaluation.while_training:
+            self.monitor = Monitor(cell, self.network, compute, attempt)
         synchronize_batch_norm(self.network, world, device)
         group = world.group if compute.runtime.shard_optimizer else None
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
@@ -230,8 +231,7 @@ class _Training:
         self.network.train()
         if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
             with self.interruption.deferred():
-                if stop := self._evaluate():
-                    raise Interrupted(stop)
+                self._stop(self._evaluate())
                 self._checkpoint()
         if len(progress.history) < cell.epochs:
             loader = PretrainingLoader(
@@ -337,7 +337,7 @@ class _Training:
         return self.cell.seed * 1_000_003 + self.progress.step
 
     def _look(self, losses: list[dict[str, Tensor]], laps: list[list[Any]], stepped: Stepped, steps: int) -> None:
-        """Take in what the last steps left on the device, and ends the run if it has diverged."""
+        """Take in what the last steps left on the device, and end the run if it has diverged."""
         cell, progress = self.cell, self.progress
         names = list(losses[0])
         values = torch.stack([torch.stack([terms[name] for name in names]) for terms in losses]).tolist()

@@ -12,16 +12,23 @@ import click
 from regbench.cli.completion import complete_recipe
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir
-from regbench.cli.sweeps import bring_grid, prepare_grid, show_plan
+from regbench.cli.sweeps import (
+    bring_grid,
+    oversized_option,
+    plan_option,
+    prepare_grid,
+    show_plan,
+    wait_option,
+)
 
 
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", required=False, shell_complete=complete_recipe)
 @overrides_and_runs_dir
-@click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing.")
+@plan_option
 @click.option("--show", is_flag=True, help="Print the table of what is finished; run nothing.")
-@click.option("--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end.")
-@click.option("--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.")
+@wait_option
+@oversized_option
 def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool) -> None:
     r"""Run the published recipe NAME and print ours beside what is published. Without NAME, list the recipes.
 

@@ -15,14 +15,22 @@ from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
 from regbench.cli.reporting import write_and_show_report
 
+plan_option = click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing.")
+wait_option = click.option(
+    "--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end."
+)
+oversized_option = click.option(
+    "--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib."
+)
+
 
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", required=False, shell_complete=complete_sweep)
 @overrides_and_runs_dir
-@click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing.")
+@plan_option
 @click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
-@click.option("--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end.")
-@click.option("--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib.")
+@wait_option
+@oversized_option
 def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, wait: bool, oversized: bool) -> None:
     r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
 
