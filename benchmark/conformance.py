@@ -180,7 +180,8 @@ def gradient(method: Regularizer) -> Outcome:
             near, far = (value(z + shift) - value(z - shift) for shift in shifts)
             numeric[i] = (8 * near - far) / (12 * step)
         analytic = (directions * torch.stack(found)).sum(dim=(1, 2, 3))
-        floor = 1e-3 * size  # below it the differences' own rounding would be measured
+        # Below it the differences' own rounding would be measured; a loss may be 0 whatever two images it has.
+        floor = max(1e-3 * size, 1e-15)
         error = (analytic - numeric).abs().max().item() / max(numeric.abs().max().item(), floor)
         outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
     return _worst(outcomes)

@@ -19,7 +19,10 @@ class KoLeo(Decomposed):
     """λ mean (Z₁ − Z₂)² − μ ½ Σ_v (1/n) Σᵢ log( min_{j≠i} ‖zvᵢ − zvⱼ‖ + ε ) (Sablayrolles et al., ICLR 2019).
 
     On unit embeddings. The regularizer is Eq. (3) of its paper, with ε as in DINOv2, where it is one of several losses;
-    here it stands beside the alignment that the other methods have.
+    here it stands beside the alignment that the other methods have, whose λ is this benchmark's: 1000/q times the mean
+    over the images of ‖z₁ᵢ − z₂ᵢ‖². DINOv2 (facebookresearch/dinov2, dinov2/train/ssl_meta_arch.py) **sums** over its
+    two global crops with the weight 0.1, which is μ = 0.2 of the mean here, and takes the backbone's class tokens, not
+    what a projector makes of them.
 
     Attributes:
         alignment_weight: λ >= 0, the weight of the mean over n and q.
@@ -28,7 +31,7 @@ class KoLeo(Decomposed):
     """
 
     alignment_weight: float = 1000.0
-    uniformity_weight: float = 0.1
+    uniformity_weight: float = 0.2
     epsilon: float = 1e-8
     unit: ClassVar[bool] = True
 
@@ -39,8 +42,9 @@ class KoLeo(Decomposed):
         formula="λ ‖Z₁ − Z₂‖²/(nq) − μ ½ Σ_v (1/n) Σᵢ log(min_{j≠i} ‖zᵢ − zⱼ‖ + ε)",
         time="O(n² q)",
         memory="O(n q)",
-        published="μ = 0.1, ε = 1e-8 in DINOv2, beside other losses; λ is not published",
-        limitation="an addition to other losses in its papers; the alignment is this benchmark's",
+        published="0.1 for the sum over two crops (μ = 0.2), ε = 1e-8 in DINOv2, beside other losses; λ is ours",
+        limitation="in DINOv2 it acts on the backbone's class tokens, beside other losses; the alignment is this "
+        "benchmark's",
         scale_invariant=True,
         rotation_invariant=True,
     )

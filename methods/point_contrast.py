@@ -76,7 +76,8 @@ class HardestContrastive(Regularizer):
         time="O(n² q)",
         memory="O(n²)",
         published="m_p = 0.1, m_n = 1.4, q = 32, on points of ScanNet scenes",
-        limitation="points that match in two views of a scene become two views of an image",
+        limitation="points that match in two views of a scene become two views of an image; the code searches a random "
+        "part of the other view for the nearest and drops anchors whose nearest is their own match, none here",
         scale_invariant=True,
         rotation_invariant=True,
     )

@@ -42,7 +42,7 @@ class SFRIK(KernelRegularizer):
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ Σ_ℓ b_ℓ P_ℓ(q; zᵢ·zⱼ)",
         time="O(n² q), for L ≤ 2 also O(n q²)",
-        memory="O(1)",
+        memory="O(1); O(q²) in the covariance form of L ≤ 2",
         published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",
         views="the authors' code (`--augmentations SwAV` and `OBoW`): alignment over all pairs with a global view",
         scale_invariant=True,

@@ -40,7 +40,8 @@ class SphericalDiscrepancy(KernelEnergy):
 
     The spectra: `heat` has b_ℓ ∝ exp(−s λ_ℓ/q) N(q, ℓ), `bandlimited` b_ℓ ∝ N(q, ℓ) for ℓ <= L, N(q, ℓ) being the
     number of spherical harmonics; `susreg` is the kernel that SUSReg's random slices estimate (Eq. (4)), φ(t) = E
-    exp(−(1 − t) x²) for a coordinate x of a uniform vector. The paper's third statistic, a KL divergence by kernel
+    exp(−(1 − t) x²) for a coordinate x of a uniform vector: SUSReg, of SPHERE-JEPA (arXiv 2605.26900, 2026), in the
+    limit of infinitely many slices. The paper's third statistic, a KL divergence by kernel
     density, is left out: the heat kernel that it takes the logarithm of lies below the rounding of its series at the
     usual q.
 
@@ -61,12 +62,13 @@ class SphericalDiscrepancy(KernelEnergy):
 
     metadata: ClassVar[Metadata] = Metadata(
         title="spherical MMD/KSD",
-        reference="Nicollier et al., arXiv 2026",
+        reference="Nicollier, Meinhardt-Llopis, Dunitz, Pic, Musé, Facciolo, arXiv 2026",
         url="https://arxiv.org/abs/2606.17603",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + λ ½ Σ_v n⁻² Σᵢⱼ Σ_{ℓ≥1} c_ℓ P_ℓ(q; zᵢ·zⱼ),  Σ c_ℓ = 1",
         time="O(n² (q + L))",
         memory="O(1)",
-        published="λ = 0.05, s = 5, L = 2 at q = 256, ResNet-18 on ImageNet-100, batch 256",
+        published="λ = 0.05, s = 5, L = 2 at q = 256, ResNet-18 on ImageNet-100, batch 256; spectrum susreg: the limit "
+        "of infinitely many slices of SUSReg (SPHERE-JEPA, arXiv 2605.26900, 2026)",
         views="Eq. (1): views are aligned with the mean of the global ones",
         scale_invariant=True,
         rotation_invariant=True,

@@ -78,9 +78,13 @@ class VICRegCtr(VICRegExp):
     """VICReg-exp with v and c_exp of the transposed embeddings, Eq. (13) of Garrido et al. (ICLR 2023).
 
     λ mse(Z₁, Z₂) + μ ½ (v(Z₁ᵀ) + v(Z₂ᵀ)) + ν (c_exp(Z₁ᵀ) + c_exp(Z₂ᵀ)): v is the hinge on the standard deviation
-    over the coordinates of each embedding, and c_exp = (1/n) Σᵢ log Σ_{j≠i} exp(Gᵢⱼ / τ) with the (n, n) Gram matrix
-    G = Z̄ Z̄ᵀ/(q − 1). Z̄ is Z centred over the batch: the paper's Table 1 lists the dimensions as centred, and its
-    text calls G the Gram matrix, so G is not centred over the coordinates once more (v, a variance, is).
+    over the coordinates of each embedding, and c_exp = (1/n) Σᵢ log Σ_{j≠i} exp(Gᵢⱼ / τ) with the (n, n) matrix
+    G = Z̄ Z̄ᵀ/(q − 1). Eq. (13) can be read in two ways, which `centering` names:
+
+    - `batch`: Z̄ is Z centred over the images. The paper's Table 1 lists the dimensions as centred, and its text calls
+      G the Gram matrix, so G is not centred over the coordinates once more (v, a variance, is).
+    - `coordinates`: Z̄ is Z with each embedding centred over its coordinates, which makes G the covariance C of
+      Eq. (11) of the transposed embeddings, as Eq. (13) prints it.
 
     Attributes:
         alignment_weight: λ.
@@ -88,7 +92,10 @@ class VICRegCtr(VICRegExp):
         covariance_weight: ν.
         temperature: τ.
         epsilon: ε, added to the variance under the root.
+        centering: What G is centred over: `batch` or `coordinates`.
     """
+
+    centering: str = "batch"
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VICReg-ctr",
@@ -100,6 +107,12 @@ class VICRegCtr(VICRegExp):
         published=_PUBLISHED,
     )
 
+    def __post_init__(self) -> None:
+        """Refuse an unknown centring too."""
+        super().__post_init__()
+        self.require(self.centering in ("batch", "coordinates"), "centering must be batch or coordinates")
+
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of the transposed view."""
-        return self._of_rows(u_NQ - u_NQ.mean(dim=0))
+        mean = u_NQ.mean(dim=0) if self.centering == "batch" else u_NQ.mean(dim=1, keepdim=True)
+        return self._of_rows(u_NQ - mean)

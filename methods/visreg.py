@@ -19,10 +19,11 @@ from regbench.methods.slicing import Sliced
 class VISReg(Sliced):
     """(1 − λ) ¼ mean (Z₁ − Z₂)² + λ ½ Σ_v (centre + scale + shape) (Wu et al., arXiv 2606.02572, 2026).
 
-    For one view with mean m and biased standard deviation s of each coordinate: centre = mean m² (Eq. (6)), scale =
-    mean (1 − s)² (Eq. (1)), shape = the mean square of sorted projections of (z − m)/(s + ε) onto random directions
-    minus the normal quantiles at i/(n + 1) (Eq. (5)); no gradient flows through s in the shape. Directions are drawn
-    anew at each step.
+    For one view with mean m and s = ε plus the biased standard deviation of each coordinate: centre = mean m² (Eq.
+    (6)), scale = mean (1 − s)² (Eq. (1)), shape = the mean square of sorted projections of (z − m)/s onto random
+    directions minus the normal quantiles at i/(n + 1) (Eq. (5)); no gradient flows through s in the shape. ε and its
+    place are those of the authors' code (HaiyuWu/visreg, visreg/losses/visreg.py). Directions are drawn anew at each
+    step.
 
     Attributes:
         regularization_weight: λ in [0, 1].
@@ -38,17 +39,17 @@ class VISReg(Sliced):
     center_weight: float = 1.0
     scale_weight: float = 1.0
     shape_weight: float = 1.0
-    epsilon: float = 1e-4
+    epsilon: float = 1e-6
     to_center: ClassVar[bool] = True
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VISReg",
-        reference="Wu et al., arXiv 2026",
+        reference="Wu, Balestriero, Levine, arXiv 2026",
         url="https://arxiv.org/abs/2606.02572",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v [ mean m² + mean (1 − s)² + E_a W₂²(Ẑ_v a, N(0, 1)) ]",
         time="O(n K (q + log n)), K directions",
         memory="O(n K)",
-        published="λ = 0.9, weights 1, 4096 directions on ImageNet; λ = 0.6 on small sets",
+        published="λ = 0.9, weights 1, 4096 directions, ε = 1e-6 on ImageNet; λ = 0.6 on small sets",
         views="the authors' code",
         exact_gradient=False,
     )
@@ -69,8 +70,8 @@ class VISReg(Sliced):
         mean_Q = u_NQ.mean(dim=0)
         centred_NQ = u_NQ - mean_Q
         # As a norm: unlike a root of the variance it has a (zero) derivative where a coordinate is constant.
-        deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n)
-        projections_NK = centred_NQ / (deviation_Q.detach() + self.epsilon) @ directions_QK
+        deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n) + self.epsilon
+        projections_NK = centred_NQ / deviation_Q.detach() @ directions_QK
         positions_N = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
         quantiles_N = torch.special.ndtri(positions_N).to(u_NQ)
         shape = (projections_NK.sort(dim=0).values - quantiles_N[:, None]).square().mean()

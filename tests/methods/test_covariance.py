@@ -86,11 +86,19 @@ def test_barlow_twins_of_uncorrelated_equal_views_vanishes() -> None:
 # VICReg-exp and VICReg-ctr
 
 
-def vicreg_lse(z1: Array, z2: Array, *, contrast: bool, tau: float, weights: tuple[float, float, float]) -> float:
+def vicreg_lse(
+    z1: Array,
+    z2: Array,
+    *,
+    contrast: bool,
+    tau: float,
+    weights: tuple[float, float, float],
+    over_coordinates: bool = False,
+) -> float:
     n, q = z1.shape
     total = weights[0] * sum((x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True)) / (n * q)
     for z in (z1, z2):
-        z = z - z.mean(axis=0)
+        z = z - (z.mean(axis=1)[:, None] if over_coordinates else z.mean(axis=0))
         variables = z if contrast else z.T
         count, observations = variables.shape
         for i in range(count):
@@ -113,6 +121,15 @@ def test_vicreg_with_a_log_sum_exp(name: str, n: int, q: int) -> None:
     assert loss(name, z1, z2, temperature=0.7, **weights) == pytest.approx(expected, rel=1e-10)
 
 
+@every_shape
+def test_vicreg_ctr_in_both_readings(n: int, q: int) -> None:
+    z1, z2 = draw(n, q)
+    for centering in ("batch", "coordinates"):
+        over_coordinates = centering == "coordinates"
+        expected = vicreg_lse(z1, z2, contrast=True, tau=0.15, weights=(25, 25, 1), over_coordinates=over_coordinates)
+        assert loss("vicreg_ctr", z1, z2, centering=centering) == pytest.approx(expected, rel=1e-10)
+
+
 def test_vicreg_exp_differs_from_vicreg_in_the_covariance_alone() -> None:
     z1, z2 = draw(8, 5)
     ours, vicreg = terms("vicreg_exp", z1, z2), terms("vicreg", z1, z2)
@@ -133,8 +150,9 @@ def test_vicreg_exp_at_a_low_temperature_is_the_largest_covariance() -> None:
 # FroSSL
 
 
-def frossl(z1: Array, z2: Array, weight: float) -> float:
-    views = [z / np.sqrt((z**2).sum(axis=0)) for z in (z1, z2)]
+def frossl(z1: Array, z2: Array, weight: float, *, centered: bool) -> float:
+    views = [z - z.mean(axis=0) if centered else z for z in (z1, z2)]
+    views = [z / np.sqrt((z**2).sum(axis=0)) for z in views]
     average = (views[0] + views[1]) / 2
     total = 0.0
     for z in views:
@@ -147,12 +165,14 @@ def frossl(z1: Array, z2: Array, weight: float) -> float:
 @every_shape
 def test_frossl(n: int, q: int) -> None:
     z1, z2 = draw(n, q)
-    for weight in (1.0, 0.3):
-        assert loss("frossl", z1, z2, alignment_weight=weight) == pytest.approx(frossl(z1, z2, weight), rel=1e-10)
+    assert loss("frossl", z1, z2) == pytest.approx(frossl(z1, z2, 1.0, centered=True), rel=1e-10)
+    found = loss("frossl", z1, z2, alignment_weight=0.3, centered=False)
+    assert found == pytest.approx(frossl(z1, z2, 0.3, centered=False), rel=1e-10)
 
 
 def test_frossl_entropy_is_least_for_orthogonal_columns() -> None:
-    orthogonal = np.linalg.qr(draw(9, 4)[0])[0]
+    z, _ = draw(9, 4)
+    orthogonal = np.linalg.qr(z - z.mean(axis=0))[0]
     assert loss("frossl", orthogonal, orthogonal) == pytest.approx(2 * math.log(1 / 4), rel=1e-12)
     assert loss("frossl", *draw(9, 4)) > 2 * math.log(1 / 4)
     column_lengths = np.array([0.1, 2.0, 5.0, 30.0])
@@ -472,6 +492,7 @@ def test_gradient_is_finite_at_the_edges(name: str, case: str) -> None:
         ("vicreg_ctr", {"temperature": -0.1}, "temperature must be > 0"),
         ("vicreg_ctr", {"epsilon": 0.0}, "epsilon > 0"),
         ("frossl", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
+        ("vicreg_ctr", {"centering": "both"}, "centering must be batch or coordinates"),
         ("tcr", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),
         ("tcr", {"distortion": 0.0}, "distortion must be > 0"),
         ("corinfomax", {"alignment_weight": -1.0}, "alignment_weight must be >= 0"),

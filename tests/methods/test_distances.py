@@ -76,6 +76,17 @@ def test_koleo(n: int, q: int) -> None:
     assert terms["alignment"] == pytest.approx(1000 * ((unit(z1) - unit(z2)) ** 2).mean(), rel=1e-10)
 
 
+def test_koleo_weighs_two_crops_as_dinov2() -> None:
+    """DINOv2 adds 0.1 times the loss of each of its two crops."""
+    z1, z2 = draw(6, 4, seed=33)
+    crops = 0.0
+    for u in (unit(z1), unit(z2)):
+        similarity = u @ u.T - 3 * np.eye(6)
+        nearest = similarity.argmax(axis=1)
+        crops += 0.1 * -np.log(np.linalg.norm(u - u[nearest], axis=1) + 1e-8).mean()
+    assert terms_of("koleo", z1, z2)["uniformity"] == pytest.approx(crops, rel=1e-7)
+
+
 @sizes
 def test_wasserstein_uniformity_is_the_distance_of_two_gaussians(n: int, q: int) -> None:
     """By the general formula tr(A + B − 2 (A^½ B A^½)^½) with eigenvalues, not by singular values."""
@@ -132,7 +143,7 @@ def test_sigreg_by_its_quadrature() -> None:
     with torch.random.fork_rng(devices=[]):
         seed = int(torch.randint(2**62, ()))  # what the engine draws
         torch.manual_seed(seed)
-        directions = torch.randn(4, 256, dtype=torch.float64).numpy()
+        directions = torch.randn(4, 1024, dtype=torch.float64).numpy()
     directions /= np.sqrt((directions**2).sum(axis=0))
     frequencies = [3 * k / 16 for k in range(17)]
     total = 0.0
@@ -142,8 +153,8 @@ def test_sigreg_by_its_quadrature() -> None:
                 error = abs(np.exp(1j * s * (z @ a)).mean() - math.exp(-(s**2) / 2)) ** 2
                 total += 6 * (3 / 16) * (1 if k in (0, 16) else 2) * math.exp(-(s**2) / 2) * error
     terms = terms_of("sigreg", z1, z2)
-    assert terms["normality"] == pytest.approx(0.02 * total / (2 * 256), rel=1e-10)
-    assert terms["alignment"] == pytest.approx(0.98 * ((z1 - (z1 + z2) / 2) ** 2).mean(), rel=1e-10)
+    assert terms["normality"] == pytest.approx(0.05 * total / (2 * 1024), rel=1e-10)
+    assert terms["alignment"] == pytest.approx(0.95 * ((z1 - (z1 + z2) / 2) ** 2).mean(), rel=1e-10)
 
 
 def test_sigreg_in_the_weights_of_other_codes() -> None:
@@ -169,11 +180,11 @@ def test_visreg() -> None:
     quantiles = [-0.9674215661017014, -0.4307272992954576, 0.0, 0.4307272992954576, 0.9674215661017014]
     center, scale, shape = 0.0, 0.0, 0.0
     for z in (z1, z2):
-        mean, deviation = z.mean(axis=0), z.std(axis=0)
+        mean, deviation = z.mean(axis=0), z.std(axis=0) + 1e-6
         center += (mean**2).mean() / 2
         scale += ((1 - deviation) ** 2).mean() / 2
         for a in directions.T:
-            projections = sorted(((z - mean) / (deviation + 1e-4)) @ a)
+            projections = sorted(((z - mean) / deviation) @ a)
             shape += sum((x - y) ** 2 for x, y in zip(projections, quantiles, strict=True)) / (5 * 40 * 2)
     terms = terms_of("visreg", z1, z2, directions=40, center_weight=2.0, scale_weight=3.0, shape_weight=5.0)
     assert terms == {
@@ -195,7 +206,7 @@ def test_no_gradient_of_visregs_shape_flows_through_the_deviation() -> None:
     quantiles = torch.special.ndtri(torch.arange(1, 7, dtype=torch.float64) / 7)[:, None]
 
     def shape(z: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-        projections = ((z - z.mean(dim=0)) / (deviation + 1e-4)) @ directions
+        projections = ((z - z.mean(dim=0)) / (deviation + 1e-6)) @ directions
         value: torch.Tensor = (projections.sort(dim=0).values - quantiles).square().mean() / 2
         return value
 
@@ -315,17 +326,27 @@ def test_kerjepa_ksd_is_the_mean_of_the_stein_kernel(name: str, n: int, q: int) 
     z1, z2 = draw(n, q, seed=70 + n)
     total = 0.0
     for z in (torch.from_numpy(z1), torch.from_numpy(z2)):
-        for a in z:
-            for b in z:
+        for i, a in enumerate(z):
+            for j, b in enumerate(z):
+                if i == j:
+                    continue
                 x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
                 k = kernel(name, x, y, 0.7 * q)
                 along_x, along_y = torch.autograd.grad(k, (x, y), create_graph=True)
                 mixed = [torch.autograd.grad(along_x[i], y, retain_graph=True)[0][i] for i in range(q)]
                 stein = (x @ y) * k - x @ along_y - y @ along_x + torch.stack(mixed).sum()
-                total += stein.item() / (2 * n**2)
+                total += stein.item() / (2 * n * (n - 1))
     terms = terms_of("kerjepa", z1, z2, kernel=name, bandwidth=0.7, regularization_weight=3.0)
     assert terms["normality"] == pytest.approx(3 * total, rel=1e-9)
     assert terms["alignment"] == pytest.approx(((z1 - z2) ** 2).mean(), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["kerjepa_ksd_imq", "kerjepa_ksd_gaussian", "kerjepa_mmd"])
+def test_kerjepa_prefers_normal_embeddings_to_the_origin(name: str) -> None:
+    """With more dimensions than images too, where the pairs of an image and itself would outweigh all others."""
+    z, _ = draw(8, 64, seed=81)
+    normal, origin = (terms_of(name, x, x)["normality"] for x in (z, 0 * z))
+    assert normal < 0.2 * origin
 
 
 def test_kerjepa_mmd_by_quadrature() -> None:
@@ -342,6 +363,7 @@ def test_kerjepa_mmd_by_quadrature() -> None:
         return values
 
     prior = mass @ gram(points, points) @ mass
-    values = [gram(z, z).mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)]
+    off = ~np.eye(5, dtype=bool)
+    values = [gram(z, z)[off].mean() - 2 * (gram(z, points) @ mass).mean() + prior for z in (z1, z2)]
     terms = terms_of("kerjepa_mmd", z1, z2, bandwidth=0.6, regularization_weight=1.0)
     assert terms["normality"] == pytest.approx(sum(values) / 2, rel=1e-9)

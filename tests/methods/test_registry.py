@@ -30,7 +30,7 @@ def test_the_papers_methods_are_there() -> None:
 # By hand from the publications, or from their authors' code; "ours" where neither has one.
 VICREG = {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4}
 SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "order": 2, "regularization_weight": 0.05}
-KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 0.05, "bandwidth": 1.0}  # all ours
+KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 10.0, "bandwidth": 1.0}  # all ours
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
     "sfrik": {"weights": (1.0, 40.0, 40.0), "alignment_weight": 4000.0, "regularize_local": True},
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "vicreg": VICREG,
     # Garrido et al. (ICLR 2023): weights ours (VICReg's), the temperature of the main text.
     "vicreg_exp": VICREG | {"temperature": 0.15},
-    "vicreg_ctr": VICREG | {"temperature": 0.15},
+    "vicreg_ctr": VICREG | {"temperature": 0.15, "centering": "batch"},
     # Zbontar et al. (ICML 2021), Section 2.2, and the released command; torch's epsilon of BatchNorm1d.
     "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.024, "epsilon": 1e-5},
     # Ozsoy et al. (NeurIPS 2022), on ImageNet-100; epsilon of the code.
@@ -57,7 +57,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Koromilas et al. (ICML 2024), the code.
     "dhel": {"temperature": 0.3},
     # Skean et al. (ECCV 2024).
-    "frossl": {"alignment_weight": 1.0},
+    "frossl": {"alignment_weight": 1.0, "centered": True},
     # Xie et al. (ECCV 2020), the training scripts.
     "hardest_contrastive": {"positive_margin": 0.1, "negative_margin": 1.4, "negative_weight": 1.0},
     "info_nce": {"temperature": 0.4},
@@ -69,14 +69,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kerjepa_ksd_imq": KERJEPA,
     "kerjepa_ksd_gaussian": KERJEPA | {"kernel": "gaussian"},
     "kerjepa_mmd": KERJEPA | {"statistic": "mmd", "kernel": "gaussian"},
-    # Oquab et al. (TMLR 2024); the alignment is ours.
-    "koleo": {"alignment_weight": 1000.0, "uniformity_weight": 0.1, "epsilon": 1e-8},
+    # Oquab et al. (TMLR 2024), 0.1 for the sum over two crops; the alignment is ours.
+    "koleo": {"alignment_weight": 1000.0, "uniformity_weight": 0.2, "epsilon": 1e-8},
     # Zhang et al. (ICML 2024), the released command.
     "matrix_ssl": {"alignment_weight": 1.0, "identity_weight": 1.0, "shift": 1.0, "order": 4},
     # Yerxa et al. (NeurIPS 2023).
     "mmcr": {"local_weight": 0.0},
-    # Balestriero and LeCun (2025), the minimal example.
-    "sigreg": {"regularization_weight": 0.02, "directions": 256, "knots": 17, "largest_frequency": 3.0, "scale": 1.0},
+    # Balestriero and LeCun (2025), the README and the launch scripts.
+    "sigreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 3.0, "scale": 1.0},
     # HaoChen et al. (NeurIPS 2021), on ImageNet.
     "spectral_contrastive": {"mu": 10.0},
     # Nicollier et al. (2026).
@@ -90,14 +90,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ssl_hsic": {"gamma": 3.0, "scale": 1.0},
     # Tong et al. (2023).
     "tcr": {"alignment_weight": 200.0, "distortion": 0.2},
-    # Wu et al. (2026), on ImageNet.
+    # Wu et al. (2026), on ImageNet; epsilon of the code.
     "visreg": {
-        **{"regularization_weight": 0.9, "directions": 4096, "epsilon": 1e-4},
+        **{"regularization_weight": 0.9, "directions": 4096, "epsilon": 1e-6},
         **{"center_weight": 1.0, "scale_weight": 1.0, "shape_weight": 1.0},
     },
     # Ours: Ermolov et al. (ICML 2021) have 0, which fails for q >= n.
     "w_mse": {"epsilon": 1e-4, "sub_batch_size": 0},
-    # Ours: Fang et al. (ICLR 2024) add it to other losses.
+    # Fang et al. (ICLR 2024) beside MoCo v2; the alignment is ours.
     "wasserstein_uniformity": {"alignment_weight": 1000.0, "uniformity_weight": 1.0},
 }
 

@@ -95,15 +95,15 @@ def lejepa(views: list[Tensor], global_views: int) -> Tensor:
 
 
 def visreg(views: list[Tensor], global_views: int) -> Tensor:
-    """train.py and losses/visreg.py of HaiyuWu/visreg, with its paper's λ = 0.9 and epsilon in the shape only."""
+    """train.py and losses/visreg.py of HaiyuWu/visreg, with its paper's λ = 0.9."""
     directions = F.normalize(torch.randn(views[0].shape[1], 64, dtype=torch.float64), dim=0)
     center = mean(views[:global_views])
     loss = 0.1 * mean([(z - center).square().mean() for z in views])
     for z in views:
         n = len(z)
         m = z.mean(dim=0)
-        deviation = ((z - m).square().sum(dim=0) / n).sqrt()
-        p = (((z - m) / (deviation.detach() + 1e-4)) @ directions).sort(dim=0).values
+        deviation = ((z - m).square().sum(dim=0) / n).sqrt() + 1e-6
+        p = (((z - m) / deviation.detach()) @ directions).sort(dim=0).values
         target = math.sqrt(2) * torch.erfinv(2 * torch.arange(1, n + 1, dtype=torch.float64) / (n + 1) - 1)
         shape = (p - target[:, None]).square().mean()
         loss = loss + 0.9 / len(views) * (m.square().mean() + (deviation - 1).square().mean() + shape)
@@ -210,11 +210,11 @@ def sfrik(views: list[Tensor], global_views: int, *, local: bool = True) -> Tens
 
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any], Callable[[list[Tensor], int], Tensor]]] = {
-    "LeJEPA": ("sigreg", {"directions": 16}, lejepa),
+    "LeJEPA": ("sigreg", {"directions": 16, "regularization_weight": 0.02}, lejepa),
     "VISReg": ("visreg", {"directions": 64}, visreg),
     "MMCR": ("mmcr", {"local_weight": 0.5}, mmcr),
     "EMP-SSL": ("tcr", {}, emp_ssl),
-    "FroSSL": ("frossl", {}, frossl),
+    "FroSSL": ("frossl", {"centered": False}, frossl),
     "I-VNE+": ("ivne", {}, ivne),
     "W-MSE": ("w_mse", {}, w_mse),
     "INTL": ("intl", {}, intl),
