@@ -81,8 +81,11 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     from regbench.reports.page.drawing import styles
     from regbench.reports.page.page import render_page
     from regbench.reports.rows.summary import summarize
+    from regbench.reports.rows.tasks import over_tasks
     from regbench.reports.tables.details import significance_frame, tables_of
+    from regbench.reports.tables.indicators import indicators
     from regbench.reports.tables.leaderboard import leaderboard_frame
+    from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
     from regbench.reports.tables.paper_tables import paper_tables
     from regbench.reports.tables.table import to_latex, to_markdown, to_terminal
 
@@ -98,10 +101,16 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     papers = paper_tables(summaries, whole=whole_paper)
     named = {table.slug: table for table, _ in papers}
     contents |= {f"{table.slug}.csv": frame.to_csv(index=False) for table, frame in papers}
+    if (comparison := over_tasks(summaries)) is not None:
+        named["over_tasks"] = over_tasks_table(comparison)
+        contents["over_tasks.csv"] = over_tasks_frame(comparison).to_csv(index=False)
     tables = [tables_of(summary) for summary in summaries]
     texts = []
     for summary, of_task in zip(summaries, tables, strict=True):
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
+        if (told := indicators(summary)) is not None:
+            of_task["indicators"], frame = told
+            contents[f"indicators{suffix}.csv"] = frame.to_csv(index=False)
         named |= {f"{slug}{suffix}": table for slug, table in of_task.items()}
         contents[f"leaderboard{suffix}.csv"] = leaderboard_frame(summary).to_csv(index=False)
         contents[f"significance{suffix}.csv"] = significance_frame(summary).to_csv(index=False)
@@ -116,7 +125,9 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     for stem, table in named.items():
         contents[f"{stem}.md"] = to_markdown(table)
         contents[f"{stem}.tex"] = to_latex(table)
-    contents["index.html"] = render_page(summaries, tables, found, style, [table for table, _ in papers], costs)
+    contents["index.html"] = render_page(
+        summaries, tables, found, style, [table for table, _ in papers], costs, comparison
+    )
 
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
     try:

@@ -36,6 +36,7 @@ from regbench.reports.page.drawing import (
 )
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
+from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
 T = TypeVar("T")
@@ -263,6 +264,29 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
     heads = ("degree ℓ of the spherical harmonics", "coefficient b of the kernel")
     about = "of each method in spherical harmonics, by degree, on a logarithmic axis."
     return [_drawing("Spectra of the kernels", heads, about, curves, finish)] if curves else []
+
+
+def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
+    """Draw in how many of the blocks each method is within so many percentage points of the best one there."""
+    curves = []
+    farthest = max(one.shortfalls[-1] for one in comparison.standings)
+    for one in comparison.standings:
+        reached = {points: (i + 1) / comparison.blocks for i, points in enumerate(one.shortfalls)}
+        share = 100 * reached.get(0.0, 0.0)
+        points = [(0.0, share, 0.0)]
+        for shortfall, fraction in reached.items():
+            points += [(shortfall, points[-1][1], 0.0), (shortfall, 100 * fraction, 0.0)]
+        points.append((farthest, points[-1][1], 0.0))
+        told = f"the best in {share:.0f} % of the blocks; at most {one.shortfalls[-1]:.2f} points below it"
+        curves.append(_Curve(one.label, style[one.label], [], told, points))
+
+    def finish(axes: Axes) -> None:
+        axes.set_xlim(0, farthest or 1)
+        axes.set_ylim(-3, 103)
+
+    heads = ("percentage points below the best", "share of the blocks (%)")
+    about = "in which each method is within so many percentage points of the best."
+    return _drawing("Performance profile", heads, about, curves, finish)
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:

@@ -28,11 +28,14 @@ from regbench.reports.page.figures import (
     accuracy_drawings,
     curve_drawings,
     dimension_drawings,
+    profile_drawing,
     scatter_drawings,
     spectrum_drawings,
 )
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
+from regbench.reports.rows.tasks import Comparison
+from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.table import Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
@@ -65,6 +68,7 @@ def render_page(
     style: Mapping[str, Style],
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
+    comparison: Comparison | None = None,
 ) -> str:
     """Make the page of some tasks.
 
@@ -75,6 +79,7 @@ def render_page(
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
         costs: What `regbench cost` measured, as `read_cost` gives it.
+        comparison: Of the methods over all tasks.
 
     Returns:
         HTML that needs no other file and no network.
@@ -95,6 +100,7 @@ def render_page(
         paper=[_placed(table, "", {}, {}, 1) for table in paper],
         methods=_methods(summaries, style),
         costs=_costs(costs),
+        together=None if comparison is None else _together(comparison, style),
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
@@ -155,7 +161,7 @@ def _section(
     accuracy = drawn(accuracy_drawings(summary, style), "accuracy")
     parts = [
         tables[slug]
-        for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance")
+        for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators")
         if slug in tables
     ]
     cells = [r.settings for r in summary.records if not r.untrained]
@@ -198,6 +204,17 @@ def _placed(
         rows.append({"cells": cells, "key": keys.get(label, ""), "place": place})
     searched = len(rows) > _SEARCHED_ROWS
     return {"id": f"{prefix}-{table.slug}".strip("-"), "table": table, "rows": rows, "searched": searched}
+
+
+def _together(comparison: Comparison, style: Mapping[str, Style]) -> dict[str, object]:
+    """Prepare the section over all tasks."""
+    keys = {one.label: style[one.label].key for one in comparison.standings}
+    drawing = profile_drawing(comparison, style)
+    return {
+        "table": _placed(over_tasks_table(comparison), "", keys, {}, 1),
+        "legend": {label: style[label] for label in sorted(keys)},
+        "drawings": [replace(drawing, svg=unique_ids(drawing.svg, "together"))],
+    }
 
 
 def _options(values: Iterable[str]) -> list[str]:

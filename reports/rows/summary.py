@@ -104,7 +104,7 @@ class Configuration:
 
     def at_end(self, name: str) -> Stat | None:
         """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
-        return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status == "done")
+        return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status != "diverged")
 
 
 @dataclass(frozen=True)

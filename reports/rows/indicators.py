@@ -1,0 +1,207 @@
+"""Does the loss tell? How well what a run measures without labels orders the configurations by accuracy.
+
+Two questions, for each measure. *Within a method*: of the configurations that were tried for it, are those with the
+better measure the more accurate ones? *Between all*: the same over all configurations of all methods, but for the
+training loss, for losses of two methods have no common scale. Both are Spearman's rank correlation, 1 where the measure
+orders configurations as accuracy does, with a bootstrap interval over configurations. And a price: how much accuracy is
+lost by choosing each method's configuration by the measure in place of the labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regbench.reports.rows.summary import Configuration, Stat, Summary, stat
+
+MIN_CONFIGURATIONS = 4
+"""With fewer a rank correlation says nothing."""
+
+_DRAWN = 2_000_000  # numbers of a bootstrap: 1,000 samples of up to 2,000 configurations, fewer samples of more
+_SAMPLES = 1000
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a run measures without labels.
+
+    Attributes:
+        key: In the last line of the history, or the name of a score.
+        title: What tables call it.
+        better: "lower", "higher" or "nearest 1": where theory expects the accurate configurations.
+        is_score: Whether it is a score of an evaluation, of the representation; else it is of the last epoch, of the
+            embeddings.
+        comparable: Whether its values of two methods compare.
+    """
+
+    key: str
+    title: str
+    better: str
+    is_score: bool = False
+    comparable: bool = True
+
+    def of(self, configuration: Configuration) -> float | None:
+        """Return its mean over the seeds, with the sign that makes more better."""
+        if self.is_score:
+            found = configuration.score(self.key, "tuning") or configuration.score(self.key)
+        else:
+            found = configuration.at_end(self.key)
+        if found is None:
+            return None
+        return {"lower": -found.mean, "higher": found.mean, "nearest 1": -abs(found.mean - 1)}[self.better]
+
+
+MEASURES = (
+    Measure("loss", "training loss", "lower", comparable=False),
+    Measure("alignment", "alignment, embedding", "lower"),
+    Measure("uniformity", "uniformity, embedding", "lower"),
+    Measure("effective_rank", "effective rank, embedding", "higher"),
+    Measure("alignment", "alignment, representation", "lower", is_score=True),
+    Measure("uniformity", "uniformity, representation", "lower", is_score=True),
+    Measure("rankme", "RankMe", "higher", is_score=True),
+    Measure("alpha_req", "α-ReQ", "nearest 1", is_score=True),
+    Measure("lidar", "LiDAR", "higher", is_score=True),
+)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's ρ with its 95 % bootstrap interval; of how many methods and configurations."""
+
+    rho: float
+    low: float
+    high: float
+    methods: int
+    configurations: int
+
+
+@dataclass(frozen=True)
+class Indication:
+    """What a measure tells of accuracy.
+
+    Attributes:
+        within: Mean over the methods of the correlation within each; None if no method has enough configurations.
+        by_method: That of each method, by its name.
+        between: Over all configurations; None if there are too few, or the measure does not compare between methods.
+        lost: Percentage points of accuracy lost by choosing by the measure, over the methods.
+        lost_by_method: That of each method, by its name.
+    """
+
+    measure: Measure
+    within: Correlation | None
+    by_method: dict[str, Correlation]
+    between: Correlation | None
+    lost: Stat | None
+    lost_by_method: dict[str, float]
+
+
+def accuracy_of(summary: Summary) -> tuple[str, str]:
+    """Name the score and the split that the measures are held against.
+
+    That is what chose among configurations, where several were tried, and else the score that orders the leaderboard.
+    """
+    chose = summary.selection, summary.selection_split
+    if sum(not c.untrained and c.score(*chose) is not None for c in summary.configurations) >= MIN_CONFIGURATIONS:
+        return chose
+    return summary.headline or summary.selection, "test"
+
+
+def indications(summary: Summary) -> list[Indication]:
+    """Hold each measure that was taken against accuracy; empty where too few configurations have one.
+
+    Configurations without a score, such as diverged ones, take no part.
+    """
+    name, split = accuracy_of(summary)
+    groups: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
+    for c in summary.configurations:
+        if not c.untrained and (score := c.score(name, split)) is not None:
+            settings = c.first.settings
+            place = (c.label, *(settings.get(key, "") for key in summary.varying))
+            groups.setdefault(place, []).append((c, score.mean))
+    found = (_indication(measure, groups) for measure in MEASURES)
+    return [one for one in found if one.within or one.between]
+
+
+def _indication(measure: Measure, groups: dict[tuple[str, ...], list[tuple[Configuration, float]]]) -> Indication:
+    measured: dict[str, Array] = {}
+    for place, scored in groups.items():
+        pairs = [(value, accuracy) for c, accuracy in scored if (value := measure.of(c)) is not None]
+        if pairs:
+            measured[", ".join(part for part in place if part)] = np.array(pairs).T
+    rng = np.random.default_rng(0)
+    by_method, samples, lost = {}, [], {}
+    for name, (values, accuracies) in measured.items():
+        if len(values) > 1:
+            # Of equal values any may be chosen: what is lost is the mean over them.
+            lost[name] = float(accuracies.max() - accuracies[values == values.max()].mean())
+        if len(values) >= MIN_CONFIGURATIONS:
+            rhos = _spearman(values, accuracies, _weights(rng, len(values)))
+            if not math.isnan(rhos[0]):
+                by_method[name] = _correlation(rhos, 1, len(values))
+                samples.append(rhos)
+    within = None
+    if samples:
+        count = min(map(len, samples))
+        rhos = np.stack([rhos[:count] for rhos in samples])
+        with np.errstate(invalid="ignore"):  # a sample of which no method has two different configurations
+            rhos = np.nansum(rhos, axis=0) / (~np.isnan(rhos)).sum(axis=0)
+        within = _correlation(rhos, len(samples), sum(one.configurations for one in by_method.values()))
+    between = None
+    if measure.comparable and measured:
+        values, accuracies = np.concatenate(list(measured.values()), axis=1)
+        if len(values) >= MIN_CONFIGURATIONS:
+            rhos = _spearman(values, accuracies, _weights(rng, len(values)))
+            between = None if math.isnan(rhos[0]) else _correlation(rhos, len(measured), len(values))
+    return Indication(measure, within, by_method, between, stat(lost.values()), lost)
+
+
+def _weights(rng: np.random.Generator, n: int) -> Array:
+    """Say how often each of n configurations is drawn: once in the first line, then in samples with replacement."""
+    samples = max(100, min(_SAMPLES, _DRAWN // n))
+    return np.concatenate([np.ones((1, n)), rng.multinomial(n, np.full(n, 1 / n), size=samples)]).astype(float)
+
+
+def _spearman(x: Array, y: Array, weights: Array) -> Array:
+    """Compute Spearman's ρ of each sample; NaN where all of its values are equal.
+
+    Args:
+        x: Values, (n,).
+        y: Others, (n,).
+        weights: How often each is in each sample, (samples, n).
+    """
+    ranks = [_mid_ranks(values, weights) for values in (x, y)]
+    total = weights.sum(axis=1, keepdims=True)
+    a, b = (rank - (weights * rank).sum(axis=1, keepdims=True) / total for rank in ranks)
+    products = ((weights * p * q).sum(axis=1) for p, q in ((a, b), (a, a), (b, b)))
+    covariance, *variances = products
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rho: Array = covariance / np.sqrt(variances[0] * variances[1])
+    return rho
+
+
+def _mid_ranks(values: Array, weights: Array) -> Array:
+    """Rank the values of each sample; equal ones share the mean of their ranks."""
+    order = np.argsort(values, kind="stable")
+    starts = np.flatnonzero(np.diff(values[order], prepend=-np.inf))
+    mass = np.add.reduceat(weights[:, order], starts, axis=1)
+    middle = np.cumsum(mass, axis=1) - mass / 2
+    ranks = np.empty_like(weights)
+    ranks[:, order] = np.repeat(middle, np.diff(starts, append=len(values)), axis=1)
+    return ranks
+
+
+def _correlation(rhos: Array, methods: int, configurations: int) -> Correlation:
+    drawn = rhos[1:][~np.isnan(rhos[1:])]
+    low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (math.nan, math.nan)
+    return Correlation(float(rhos[0]), float(low), float(high), methods, configurations)
+
+
+def best_measure(found: Sequence[Indication]) -> Indication | None:
+    """Return the measure by which choosing loses least; None without any."""
+    return min((one for one in found if one.lost), key=lambda one: one.lost.mean if one.lost else 0.0, default=None)

@@ -1,0 +1,121 @@
+"""Methods over several tasks: mean ranks with intervals, what can be told apart, performance profiles.
+
+A *block* is a task in one setting (embedding dimension, epochs and so on) with one seed: the methods of a block saw the
+same images, so they are ranked against each other in it. Only methods that every task has are compared, over the
+blocks in which all of them have a score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regbench.reports.rows.significance import LEVEL
+from regbench.reports.rows.summary import DASH, Summary
+
+MIN_TASKS = 2
+MIN_METHODS = 3
+_SAMPLES = 2000
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a method stands over the blocks.
+
+    Attributes:
+        mean_rank: 1 is the best; equal scores share the mean of their ranks.
+        low: Lower end of the 95 % interval of a bootstrap over tasks, and over blocks within them.
+        high: Upper end.
+        shortfalls: In each block, how many percentage points below its best method, ascending.
+        alike: Whether it cannot be told from the best mean rank.
+    """
+
+    label: str
+    mean_rank: float
+    low: float
+    high: float
+    shortfalls: tuple[float, ...]
+    alike: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods over several tasks.
+
+    Attributes:
+        standings: Best mean rank first.
+        tasks: Names of the tasks, with their settings where they have several.
+        blocks: How many there are.
+        p: Of Friedman's test that all methods are equally good; NaN where it cannot be computed.
+        critical_difference: Of two mean ranks, by Nemenyi's test at 5 %.
+        left_out: Methods that some task does not have.
+    """
+
+    standings: list[Standing]
+    tasks: list[str]
+    blocks: int
+    p: float
+    critical_difference: float
+    left_out: list[str]
+
+
+def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
+    """Compare methods over the tasks of a report; None with fewer than two tasks or three methods in all of them.
+
+    Each summary's rows in one setting are a task of their own. Rows that were chosen on the test split take no part.
+    """
+    tasks: dict[str, dict[str, dict[int, float]]] = {}
+    for summary in summaries:
+        if not summary.on_test and summary.headline and summary.scores[summary.headline].unit == "%":
+            for row in summary.rows:
+                if not row.untrained:
+                    name = ", ".join([summary.name, *(f"{k}={v}" for k, v in row.settings.items() if v != DASH)])
+                    tasks.setdefault(name, {})[row.label] = row.by_seed(summary.headline)
+    return compare_over(tasks)
+
+
+def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comparison | None:
+    """Compare methods over tasks, each given as method -> seed -> percent."""
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    tasks = {name: scores for name, scores in tasks.items() if len(scores) >= MIN_METHODS}
+    everywhere = set.intersection(*(set(scores) for scores in tasks.values())) if tasks else set()
+    labels = sorted(everywhere)
+    blocks_of = {}
+    for name, scores in tasks.items():
+        seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
+        if seeds:
+            blocks_of[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
+    if len(blocks_of) < MIN_TASKS or len(labels) < MIN_METHODS:
+        return None
+    ranks_of = [rankdata(-blocks, axis=1) for blocks in blocks_of.values()]
+    ranks, blocks = np.concatenate(ranks_of), np.concatenate(list(blocks_of.values()))
+    means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)
+    n, k = ranks.shape
+    p = float(friedmanchisquare(*blocks.T).pvalue) if np.ptp(ranks) else 1.0
+    apart = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
+    shortfalls = np.sort(blocks.max(axis=1, keepdims=True) - blocks, axis=0)
+    alike = (means - means.min() <= apart) | (p > LEVEL)
+    standings = [
+        Standing(labels[i], float(means[i]), float(low[i]), float(high[i]), tuple(shortfalls[:, i]), bool(alike[i]))
+        for i in np.argsort(means, kind="stable")
+    ]
+    left_out = sorted({label for scores in tasks.values() for label in scores} - everywhere)
+    return Comparison(standings, list(blocks_of), n, p, apart, left_out)
+
+
+def _interval(ranks_of: Sequence[Array]) -> Array:
+    """Return the ends of the 95 % intervals of the mean ranks: tasks are drawn, then blocks within each."""
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(_SAMPLES):
+        chosen = [ranks_of[i] for i in rng.integers(len(ranks_of), size=len(ranks_of))]
+        drawn.append(np.concatenate([r[rng.integers(len(r), size=len(r))] for r in chosen]).mean(axis=0))
+    ends: Array = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return ends
