@@ -359,13 +359,7 @@ def _scatter(
         places.append((x, y))
         value = f"{_text(price, unit.decimals, unit.divisor)} {unit.name or against.name}"
         gid = marks.add(s, [p.place], f"{row.name}: {_text(accuracy, 2)} %, {value}, n = {accuracy.n}")
-        dx, dy = (price.spread or 0.0) / unit.divisor, accuracy.spread or 0.0
-        if dx or dy:  # horizontal bar, gap, vertical bar
-            gap = math.nan
-            bars = [x - dx, x + dx, gap, x, x], [y, y, gap, y - dy, y + dy]
-            draw_line(axes, *bars, color=s.colour, lw=1.1, gid=gid)
-        fill = "none" if row.diverged else s.colour
-        draw_line(axes, [x], [y], color=s.colour, marker=s.marker, ms=6.5, mfc=fill, ls="", gid=gid)
+        _draw_point(axes, row, s, (x, (price.spread or 0.0) / unit.divisor), (y, accuracy.spread or 0.0), gid)
         if p.place in named:
             labels.append(Label(row.name, x, y, s, gid))
     base = next((b for row in summary.rows if row.untrained and (b := row.score(score))), None)
@@ -389,6 +383,54 @@ def _scatter(
         axes.step(*zip(*steps, strict=True), where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
     place_labels(axes, labels, marker=True)
+
+
+def _draw_point(axes: Axes, row: Row, style: Style, x: tuple[float, float], y: tuple[float, float], gid: str) -> None:
+    """Draw a row's marker, open if a run diverged, with bars of one deviation; `x` and `y` are value and deviation."""
+    (at_x, dx), (at_y, dy) = x, y
+    if dx or dy:  # horizontal bar, gap, vertical bar
+        gap = math.nan
+        bars = [at_x - dx, at_x + dx, gap, at_x, at_x], [at_y, at_y, gap, at_y - dy, at_y + dy]
+        draw_line(axes, *bars, color=style.colour, lw=1.1, gid=gid)
+    fill = "none" if row.diverged else style.colour
+    draw_line(axes, [at_x], [at_y], color=style.colour, marker=style.marker, ms=6.5, mfc=fill, ls="", gid=gid)
+
+
+def mechanism_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw the effective rank that kernels lead to against their weight above the first degree; at most one figure.
+
+    The weight is that of the degrees ℓ ≥ 2 in Σ b_ℓ over ℓ ≥ 1: 0 % of a kernel that asks for a mean of zero only, and
+    not for more directions.
+    """
+    found = []
+    for i, row in enumerate(summary.rows):
+        above = sum((row.first.spectrum or ())[1:])
+        rank = row.at_end("effective_rank")
+        if row.first.spectrum and above > 0 and rank is not None:
+            found.append((i, row, 100 * (1 - row.first.spectrum[1] / above), rank))
+    if len(found) < 2:
+        return []
+    shown = {i for i, *_ in found[: _shown(len(found))]}
+    with matplotlib_in(INK):
+        marks, labels = Marks(), []
+        figure, (axes,) = figure_with_labels(1, [row.name for i, row, *_ in found if i in shown])
+        for i, row, percent, rank in found:
+            s = style[row.label]
+            told = f"{row.name}: effective rank {_text(rank, 1)}, {percent:.1f} % above degree 1, n = {rank.n}"
+            gid = marks.add(s, [i], told)
+            _draw_point(axes, row, s, (percent, 0.0), (rank.mean, rank.spread or 0.0), gid)
+            if i in shown:
+                labels.append(Label(row.name, percent, rank.mean, s, gid))
+        axes.set_xlim(-4, 104)
+        axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
+        heads = ("weight of the degrees above 1 in the kernel (%)", "effective rank")
+        axes.set_xlabel(heads[0])
+        axes.set_ylabel(heads[1])
+        axes.margins(y=0.08)
+        place_labels(axes, labels, marker=True)
+        text = "Effective rank of the embeddings of each method against its kernel's weight above the first degree."
+        return [Drawing("Spectrum and effective rank", text, to_svg(figure, marks), len(found) > LABELLED)]
 
 
 def _epochs(row: Row, key: str) -> tuple[list[tuple[float, float, float]], Stat] | None:

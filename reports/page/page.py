@@ -28,6 +28,7 @@ from regbench.reports.page.figures import (
     accuracy_drawings,
     curve_drawings,
     dimension_drawings,
+    mechanism_drawings,
     profile_drawing,
     scatter_drawings,
     spectrum_drawings,
@@ -184,7 +185,7 @@ def _section(
         "accuracy": accuracy,
         "accuracy_notes": curve_notes(summary) if accuracy else [],
         "curves": drawn(curve_drawings(summary, style), "curve"),
-        "spectra": drawn(spectrum_drawings(summary, style), "spectrum"),
+        "spectra": drawn([*spectrum_drawings(summary, style), *mechanism_drawings(summary, style)], "spectrum"),
         "hyperparameters": placed(tables["hyperparameters"]),
         "shared": shared,
     }
