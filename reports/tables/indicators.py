@@ -51,8 +51,8 @@ def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
         + (f"{of.methods} methods of {of.configurations} configurations; " if of else "the methods; ")
         + f"those with {MIN_CONFIGURATIONS} or more take part. Between all: configurations of all methods together; "
         "the losses of two methods have no common scale.",
-        "Points lost: how much lower this accuracy is on average where each method's configuration is chosen by the "
-        "measure in place of the labels, and for the method that loses most.",
+        "Points lost: how much lower this accuracy is where each method's configuration is chosen by the measure in "
+        "place of the labels; mean ± sample standard deviation over the methods, and that of the one that loses most.",
     ]
     if (best := best_measure(found)) and best.lost:
         notes.append(
