@@ -13,7 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
+from regbench.spaces import spread
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
@@ -316,6 +317,30 @@ def finite(method: Regularizer) -> Outcome:
         if not all(x.isfinite().all() for x in value_and_gradients(method, pair, Engine(form=form))[0])
     ]
     return len(broken), ", ".join(broken)
+
+
+@_check(0.0)
+def search_space(method: Regularizer) -> Outcome:
+    """Return the number of times that the value or a gradient is not finite in the search space.
+
+    At its corners for every corner case of the embeddings, at some points within for ordinary ones.
+    """
+    if method.space is None:
+        return None
+    space = {name: each.at(n=6, q=4) for name, each in method.space.items()}
+    ordinary = dict.fromkeys(["ordinary"], _draw(6, 4))
+    tried = [(positions, corner_cases()) for positions in itertools.product((0.0, 1.0), repeat=len(space))]
+    tried += [(tuple(spread(index, len(space))), ordinary) for index in range(3)]
+    broken = []
+    for positions, cases in tried:
+        values = {name: each.value(at) for (name, each), at in zip(space.items(), positions, strict=True)}
+        there = replace(method, **values)  # type: ignore[type-var]
+        broken += [
+            f"{case} at {', '.join(f'{name}={value}' for name, value in values.items())}"
+            for case, pair in cases.items()
+            if not all(x.isfinite().all() for x in value_and_gradients(there, pair)[0])
+        ]
+    return len(broken), "; ".join(broken)
 
 
 @_check(1e-10)

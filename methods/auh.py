@@ -12,6 +12,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import energy, mask_diagonal
+from regbench.spaces import Range, Space
 
 
 @register("auh")
@@ -44,6 +45,10 @@ class AUH(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {
+        "alignment_weight": Range(0.03, 30, times="q", balances=True),
+        "scale": Range(0.3, 10, most=20),
+    }
 
     def __post_init__(self) -> None:
         """Refuse a negative weight and a scale that is not positive."""

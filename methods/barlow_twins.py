@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import chunks, panels
+from regbench.spaces import Range, Space
 
 
 @register("barlow_twins")
@@ -43,6 +44,7 @@ class BarlowTwins(Regularizer):
         memory="O(n q) or O(q²)",
         published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",
     )
+    space: ClassVar[Space] = {"redundancy_weight": Range(1, 1000, times="1/q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight, a scale or an epsilon that is not positive."""

@@ -24,6 +24,7 @@ from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
 from regbench.methods.views import pairs
 from regbench.plugins import Registry
+from regbench.spaces import Space
 
 LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
 """How the warning begins that a loss sees this process's rows only."""
@@ -98,6 +99,8 @@ class Regularizer(ABC):
     """How more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
+    space: ClassVar[Space | None] = None
+    """The hyperparameters that a tuning searches, and where; empty: none. None: nobody has stated it."""
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:

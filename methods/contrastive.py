@@ -15,6 +15,7 @@ from torch import Tensor
 from regbench.methods.base import Regularizer
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import chunks, inverse_lengths, mask_diagonal, normalize, panels, to_embedding_gradient
+from regbench.spaces import Range, Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Contrastive(Regularizer):
     """Which pairs with the other view are: `all`, the positive one too; `others`, without it; `none`."""
     anchors: ClassVar[int] = 2
     """2: the embeddings of both views are anchors; 1: those of the first view only."""
+    space: ClassVar[Space] = {"temperature": Range(0.02, 2, balances=True)}
     uniformity_weight: ClassVar[float] = 1.0
     """Factor of the mean over anchors."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.logdet import log_det_identity_plus
+from regbench.spaces import Range, Space
 
 
 @register("corinfomax")
@@ -50,6 +51,7 @@ class CorInfoMax(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight and an epsilon that float64 cannot resolve."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
+from regbench.spaces import Range, Space
 
 
 @register("frossl")
@@ -48,6 +49,7 @@ class FroSSL(Native):
         "STL-10, 2 on ImageNet",
         views="the authors' code: every view against the mean of all, sums over views",
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight."""

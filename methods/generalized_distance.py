@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.kernel import KernelRegularizer
+from regbench.spaces import Range, Space
 
 
 @register("generalized_distance")
@@ -41,6 +42,7 @@ class GeneralizedDistance(KernelRegularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse an exponent outside (0, 2]."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 from regbench.methods.views import pairs
+from regbench.spaces import Range, Space
 
 
 @register("intl")
@@ -45,6 +46,7 @@ class INTL(Native):
         views="the authors' code with one global view: the first view with every other",
         limitation="no momentum encoder (a variant of the original)",
     )
+    space: ClassVar[Space] = {"trace_weight": Range(0.001, 1, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight or number of steps."""

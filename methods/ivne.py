@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 
 @register("ivne")
@@ -42,6 +43,7 @@ class IVNE(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="log(n)", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.pairwise import off_diagonal_mask
+from regbench.spaces import Range, Space
 
 
 @register(
@@ -59,6 +60,7 @@ class KerJEPA(Decomposed):
         limitation="the original has four views; its sliced variants and other priors are left out",
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"regularization_weight": Range(1e-4, 10, balances=True), "bandwidth": Range(0.03, 3)}
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers out of range."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import energy, off_diagonal_energy, quadratic_energy
+from regbench.spaces import Range, Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,8 @@ class KernelRegularizer(KernelEnergy):
     """
 
     alignment_weight: float
+    # λ/q is the weight of the squared distance of two views, which does not depend on q.
+    space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative alignment weight."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.pairwise import panels
+from regbench.spaces import Range, Space
 
 
 @register("koleo")
@@ -48,6 +49,7 @@ class KoLeo(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""

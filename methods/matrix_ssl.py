@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 
 @register("matrix_ssl")
@@ -50,6 +51,7 @@ class MatrixSSL(Regularizer):
         # The series of the logarithm is far from converged for small eigenvalues: half-collapsed can cost less.
         ordered=False,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights and an order below 1."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, differentiate, register
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 
 @register("mmcr")
@@ -46,6 +47,7 @@ class MMCR(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"local_weight": Range(0, 0.2, "linear", balances=True, least=0)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight."""

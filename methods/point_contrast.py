@@ -11,6 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.contrastive import Contrastive
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 _REFERENCE = "Xie, Gu, Guo, Qi, Guibas, Litany, ECCV 2020"
 _URL = "https://arxiv.org/abs/2007.10985"
@@ -81,6 +82,7 @@ class HardestContrastive(Regularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"negative_weight": Range(0.1, 100, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse margins and weights below their bounds."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.kernel import KernelRegularizer
+from regbench.spaces import Range, Space
 
 
 @register("rbf")
@@ -35,6 +36,7 @@ class RBF(KernelRegularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.003, 3, times="q", balances=True), "scale": Range(0.3, 10)}
 
     def __post_init__(self) -> None:
         """Refuse a scale that is not positive."""

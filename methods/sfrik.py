@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.kernel import KernelRegularizer, legendre, legendre_series, series_derivative
+from regbench.spaces import Range, Space
 
 
 @register(
@@ -48,6 +49,7 @@ class SFRIK(KernelRegularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative or all-zero weights, and drop zeros after the last order with a weight."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
 from regbench.methods.slicing import Sliced
+from regbench.spaces import Range, Space
 
 
 @register("sigreg")
@@ -51,6 +52,7 @@ class SIGReg(Sliced):
         "of Imagenette, ViT-S/8, q = 16, batch 256 (minimal example)",
         views="the authors' code: distance to the mean of the global views, the statistic of every view",
     )
+    space: ClassVar[Space] = {"regularization_weight": Range(0.001, 0.5, "logit", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import chunks, cross_energy, square
+from regbench.spaces import Range, Space
 
 
 @register("spectral_contrastive")
@@ -41,6 +42,7 @@ class SpectralContrastive(Regularizer):
         limitation="the original trains with SGD and a projector without a last ReLU; only the loss is here",
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"mu": Range(0.3, 300, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a ball without inside, or of infinite radius."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.kernel import KernelEnergy, legendre_series
 from regbench.methods.spectrum import Array, log_harmonics, quadrature
+from regbench.spaces import Range, Space
 
 _PRECISION = 1e-17
 
@@ -73,6 +74,7 @@ class SphericalDiscrepancy(KernelEnergy):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers out of range."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 
 @register("ssl_hsic")
@@ -54,6 +55,7 @@ class SSLHSIC(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"gamma": Range(0.03, 30, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight or a kernel without width."""

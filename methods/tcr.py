@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.logdet import log_det_identity_plus
 from regbench.methods.pairwise import normalize
+from regbench.spaces import Range, Space
 
 
 @register("tcr")
@@ -43,6 +44,7 @@ class TotalCodingRate(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="min(n, q)", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse a negative weight and a distortion that is not positive."""

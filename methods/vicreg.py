@@ -12,6 +12,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import chunks, energy, second_moment, square
+from regbench.spaces import Range, Space
 
 
 @register("vicreg")
@@ -46,6 +47,7 @@ class VICReg(Decomposed):
         memory="O(n q) or O(q²)",
         published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""

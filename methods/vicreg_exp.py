@@ -10,6 +10,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.pairwise import mask_diagonal
+from regbench.spaces import Range, Space
 
 _PUBLISHED = (
     "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults do not "
@@ -49,6 +50,7 @@ class VICRegExp(Decomposed):
         memory="O(q²)",
         published=_PUBLISHED,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights and a temperature that is not positive."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
 from regbench.methods.slicing import Sliced
+from regbench.spaces import Range, Space
 
 
 @register("visreg")
@@ -53,6 +54,7 @@ class VISReg(Sliced):
         views="the authors' code",
         exact_gradient=False,
     )
+    space: ClassVar[Space] = {"regularization_weight": Range(0.01, 0.99, "logit", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""

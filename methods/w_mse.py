@@ -13,6 +13,7 @@ from regbench import RegbenchError
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 from regbench.methods.views import pairs
+from regbench.spaces import Range, Space
 
 
 @register("w_mse")
@@ -47,6 +48,7 @@ class WMSE(Native):
         views="the authors' code: the mean over all pairs of views",
         limitation="by default the whole batch is whitened, not random sub-batches: n should be well above q",
     )
+    space: ClassVar[Space] = {"epsilon": Range(1e-6, 1e-2)}
 
     def __post_init__(self) -> None:
         """Refuse a shrinkage outside [0, 1], and sub-batches without a covariance."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
 from regbench.methods.views import mean_squared_spread
+from regbench.spaces import Range, Space
 
 
 @register("wasserstein_uniformity")
@@ -49,6 +50,7 @@ class WassersteinUniformity(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.01, 10, times="q", balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""

@@ -52,6 +52,12 @@ def test_methods_are_listed_and_shown_with_their_hyperparameters() -> None:
             assert f"method.{key}={list(value) if isinstance(value, tuple) else value}" in output
 
 
+def test_the_search_space_of_a_method_is_shown() -> None:
+    output = call("methods", "sfrik_l2").output
+    assert "method.alignment_weight: 0.03 × q to 30 × q, log scale; weighs alignment against the reg" in output
+    assert "optimizer.base_lr of lars: 0.2 to 20, log scale" in output
+
+
 def test_what_a_method_shows_can_be_given_back() -> None:
     output = call("methods", "sfrik_l2").output
     overrides = [line.strip() for line in output.splitlines() if line.startswith("  method.")]

@@ -20,6 +20,7 @@ from regbench.cli import main
 from regbench.methods import Metadata, Regularizer
 from regbench.methods.engine import Shard
 from regbench.methods.rbf import RBF
+from regbench.spaces import Range, Space
 
 METADATA = replace(RBF.metadata, title="broken")
 
@@ -50,6 +51,7 @@ class Plain(Regularizer):
     scale: float = 2.0
     alignment_weight: float = 100.0
     metadata: ClassVar[Metadata] = METADATA
+    space: ClassVar[Space | None] = {"scale": Range(1, 10)}
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         return RBF(scale=self.scale, alignment_weight=self.alignment_weight).terms(z1_NQ, z2_NQ)
@@ -106,6 +108,20 @@ class ForgetsTheOtherRanks(Broken):
         return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, share, Shard([len(z_NQ)]), form)
 
 
+class OverflowsForAWideKernel(Plain):
+    space: ClassVar[Space | None] = {"scale": Range(1, 1e30)}
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {name: term * self.scale**2 for name, term in super().terms(z1_NQ, z2_NQ).items()}
+
+
+class RefusesPartOfItsSpace(Broken):
+    space: ClassVar[Space] = {"scale": Range(1, 30)}
+
+    def __post_init__(self) -> None:
+        self.require(self.scale <= 20, "scale must be at most 20")
+
+
 class Fails(Plain):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         raise ValueError("not written yet")
@@ -126,6 +142,8 @@ class Fails(Plain):
         (Rounds, "float32"),
         (UsesTheWrongDtype, "half precision"),
         (DividesByTheSpread, "finite"),
+        (OverflowsForAWideKernel, "search space"),
+        (RefusesPartOfItsSpace, "search space"),
         (Fails, "gradient"),
     ],
 )

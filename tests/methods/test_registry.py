@@ -16,6 +16,7 @@ import pytest
 
 from regbench import RegbenchError, methods
 from regbench.methods import Regularizer
+from regbench.spaces import Range
 from tests.plugin import install
 
 every_name = pytest.mark.parametrize("name", methods.names())
@@ -105,6 +106,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_the_published_ones(name: str) -> None:
     assert methods.defaults(name) == DEFAULTS[name]
+
+
+@every_name
+def test_every_method_states_a_space_around_its_defaults(name: str) -> None:
+    method = methods.build(name)
+    assert method.space is not None
+    assert sum(isinstance(each, Range) and each.balances for each in method.space.values()) <= 1
+    for key, each in method.space.items():
+        assert isinstance(each, Range)
+        # Published at one of these sizes.
+        assert any(0 <= each.at(n, q).position(getattr(method, key)) <= 1 for n, q in ((64, 128), (2048, 8192))), key
 
 
 @every_name

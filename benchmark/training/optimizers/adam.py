@@ -11,6 +11,7 @@ import torch.distributed as dist
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
 from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
+from regbench.spaces import Range, Space
 
 
 @register("adam")
@@ -31,6 +32,7 @@ class AdamConfig(OptimizerConfig):
     epsilon: Positive = 1e-8
 
     reference = "Kingma and Ba, ICLR 2015"
+    space: ClassVar[Space] = {"base_lr": Range(1e-4, 1e-2)}
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
     """torch's class."""
 

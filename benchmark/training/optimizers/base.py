@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from regbench import RegbenchError
 from regbench.plugins import Registry
 from regbench.settings import AtLeastZero, Fraction, NonNegative, Positive, settings
+from regbench.spaces import Space
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,8 @@ class OptimizerConfig(ABC):
 
     reference: ClassVar[str]
     """Where it is from: authors and year."""
+    space: ClassVar[Space | None] = None
+    """The settings that a tuning searches beside those of the method, and where; None: nobody has stated it."""
 
     @abstractmethod
     def build(

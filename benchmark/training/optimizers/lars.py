@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import Tensor
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
 from regbench.benchmark.training.optimizers.sharing import SharedOptimizer
 from regbench.settings import Momentum, Positive, settings
+from regbench.spaces import Range, Space
 
 
 @register("lars")
@@ -34,6 +35,7 @@ class LARSConfig(OptimizerConfig):
     clip_lr: bool = False
 
     reference = "You et al., 2017, as in VICReg and SFRIK"
+    space: ClassVar[Space] = {"base_lr": Range(0.2, 20)}
 
     def build(self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> LARS:
         """Return LARS for the parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from regbench import RegbenchError
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
 from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
+from regbench.spaces import Range, Space
 
 
 @register("sgd")
@@ -31,6 +33,7 @@ class SGDConfig(OptimizerConfig):
     nesterov: bool = False
 
     reference = "Robbins and Monro, 1951; Nesterov, 1983"
+    space: ClassVar[Space] = {"base_lr": Range(0.005, 0.5)}
 
     def __post_init__(self) -> None:
         """Refuse what torch does.

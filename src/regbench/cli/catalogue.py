@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,7 +28,7 @@ KINDS = {
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
 def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
-    r"""List the registered regularizers, or show those of NAMES: formula, reference, hyperparameters.
+    r"""List the registered regularizers, or show those of NAMES: formula, reference, hyperparameters, search space.
 
     \b
       regbench methods vicreg
@@ -62,6 +63,7 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         click.echo("\nHyperparameters (override with method.NAME=VALUE):")
         for key, value in registry.defaults(name).items():
             click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
+        _show_space(regularizer)
         click.echo(f"Published: {data.published}.")
         of_views = data.views or "the choice of this benchmark"
         click.echo(f"More than two views: {KINDS[regularizer.kind]} ({of_views}).")
@@ -70,6 +72,20 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         click.echo(
             f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(regularizer.forms)}."
         )
+
+
+def _show_space(regularizer: Any) -> None:
+    """Show what a tuning searches: hyperparameters of the method, and the learning rate as for every method."""
+    from regbench.benchmark.training.optimizers.base import OPTIMIZERS
+
+    click.echo("Search space (regbench tune --trials):")
+    if not regularizer.space:
+        click.echo(f"    {'not stated' if regularizer.space is None else 'no hyperparameter of the method'}")
+    for key, values in (regularizer.space or {}).items():
+        click.echo(f"    method.{key}: {values}")
+    for name in OPTIMIZERS.names():
+        for key, values in (OPTIMIZERS.of(name).space or {}).items():
+            click.echo(f"    optimizer.{key} of {name}: {values}")
 
 
 def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) -> None:
@@ -102,8 +118,8 @@ def check(names: Sequence[str]) -> None:
 
     The gradient against differences of the value, symmetries that the method claims, what float32 and half precision
     lose, corner cases such as collapse, streamed forms against the textbook formula, 1 to 4 processes against one,
-    configuration and documentation. Shows by how much a check fails. Methods of other packages are
-    checked the same way.
+    points of the search space, configuration and documentation. Shows by how much a check fails. Methods of other
+    packages are checked the same way.
     """
     from tabulate import tabulate
     from tqdm import tqdm
