@@ -60,7 +60,7 @@ class KerJEPA(Decomposed):
         limitation="the original has four views; its sliced variants and other priors are left out",
         rotation_invariant=True,
     )
-    space: ClassVar[Space] = {"regularization_weight": Range(1e-4, 10, balances=True), "bandwidth": Range(0.03, 3)}
+    space: ClassVar[Space] = {"regularization_weight": Range(0.1, 1000, balances=True), "bandwidth": Range(0.03, 3)}
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers out of range."""

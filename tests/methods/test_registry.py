@@ -31,6 +31,7 @@ def test_the_papers_methods_are_there() -> None:
 # By hand from the publications, or from their authors' code; "ours" where neither has one.
 VICREG = {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4}
 SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "order": 2, "regularization_weight": 0.05}
+KCL = {"kernel": "gaussian", "scale": 2.0, "energy_weight": 16.0}
 KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 10.0, "bandwidth": 1.0}  # all ours
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
@@ -72,6 +73,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kerjepa_mmd": KERJEPA | {"statistic": "mmd", "kernel": "gaussian"},
     # Oquab et al. (TMLR 2024), 0.1 for the sum over two crops; the alignment is ours.
     "koleo": {"alignment_weight": 1000.0, "uniformity_weight": 0.2, "epsilon": 1e-8},
+    # Koromilas et al. (ICML 2024), the code; the scale of `riesz` is ours.
+    "kcl": KCL,
+    "kcl_gaussian": KCL,
+    "kcl_log": KCL | {"kernel": "log"},
+    "kcl_imq": KCL | {"kernel": "imq"},
+    "kcl_riesz": KCL | {"kernel": "riesz", "scale": -1.0},
+    # Liu et al. (NeurIPS 2022), the released command.
+    "mec": {"distortion": 64.0, "order": 4},
+    # Zhu et al. (2022).
+    "tico": {"covariance_weight": 8.0},
+    # Lee and Aune (2021), the code.
+    "vibcreg": VICREG | {"covariance_weight": 200.0},
     # Zhang et al. (ICML 2024), the released command.
     "matrix_ssl": {"alignment_weight": 1.0, "identity_weight": 1.0, "shift": 1.0, "order": 4},
     # Yerxa et al. (NeurIPS 2023).
@@ -135,6 +148,7 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
 
 PRESETS = (
     {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
+    | {("kcl", name) for name in ("kcl_gaussian", "kcl_log", "kcl_imq", "kcl_riesz")}
     | {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")}
     | {
         ("spherical_mmd", name)

@@ -111,6 +111,15 @@ def test_koleo_of_lightly(n: int, q: int, seed: int) -> None:
 
 
 @shapes
+def test_tico_of_lightly(n: int, q: int, seed: int) -> None:
+    """With β = 0, without memory. Lightly regularizes its first view, ours both: the mean of both orders."""
+    z = draw(n, q, seed)
+    theirs = lightly.loss.TiCoLoss(beta=0.0, rho=3.0)
+    both = 0.5 * (theirs(z[0], z[1]) + theirs(z[1], z[0]))
+    assert_same(methods.build("tico", covariance_weight=3.0).loss(*z), both, z)
+
+
+@shapes
 def test_frossl_of_lightly(n: int, q: int, seed: int) -> None:
     """Lightly has the authors' multi-view function, which does not centre."""
     z = draw(n, q, seed)

@@ -1,0 +1,132 @@
+"""Kernel contrastive learning: kernels of the positive pairs against kernel energies of the views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, Regularizer, register
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import energy, inverse_lengths, normalize, off_diagonal_energy, to_embedding_gradient
+from regbench.spaces import Range, Space
+
+
+@register(
+    "kcl",
+    kcl_gaussian={"kernel": "gaussian"},
+    kcl_log={"kernel": "log"},
+    kcl_imq={"kernel": "imq"},
+    kcl_riesz={"kernel": "riesz", "scale": -1.0},
+)
+@dataclass(frozen=True, kw_only=True)
+class KernelContrastive(Regularizer):
+    """−2 mean_i k(z1ᵢ, z2ᵢ) + γ Σ_v mean_{i≠j} K(zvᵢ, zvⱼ) on unit embeddings (Koromilas et al., ICML 2024).
+
+    With d = ‖u − v‖ the kernels K of the authors' code (pakoromilas/DHEL-KCL, losses.py and utils.py) are
+
+    - `gaussian`: exp(−s d²),
+    - `log`: −½ log(1 + s d²),
+    - `imq`: s/√(s² + d²),
+    - `riesz`: −d^{−s} with −2 < s < 0. The code also has d^{−s} for s > 0, which is left out: the positive pairs' term
+      has no lower bound then.
+
+    k = K, but without the ½ for `log`. Where two embeddings coincide a Riesz kernel has no derivative; it counts as 0
+    there.
+
+    Attributes:
+        kernel: `gaussian`, `log`, `imq` or `riesz`.
+        scale: s, which the code names `t`: positive, but between −2 and 0 for `riesz`.
+        energy_weight: γ >= 0.
+    """
+
+    kernel: str = "gaussian"
+    scale: float = 2.0
+    energy_weight: float = 16.0
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="KCL",
+        reference="Koromilas, Bouritsas, Giannakopoulos, Nicolaou, Panagakis, ICML 2024",
+        url="https://arxiv.org/abs/2405.18045",
+        formula="−2 (1/n) Σᵢ k(z1ᵢ, z2ᵢ) + γ Σ_v (1/(n(n − 1))) Σ_{i≠j} K(zvᵢ, zvⱼ)",
+        time="O(n² q)",
+        memory="O(n q)",
+        published="gaussian, s = 2, γ = 16 (defaults of the authors' code); s = −1 of `riesz` is ours",
+        scale_invariant=True,
+        rotation_invariant=True,
+    )
+    space: ClassVar[Space] = {"energy_weight": Range(0.3, 300, balances=True)}
+
+    def __post_init__(self) -> None:
+        """Refuse unknown kernels and numbers out of range."""
+        self.require(self.kernel in ("gaussian", "log", "imq", "riesz"), "kernel must be gaussian, log, imq or riesz")
+        if self.kernel == "riesz":
+            self.require(-2 < self.scale < 0, "scale of riesz must be between -2 and 0")
+        else:
+            self.require(self.scale > 0, "scale must be > 0")
+        self.require(self.energy_weight >= 0, "energy_weight must be >= 0")
+
+    @property
+    def label(self) -> str:
+        """The kernel: another one is another method."""
+        return f"KCL ({self.kernel})"
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Compute alignment (the positive pairs) and the energies."""
+        n = len(z1_NQ)
+        units = normalize(z1_NQ), normalize(z2_NQ)
+        energies = [off_diagonal_energy(u_NQ, self._of_products) * n / (n - 1) for u_NQ in units]
+        return {
+            "alignment": self._attraction(*units).mean(),
+            "energy": self.energy_weight * torch.stack(energies).sum(),
+        }
+
+    def _attraction(self, u1_NQ: Tensor, u2_NQ: Tensor) -> Tensor:
+        """−2 k of each positive pair, shape (n,)."""
+        return (-4 if self.kernel == "log" else -2) * self._of_squares((u1_NQ - u2_NQ).square().sum(dim=1))
+
+    def _of_products(self, t: Tensor) -> Tensor:
+        return self._of_squares(2 - 2 * t)
+
+    def _of_squares(self, squared: Tensor) -> Tensor:
+        """K of squared distances of any shape."""
+        if self.kernel == "gaussian":
+            return (-self.scale * squared).exp()
+        if self.kernel == "log":
+            return -0.5 * (self.scale * squared).clamp_min(0.0).log1p()
+        if self.kernel == "imq":
+            return self.scale * (self.scale**2 + squared).rsqrt()
+        tiny = torch.finfo(squared.dtype).eps
+        return -torch.where(squared > tiny, squared.clamp_min(tiny) ** (-self.scale / 2), 0.0)
+
+    def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = t.detach().requires_grad_()
+            value = self._of_products(leaf)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), slope
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Streamed over panels of the Gram matrices of the views."""
+        return ("textbook", "gram")
+
+    def pair_value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Streamed, see `Regularizer.pair_value_and_gradient`."""
+        pairs = shard.n * (shard.n - 1)
+        views = [z_NQ.detach().requires_grad_() for z_NQ in (z1_NQ, z2_NQ)]
+        with torch.enable_grad():
+            attraction = self._attraction(*map(normalize, views)).sum() / shard.n
+        gradient1_NQ, gradient2_NQ = torch.autograd.grad(attraction, views)
+        total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
+        for z_NQ, gradient_NQ in ((z1_NQ, gradient1_NQ), (z2_NQ, gradient2_NQ)):
+            inverse_N, energy_NQ = inverse_lengths(z_NQ), torch.zeros_like(z_NQ)
+            total += energy(z_NQ, inverse_N, self._energy_and_slope, energy_NQ, shard)
+            to_embedding_gradient(energy_NQ, z_NQ, inverse_N)
+            gradient_NQ.add_(energy_NQ, alpha=2 * self.energy_weight / pairs)
+        alignment, total = shard.sum(torch.stack([attraction.detach().double(), total]))
+        return {"alignment": alignment, "energy": self.energy_weight * total / pairs}, gradient1_NQ, gradient2_NQ
