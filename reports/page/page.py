@@ -125,7 +125,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     def environment(key: str) -> str:
         return _distinct(str(r.environment[key]) for r in records if r.environment.get(key) is not None)
 
-    versions = [f"{k} {environment(k)}" for k in ("regbench", "python", "torch") if environment(k)]
+    versions = [f"{k} {text}" for k in ("regbench", "python", "torch") if (text := environment(k))]
     return [
         (name, text)
         for name, text in (
@@ -166,7 +166,8 @@ def _section(
         if slug in tables
     ]
     cells = [r.settings for r in summary.records if not r.untrained]
-    shared = [(k, v) for k, v in (cells[0] if cells else {}).items() if all(c.get(k) == v for c in cells)]
+    common = set.intersection(*(set(cell.items()) for cell in cells)) if cells else set()
+    shared = [item for item in (cells[0] if cells else {}).items() if item in common]
     labels = sorted({row.label for row in summary.rows if not row.untrained})
     options = {name: _options(row.settings.get(name, "") for row in summary.rows) for name in _FILTERED[1:]}
     filters = {"method": labels, **options}

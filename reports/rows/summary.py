@@ -122,7 +122,7 @@ class Row(Configuration):
     tried: int
     missing: int = 0
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Label with the varying settings, such as "SFRIK (L=2), q=1024"."""
         shown = [f"{k}={v}" for k, v in self.settings.items() if v != DASH]
@@ -260,11 +260,13 @@ def summarize(
         missing: Cells that are planned or have begun and have no record.
         choices: What tunings chose, by the path of their `tuning_choice.json`.
     """
-    settings = {r: _settings(r) for r in records}
+    settings_of, task_of = functools.cache(_settings), functools.cache(_task)
+    configurations = {r: _configuration(r) for r in records}
+    settings = {r: settings_of(configuration) for r, configuration in configurations.items()}
     tasks: dict[object, dict[str, Record]] = {}
     sweeps: dict[object, dict[str, None]] = {}
     for r in records:
-        task = _task(r, settings[r])
+        task = r.on_test, task_of(settings[r])
         cells = tasks.setdefault(task, {})
         if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
             cells[r.cell_id] = r
@@ -286,7 +288,7 @@ def summarize(
             if path.absolute().parent.name in of_task or str(path) in named
         }
         summaries.append(Summary(name, of_task, cells_of_task, own))
-        _fill(summaries[-1], settings)
+        _fill(summaries[-1], configurations, settings)
     _place_missing(summaries, missing)
     return summaries
 
@@ -298,17 +300,23 @@ def _name(sweeps: tuple[str, ...], records: tuple[Record, ...]) -> str:
 _Settings = tuple[tuple[str, str], ...]
 
 
-def _task(record: Record, settings: _Settings) -> object:
-    """Return the settings that an accuracy depends on beside the method and its training."""
+def _task(settings: _Settings) -> _Settings:
+    """Choose the settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")
-    return record.on_test, *((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_TRAINING_ONLY))
+    return tuple((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_TRAINING_ONLY))
 
 
-def _settings(record: Record) -> _Settings:
-    return tuple(sorted(item for item in record.settings.items() if is_setting(item[0])))
+def _settings(configuration: _Settings) -> _Settings:
+    return tuple(sorted(item for item in configuration if is_setting(item[0])))
 
 
-def _fill(summary: Summary, settings: Mapping[Record, _Settings]) -> None:
+def _configuration(record: Record) -> _Settings:
+    settings = dict(record.settings)
+    settings.pop("seed", None)
+    return tuple(settings.items())
+
+
+def _fill(summary: Summary, configuration_of: Mapping[Record, _Settings], settings: Mapping[Record, _Settings]) -> None:
     """Make the configurations and the rows of a task's records."""
     summary.varying = _varying_settings(settings[r] for r in summary.records if not r.untrained)
     groups: dict[object, dict[object, dict[int, Record]]] = {}
@@ -319,7 +327,7 @@ def _fill(summary: Summary, settings: Mapping[Record, _Settings]) -> None:
             configuration: object = ""
         else:
             row = (r.label, settings[r])
-            configuration = tuple((k, v) for k, v in r.settings.items() if k != "seed")
+            configuration = configuration_of[r]
         groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
 
     for group in groups.values():

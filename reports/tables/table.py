@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -151,7 +152,8 @@ def _alignment(table: Table) -> list[str]:
 
 def _one_line(text: str) -> str:
     """Remove line breaks and control characters from the text of others."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c for c in line if c.isprintable())
 
 
 # What Markdown takes for its own: an underscore within a word, or a bracket that no link follows, is left as it is.
@@ -175,8 +177,10 @@ _LATEX = {
 
 def _latex(text: str) -> str:
     """Write ASCII that LaTeX sets as the text; a letter that it cannot set loses its accent, a sign becomes "?"."""
-    out = []
-    for c in _one_line(text):
-        plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
-        out.append(_LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain))
-    return "".join(out)
+    return "".join(map(_latex_character, _one_line(text)))
+
+
+@functools.cache
+def _latex_character(c: str) -> str:
+    plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
+    return _LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain)
