@@ -1,150 +1,259 @@
-"""Optuna's TPE sampler in place of a grid: proposes the configurations that a tuning tries, equally many a method.
+"""A search in place of a grid: successive halving over epochs, in the search spaces that methods state.
 
-The space is written in the sweep's file as a grid is: `a,b,c` is a choice, `interval(a,b)` a range of real numbers and
-`tag(log,interval(a,b))` one on a logarithmic scale, the grammar of Hydra's own plugins for samplers. Hyperparameters of
-methods and optimizers are searched; other values separated by commas make searches of their own. A proposal depends on
-the scores so far and on nothing else, so that a search goes on wherever it was stopped.
+A bracket draws configurations that fill a box of the space evenly. It trains each for a quarter of the epochs, the
+better half of them for half of the epochs, and the better half of these for all. The first bracket has the whole space
+as its box, and half of the budget. Each later one has a box around the best so far, half as wide as the box before. But
+where nothing was tried beyond the best value of a hyperparameter, the box is the next half of the space in that
+direction: so a search goes on beyond an end of the space where the best lies there, and closes in where it does not.
+
+What is tried follows from the budget and the scores alone, so a search goes on wherever it was stopped. How much is
+tried does not depend on scores: all methods train equally many images in each setting.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_tuned
+from regbench.benchmark.rundir.tuning_choice import SEARCH
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.compose import row_values
-from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
-from regbench.files import read_signed, signed, write_text
-from regbench.slurm.tune import selection_score
+from regbench.benchmark.settings.runtime import Cluster
+from regbench.benchmark.settings.sweep import SweepFile, load_rows, read_rows
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
+from regbench.methods import METHODS
+from regbench.settings import shown
+from regbench.slurm.tune import Proposed, read_search, selection_score
+from regbench.spaces import DIMENSIONS, Choice, Range, spread
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
-_ATTEMPTS = 50
+_FIRST = 4
+"""Configurations that a bracket draws for each one that it trains to the end."""
 
 
 @dataclass(frozen=True)
-class _Space:
-    """One search: settings that stay, and the distribution of each that is searched."""
+class _Search:
+    """One search: a cell with all that stays, and the space of each setting that is searched."""
 
-    fixed: tuple[str, ...]
-    searched: Mapping[str, BaseDistribution]
+    cell: Cell
+    cluster: Cluster
+    space: Mapping[str, Range | Choice]
+
+    def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
+        """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""
+        groups: dict[str, dict[str, Any]] = {"method": {}, "optimizer": {}}
+        for key, value in values.items():
+            group, _, name = key.partition(".")
+            groups[group][name] = value
+        cell, share = self.cell, epochs / self.cell.epochs
+        optimizer, evaluation = cell.optimizer, cell.evaluation
+        if share < 1:
+            warmup_steps = None if optimizer.warmup_steps is None else int(share * optimizer.warmup_steps)
+            groups["optimizer"] |= {"warmup_epochs": share * optimizer.warmup_epochs, "warmup_steps": warmup_steps}
+            evaluation = evaluation.replaced(while_training=(), every_epochs=1)
+        return replace(
+            cell,
+            epochs=epochs,
+            method=METHODS.from_plain({**METHODS.plain(cell.method), **groups["method"]}, "method."),
+            optimizer=OPTIMIZERS.from_plain({**OPTIMIZERS.plain(optimizer), **groups["optimizer"]}, "optimizer."),
+            evaluation=evaluation,
+        )
 
 
-def propose(name: str, overrides: Sequence[str], trials: int) -> tuple[Sweep, bool]:
+@dataclass(frozen=True)
+class _Trial:
+    """A configuration at one length of training, and its score: None before it has ended, 0 if it diverged."""
+
+    values: Mapping[str, Any]
+    cell: Cell
+    score: float | None
+
+
+def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
     """Propose the cells to try next.
 
     Args:
         name: The sweep.
         overrides: That change each of its rows.
-        trials: Configurations for each search.
+        trials: The budget of each search, in trainings of full length.
 
     Returns:
-        All cells proposed so far, those to be tried next included; and whether they are all.
+        All cells proposed so far, those to be tried next included.
 
     Raises:
-        RegbenchError: If Optuna is not installed, nothing is to be searched, or a space has too few points.
+        RegbenchError: If nothing is to be searched, a method states no space, the budget is too small or another one
+            than the search began with.
     """
     file = read_rows(name, overrides)
-    spaces = [space for row in file.rows for space in _spaces(row)]
-    if not any(space.searched for space in spaces):
+    searches = [search for row in file.rows for search in _searches(file, row)]
+    if not any(search.space for search in searches):
+        raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
+    first = load_rows(file, [_fixed(file.rows[0])[0]])
+    folder = Path(first.runtime.runs_dir) / file.name
+    if (begun := read_search(folder)) and begun["trials"] != trials:
         raise RegbenchError(
-            f"sweep {name} has nothing to search: give values a,b,c or interval(a,b) of method.* settings"
+            f"{folder / SEARCH}: this search began with --trials {begun['trials']}; go on with that, or give a search "
+            f"with {trials} another name (a copy of the file under another name)"
         )
-    folder = Path(_single(file, spaces[0].fixed).runtime.runs_dir) / file.name
-    path = folder / "search.json"
-    proposed: dict[str, list[dict[str, Any]]] = {}
-    if path.exists():
-        proposed = read_signed(path, "remove it, and the same command searches from the beginning")
-        del proposed["sha256"]
-    if all(_score(folder, entry) is not None for entries in proposed.values() for entry in entries):
-        for space in spaces:
-            entries = proposed.setdefault(" ".join(space.fixed), [])
-            if len(entries) < (trials if space.searched else 1):
-                entries.append(_next(file, space, entries, folder))
-        write_text(path, signed(proposed))
-    sweeps = [_single(file, tuple(entry["overrides"])) for entries in proposed.values() for entry in entries]
-    complete = all(len(proposed[" ".join(space.fixed)]) >= (trials if space.searched else 1) for space in spaces)
-    cells, clusters = (tuple(getattr(sweep, name)[0] for sweep in sweeps) for name in ("cells", "clusters"))
-    return replace(sweeps[0], cells=cells, clusters=clusters), complete
+
+    def score(cell: Cell) -> float | None:
+        record = read_tuned(folder / cell.id)
+        return None if record is None else selection_score(record) or 0.0
+
+    cells: dict[str, tuple[Cell, Cluster]] = {}
+    short: dict[str, int] = {}
+    log, complete = [], True
+    for search in searches:
+        rounds = [list(each) for each in _rounds(search, trials, score)]
+        complete = complete and all(trial.score is not None for trial in rounds[-1])
+        for number, each in enumerate(rounds):
+            for trial in each:
+                cells.setdefault(trial.cell.id, (trial.cell, search.cluster))
+                if trial.cell.epochs < search.cell.epochs:
+                    short[trial.cell.id] = search.cell.epochs
+                settings = [f"{key}={shown(value)}" for key, value in trial.values.items()]
+                entry = {"label": trial.cell.label, "round": number, "cell_id": trial.cell.id}
+                log.append(entry | {"epochs": trial.cell.epochs, "settings": settings, "score": trial.score})
+    chosen, clusters = zip(*cells.values(), strict=True)
+    sweep = replace(first, cells=chosen, clusters=clusters)
+    return Proposed(sweep, complete, {"trials": trials, "short": short, "tried": log})
+
+
+def _rounds(search: _Search, trials: int, score: Callable[[Cell], float | None]) -> Iterator[list[_Trial]]:
+    """Yield the rounds of a search, up to the first that has not ended."""
+    if not search.space:
+        yield [_Trial({}, search.cell, score(search.cell))]
+        return
+    box = dict.fromkeys(search.space, (0.0, 1.0))
+    tried: list[_Trial] = []
+    drawn = 0
+    for size in _brackets(search, trials):
+        points = [spread(drawn + index, len(box)) for index in range(_FIRST * size)]
+        drawn += len(points)
+        alive: list[Mapping[str, Any]] = [_values(search.space, box, point) for point in points]
+        for epochs, number in _lengths(search.cell.epochs):
+            next_up = [(values, search.at(values, epochs)) for values in alive[: number * size]]
+            found = {cell.id: _Trial(values, cell, score(cell)) for values, cell in next_up}
+            yield list(found.values())
+            if any(trial.score is None for trial in found.values()):
+                return
+            tried += found.values()
+            alive = [trial.values for trial in sorted(found.values(), key=lambda trial: -(trial.score or 0.0))]
+        best = max(tried, key=lambda trial: (trial.cell.epochs, trial.score))
+        box = {key: _next(each, box[key], key, best, tried) for key, each in search.space.items()}
+
+
+def _lengths(epochs: int) -> list[tuple[int, int]]:
+    """List the epochs of a bracket's rounds, and the configurations in each for every one of the bracket's size."""
+    lengths = [length for length in (epochs // 4, epochs // 2, epochs) if length]
+    return list(zip(lengths, (_FIRST, 2, 1), strict=False))
+
+
+def _brackets(search: _Search, trials: int) -> list[int]:
+    """List the sizes of the brackets that a budget pays."""
+    cost = sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
+    count = trials * search.cell.epochs // cost
+    if not count:
+        least = math.ceil(cost / search.cell.epochs)
+        raise RegbenchError(f"--trials {trials} is too few for a search; give {least} or more")
+    first = (count + 1) // 2
+    return [first] + [1] * (count - first)
+
+
+def _values(
+    space: Mapping[str, Range | Choice], box: Mapping[str, tuple[float, float]], point: Sequence[float]
+) -> dict[str, Any]:
+    return {
+        key: each.value(low + at * (high - low))
+        for (key, each), (low, high), at in zip(space.items(), box.values(), point, strict=True)
+    }
+
+
+def _next(
+    each: Range | Choice, box: tuple[float, float], key: str, best: _Trial, tried: Sequence[_Trial]
+) -> tuple[float, float]:
+    """Return the part of a hyperparameter's range, by position, that the next bracket draws from."""
+    if isinstance(each, Choice):
+        return box
+    at, width = each.position(best.values[key]), box[1] - box[0]
+    positions = [each.position(trial.values[key]) for trial in tried]
+    low, high = at - width / 4, at + width / 4
+    if at >= max(positions) and best.values[key] < each.most:
+        low, high = at, at + 0.5
+    elif at <= min(positions) and best.values[key] > each.least:
+        low, high = at - 0.5, at
+    within = [each.position(limit) if math.isfinite(limit) else limit for limit in (each.least, each.most)]
+    return max(low, within[0]), min(high, within[1])
+
+
+def _fixed(row: Sequence[str]) -> list[list[str]]:
+    """List the settings of each search of a row that are not searched."""
+    fixed: list[list[str]] = [[]]
+    for _, override, values in row_values(row):
+        if not _is_searched(override):
+            fixed = [[*start, text] for start in fixed for text in values]
+    return fixed
+
+
+def _is_searched(override: Any) -> bool:
+    several = override.is_sweep_override() and override.key_or_group.startswith(("method.", "optimizer."))
+    return several or isinstance(override.value(), IntervalSweep)
 
 
 @functools.cache
-def _single(file: SweepFile, overrides: tuple[str, ...]) -> Sweep:
-    """Make a sweep of one cell; composing it takes a tenth of a second, and each round asks for all."""
-    return load_rows(file, [overrides])
-
-
-def _next(file: SweepFile, space: _Space, entries: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    import optuna
-
-    if not space.searched:
-        return _entry(file, space, {})
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = zlib.crc32(json.dumps([space.fixed, len(entries)]).encode())
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for entry in entries:
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=entry["params"], distributions=dict(space.searched), value=_score(folder, entry)
-            )
-        )
-    for _ in range(_ATTEMPTS):
-        trial = study.ask(dict(space.searched))
-        proposal = _entry(file, space, trial.params)
-        same = [entry for entry in entries if entry["cell_id"] == proposal["cell_id"]]
-        if not same:
-            return proposal
-        study.tell(trial, _score(folder, same[0]))
-    raise RegbenchError(
-        f"{' '.join(space.fixed)}: no more than {len(entries)} configurations found; give fewer --trials"
-    )
-
-
-def _entry(file: SweepFile, space: _Space, params: Mapping[str, Any]) -> dict[str, Any]:
-    # As it is written, so it is run: a few digits are enough, and can be repeated by hand.
-    params = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in params.items()}
-    overrides = [*space.fixed, *(f"{key}={value}" for key, value in params.items())]
-    (cell,) = _single(file, tuple(overrides)).cells
-    return {"params": params, "overrides": overrides, "cell_id": cell.id}
-
-
-def _score(folder: Path, entry: Mapping[str, Any]) -> float | None:
-    """Read the score to maximise: 0 for a run that diverged, None for one that has not ended."""
-    record = read_tuned(folder / entry["cell_id"])
-    return None if record is None else selection_score(record) or 0.0
-
-
-def _spaces(row: Sequence[str]) -> list[_Space]:
+def _searches(file: SweepFile, row: tuple[str, ...]) -> list[_Search]:
     """List the searches of a row of a sweep's file."""
-    try:
-        from optuna.distributions import CategoricalDistribution, FloatDistribution
-    except ImportError as error:
-        raise RegbenchError("--trials needs Optuna: pip install 'regbench[optuna]'") from error
-    searched: dict[str, BaseDistribution] = {}
-    fixed: list[list[str]] = [[]]
-    for key, override, values in row_values(row):
-        value = override.value()
-        if isinstance(value, IntervalSweep):
-            assert value.start is not None and value.end is not None
-            log = "log" in value.tags
-            if not 0 < value.end - value.start < math.inf or (log and value.start <= 0):
-                raise RegbenchError(
-                    f"{override.input_line}: give a range from a smaller to a larger number, above 0 if it is log"
-                )
-            searched[key] = FloatDistribution(value.start, value.end, log=log)
-        elif len(values) > 1 and key.startswith(("method.", "optimizer.")):
-            searched[key] = CategoricalDistribution([text.partition("=")[2] for text in values])
-        else:
-            fixed = [[*start, text] for start in fixed for text in values]
-    return [_Space(tuple(settings), searched) for settings in fixed]
+    searched = {key: (override, values) for key, override, values in row_values(row) if _is_searched(override)}
+    found = []
+    for fixed in _fixed(row):
+        sweep = load_rows(file, [fixed])
+        cell = sweep.cells[0]
+        if not cell.epochs:
+            found.append(_Search(cell, sweep.clusters[0], {}))
+            continue
+        stated = {text.partition("=")[0] for text in fixed}
+        given = {key: _given(file, fixed, key, *how) for key, how in searched.items()}
+        space = {**_own_space(cell, stated | set(given)), **given}
+        if len(space) > DIMENSIONS:
+            raise RegbenchError(f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}")
+        keys = sorted(space, key=lambda key: key.startswith("optimizer."))  # the first are spread most evenly
+        found.append(_Search(cell, sweep.clusters[0], {key: space[key] for key in keys}))
+    if len({search.cell.seed for search in found}) > 1:
+        raise RegbenchError("a search has one seed; give one seed=, and --seeds for the final runs")
+    return found
+
+
+def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
+    """Return what the method and the optimizer state, without the settings that the sweep states."""
+    found: dict[str, Range | Choice] = {}
+    for group, plugin, example in (("method", cell.method, "NAME"), ("optimizer", cell.optimizer, "base_lr")):
+        if plugin.space is None and not any(key.startswith(f"{group}.") for key in stated):
+            raise RegbenchError(
+                f"{type(plugin).__name__} states no search space; give its class a `space`, or write what is searched "
+                f"into the sweep's file: {group}.{example}=tag(log,interval(0.1,10))"
+            )
+        for name, each in (plugin.space or {}).items():
+            if (key := f"{group}.{name}") not in stated:
+                found[key] = each.at(n=cell.batch_size, q=cell.embedding_dim)
+    return found
+
+
+def _given(file: SweepFile, fixed: Sequence[str], key: str, override: Any, values: Sequence[str]) -> Range | Choice:
+    """Return the space of a setting that the sweep's file states."""
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None and value.end is not None
+        try:
+            return Range(value.start, value.end, "log" if "log" in value.tags else "linear")
+        except RegbenchError as error:
+            raise RegbenchError(f"{override.input_line}: {error}") from error
+    group, _, name = key.partition(".")
+    cells = (load_rows(file, [[*fixed, text]]).cells[0] for text in values)
+    return Choice(tuple(getattr(getattr(cell, group), name) for cell in cells))

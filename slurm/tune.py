@@ -6,6 +6,7 @@ choose its probe's learning rate on the tuning split, score it on the test split
 folder, so that the same call goes on wherever an earlier one was stopped:
 
 - `tune.json`: what is compared; it closes the test split for all cells of the folder.
+- `search.json`: what a search in place of the grid has tried so far.
 - `<cell>/tuning.json`: the record of a cell with its score on the tuning split.
 - `tuning_choice.json`: what was chosen and the runners-up; it opens the test split for the chosen.
 - `<cell>/record.json`: the final record of a chosen cell.
@@ -14,11 +15,12 @@ folder, so that the same call goes on wherever an earlier one was stopped:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -28,6 +30,7 @@ from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.record import Record, read_record, read_tuned
 from regbench.benchmark.rundir.tuning_choice import (
+    SEARCH,
     TUNING_CHOICE,
     ChosenConfiguration,
     RankedConfiguration,
@@ -37,12 +40,28 @@ from regbench.benchmark.rundir.tuning_choice import (
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
-from regbench.files import Name, read_json, write_new, write_text
+from regbench.files import Name, read_json, read_signed, signed, write_new, write_text
 from regbench.slurm.status import alone
+from regbench.spaces import Range
+
+
+class Proposed(NamedTuple):
+    """What a tuning is to try.
+
+    Attributes:
+        sweep: The cells so far.
+        complete: Whether they are all; those of a search have ended then.
+        search: For `search.json`; None of a grid. Its entry "short" has the ids of the cells that are trained for fewer
+            epochs than the chosen ones will be, with the epochs of these.
+    """
+
+    sweep: Sweep
+    complete: bool
+    search: Mapping[str, Any] | None = None
 
 
 def tune(
-    propose: Callable[[], tuple[Sweep, bool]],
+    propose: Callable[[], Proposed],
     bring: Callable[[Sweep, Sequence[str]], bool],
     *,
     final_seeds: Sequence[int] | None,
@@ -52,7 +71,7 @@ def tune(
     """Bring a tuning to its choice, from wherever an earlier call was stopped.
 
     Args:
-        propose: Gives the grid to try, and whether it is whole; a search gives more of it each time.
+        propose: Gives the grid to try; a search gives more of it each time.
         bring: Brings the cells of a grid through stages; False if somebody else goes on with that.
         final_seeds: Of the final runs; none: those of the grid; None: what the sweep's file says.
         leading: See `final_cells`.
@@ -64,16 +83,19 @@ def tune(
     Raises:
         RegbenchError: If the tuning is refused.
     """
-    sweep, complete = propose()
+    sweep, complete, search = propose()
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     while not (folder / TUNING_CHOICE).exists():
-        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal)
-        if not bring(sweep, ("pretrain", "tune")):
+        # The plan of a search gives all methods equally much.
+        begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal or search is not None)
+        if search is not None:
+            write_text(folder / SEARCH, signed(search))
+        if (search is None or not complete) and not bring(sweep, ("pretrain", "tune")):
             return None
         if complete:
             break
-        sweep, complete = propose()
+        sweep, complete, search = propose()
     cells = final_cells(choose(folder), folder, seeds, leading)
     clusters = {cell.id: cluster for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True)}
     return replace(
@@ -115,7 +137,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
                 f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
                 "scores are optimistic, chooses on the test split: evaluation.select_on=test"
             )
-    budgets = {name: len(configurations) for name, configurations in _grouped(cells).items()}
+    budgets = {name: len(configurations) for name, configurations in _grouped(cells, {}).items()}
     if len(set(budgets.values())) > 1 and not unequal:
         raise RegbenchError(
             "the methods have different numbers of configurations to choose from, which is not a fair comparison: "
@@ -156,10 +178,11 @@ def choose(folder: Path) -> TuningChoice:
     choice = read_choice(folder)
     if choice is None:
         cells = _cells(folder)
+        short: dict[str, int] = read_search(folder).get("short", {})
         choices = [
             entry
-            for configurations in _grouped(cells).values()
-            if (entry := _choice(folder, configurations)) is not None
+            for configurations in _grouped(cells, short).values()
+            if (entry := _choice(folder, configurations, short)) is not None
         ]
         if not choices:
             raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
@@ -200,6 +223,7 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
         if choice and configuration in {chosen.configuration for chosen in choice.choices}:
             entry |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
             entry["record"] = str(folder / TUNING_CHOICE)
+            entry["edges"] = next(each.edges for each in choice.choices if each.configuration == configuration)
         elif final and cell.epochs:
             what = "has not chosen yet" if choice is None else "chose other hyperparameters"
             raise RegbenchError(
@@ -220,11 +244,13 @@ def choice_table(choice: TuningChoice) -> str:
             for key, value in best.hyperparameters.items()
             if any(other.hyperparameters.get(key) != value for other in others)
         ]
-        values = (best.value, others[0].value if others else None)
+        values = (best.value, others[0].value if others and others[0].status == "tuned" else None)
         shown = [f"{value:.2f}" if value is not None else "–" for value in values]
         q = entry.setting["embedding_dim"]
-        rows.append([entry.label, q, *shown, len(entry.ranking), ", ".join(varied)])
-    headers = ["method", "q", f"{choice.score} (%), {split}", "runner-up", "tried", "chosen"]
+        edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items())
+        rows.append([entry.label, q, *shown, len(entry.ranking), f"{entry.images:,}", ", ".join(varied), edges])
+    score = f"{choice.score} (%), {split}"
+    headers = ["method", "q", score, "runner-up", "tried", "images", "chosen", "at the edge of what was tried"]
     table = tabulate(rows, headers, disable_numparse=True)
     return f"{table}\n\nchosen on the {split} split from at most {budget} configurations a method"
 
@@ -251,6 +277,16 @@ def final_cells(choice: TuningChoice, folder: Path, seeds: Sequence[int], leadin
     return cells + sorted(untrained, key=lambda cell: cell.seed)
 
 
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read what a search has tried so far, see `Proposed`; empty where there is none.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    path = folder / SEARCH
+    return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
+
+
 def _cells(folder: Path) -> list[Cell]:
     return [load_cell(folder / name / "config.yaml") for name in _compared(folder)]
 
@@ -260,10 +296,11 @@ def _compared(folder: Path) -> list[str]:
     return read_json(folder / "tune.json", list[Name], remedy)
 
 
-def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
+def _grouped(cells: Iterable[Cell], short: Mapping[str, int]) -> dict[str, dict[str, list[Cell]]]:
     """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
 
-    A setting is all that is not tuned: not the method's hyperparameters, the optimizer and the probe's rates.
+    A setting is all that is not tuned: not the method's hyperparameters, the optimizer and the probe's rates. A cell of
+    `short` (see `Proposed`) is in the setting of the cells that it stands for.
     """
     groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -272,6 +309,10 @@ def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
         data = cell.plain()
         del data["method"], data["optimizer"], data["seed"]
         data["evaluation"].get("probe", {}).pop("learning_rates", None)
+        if cell.id in short:
+            data["epochs"] = short[cell.id]
+        for name in ("while_training", "every_epochs"):
+            data["evaluation"].pop(name, None)
         setting = json.dumps(data, sort_keys=True)
         configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
         configurations.setdefault(replace(cell, seed=0).id, []).append(cell)
@@ -283,11 +324,16 @@ def _grouped(cells: Iterable[Cell]) -> dict[str, dict[str, list[Cell]]]:
     return named
 
 
-def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> ChosenConfiguration | None:
+def _choice(
+    folder: Path, configurations: Mapping[str, Sequence[Cell]], short: Mapping[str, int]
+) -> ChosenConfiguration | None:
     """Rank a method's configurations; None if all diverged."""
-    ranking = []
+    ranking: list[RankedConfiguration] = []
+    images = 0
     for configuration, cells in configurations.items():
-        scores = [selection_score(_record(folder, cell)) for cell in cells]
+        records = [_record(folder, cell) for cell in cells]
+        images += sum(map(_images, records))
+        scores = [selection_score(record) for record in records]
         known = [score for score in scores if score is not None]
         # A configuration that diverges with any seed is not one to recommend.
         whole = len(known) == len(scores)
@@ -296,15 +342,20 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> Chose
             RankedConfiguration(
                 cell_id=cells[0].id,
                 configuration=configuration,
+                epochs=cells[0].epochs,
                 value=sum(known) / len(known) if whole else None,
-                status="tuned" if whole else "diverged",
+                status="diverged" if not whole else "stopped" if cells[0].id in short else "tuned",
                 hyperparameters={**method, "optimizer.base_lr": cells[0].optimizer.base_lr},
             )
         )
-    ranking.sort(key=lambda entry: (entry.value is None, -(entry.value or 0.0)))
-    if ranking[0].value is None:
+    ranking.sort(key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0)))
+    longest: dict[str, RankedConfiguration] = {}
+    for entry in ranking:  # a search trains some for several lengths
+        longest.setdefault(json.dumps(entry.hyperparameters), entry)
+    ranking = list(longest.values())
+    if ranking[0].status != "tuned":
         return None
-    cell = next(iter(configurations.values()))[0]
+    cell = next(cells[0] for cells in configurations.values() if cells[0].id == ranking[0].cell_id)
     return ChosenConfiguration(
         label=cell.label,
         method=cell.plain()["method"]["name"],
@@ -318,7 +369,30 @@ def _choice(folder: Path, configurations: Mapping[str, Sequence[Cell]]) -> Chose
         chosen=ranking[0].cell_id,
         configuration=ranking[0].configuration,
         ranking=tuple(ranking),
+        edges=_edges(cell, ranking),
+        images=images,
     )
+
+
+def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, str]:
+    """Find the hyperparameters whose chosen value is the smallest or largest that was tried, see `ChosenConfiguration`.
+
+    A value beyond which there is none, such as a weight of 0, is no edge.
+    """
+    found = {}
+    for key, best in ranking[0].hyperparameters.items():
+        values = {entry.hyperparameters[key] for entry in ranking if type(entry.hyperparameters[key]) in (int, float)}
+        space = (chosen.method.space or {}).get(key.removeprefix("method."))
+        least, most = (space.least, space.most) if isinstance(space, Range) else (-math.inf, math.inf)
+        if len(values) > 1 and best in (min(values), max(values)) and least < best < most:
+            found[key] = "smallest" if best == min(values) else "largest"
+    return found
+
+
+def _images(record: Record) -> int:
+    """Count the images that a training saw."""
+    steps = record.checkpoint.step if record.checkpoint else (record.diverged or {}).get("step", 0)
+    return int(steps) * int(record.cell["batch_size"])
 
 
 def _record(folder: Path, cell: Cell) -> Record:

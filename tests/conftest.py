@@ -50,7 +50,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         ("FFCV's loader", importlib.util.find_spec("ffcv"), "make install; .venv/ffcv.log tells why it failed"),
         ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
     ]
-    needs += [(name, importlib.util.find_spec(name), "pip install -e '.[test]'") for name in ("optuna",)]
     lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]
     for mark, target in (("slow", "make test-all"), ("slurm", "make test-slurm")):
         if f"not {mark}" in config.option.markexpr:

@@ -52,7 +52,7 @@ def ranked(cell_id: str, value: float | None = 70.0, **hyperparameters: Any) -> 
     """Make a configuration in the ranking of a tuning."""
     status = "tuned" if value is not None else "diverged"
     return RankedConfiguration(
-        cell_id=cell_id, configuration=cell_id, value=value, status=status, hyperparameters=hyperparameters
+        cell_id=cell_id, configuration=cell_id, epochs=3, value=value, status=status, hyperparameters=hyperparameters
     )
 
 
@@ -60,8 +60,8 @@ def chosen(label: str, *ranking: RankedConfiguration, **changes: Any) -> ChosenC
     """Make what a tuning chose for a method: the first of its ranking."""
     setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", **{"embedding_dim": 512, "batch_size": 256}}
     first = ranking[0].cell_id
-    fields = {"chosen": first, "configuration": first, "setting": setting | {"epochs": 3}} | changes
-    return ChosenConfiguration(label=label, method=label.lower(), ranking=ranking, **fields)
+    fields = {"chosen": first, "configuration": first, "setting": setting | {"epochs": 3}, "edges": {}} | changes
+    return ChosenConfiguration(label=label, method=label.lower(), ranking=ranking, images=0, **fields)
 
 
 def tuning_choice(folder: Path, *choices: ChosenConfiguration) -> str:

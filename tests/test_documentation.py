@@ -6,6 +6,7 @@ import importlib
 import re
 import socket
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from regbench import methods
 from regbench.benchmark.conformance import check_names, run_check
-from regbench.benchmark.settings.sweep import load_sweep
+from regbench.benchmark.settings.sweep import load_sweep, read_rows
 from regbench.cli import main
 from regbench.slurm.search import propose
 from tests.ranks import launch
@@ -113,9 +114,11 @@ def test_the_search_space_of_the_tunings_page_is_one(tmp_path: Path) -> None:
     (sweep,) = blocks("docs/tuning.md", "yaml")
     path = tmp_path / "space.yaml"
     path.write_text(sweep)
-    grid, complete = propose(str(path), ["epochs=1", "optimizer.warmup_epochs=0", f"runtime.runs_dir={tmp_path}"], 2)
-    assert ([cell.label for cell in grid.cells], complete) == (["SFRIK (L=2)", "SFRIK (L=3)", "VICReg"], False)
-    assert load_sweep(str(path), ["method.alignment_weight=1", "optimizer.base_lr=1"]).final_seeds == (0, 1, 2)
+    proposed = propose(str(path), [f"runtime.runs_dir={tmp_path}"], read_rows(str(path), []).trials or 0)
+    labels = Counter(cell.label for cell in proposed.sweep.cells)
+    assert (labels, proposed.complete) == ({"SFRIK (L=2)": 8, "SFRIK (L=3)": 8, "VICReg": 8}, False)
+    assert len({cell.optimizer.base_lr for cell in proposed.sweep.cells}) == 8
+    assert proposed.sweep.final_seeds == (0, 1, 2)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

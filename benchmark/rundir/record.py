@@ -174,10 +174,13 @@ def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
     return cell
 
 
-def _has_budget(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _is_choice(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     budget = choice.get("hyperparameters", {}).get("budget")
     if budget is not None and type(budget) is not int:
         raise ValueError(f"hyperparameters.budget is {budget!r:.40}")
+    edges = choice.get("hyperparameters", {}).get("edges", {})
+    if not isinstance(edges, dict):
+        raise ValueError(f"hyperparameters.edges is {edges!r:.40}")
     return choice
 
 
@@ -196,7 +199,7 @@ _EPOCH = TypeAdapter(_Epoch)
 
 _Beside = AfterValidator(_is_beside)
 _Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
-_Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_has_budget)]
+_Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_is_choice)]
 
 
 def backbone_name(cell: Mapping[str, Any]) -> Any:

@@ -13,6 +13,9 @@ from regbench.benchmark.rundir.signed_file import SignedFile
 TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
 
+SEARCH = "search.json"
+"""The name of the file that says what a search in place of a grid has proposed so far."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankedConfiguration:
@@ -21,13 +24,15 @@ class RankedConfiguration:
     Attributes:
         cell_id: Of the first of its cells.
         configuration: The cell's id without its seed.
-        value: Its score; None if a seed diverged.
-        status: "tuned" or "diverged".
+        epochs: That it was trained for: fewer than the others if a search stopped it early.
+        value: Its score after these; None if a seed diverged.
+        status: "tuned", "stopped" (early) or "diverged".
         hyperparameters: Those that were searched, by their full names.
     """
 
     cell_id: str
     configuration: str
+    epochs: int
     value: FiniteFloat | None
     status: str
     hyperparameters: dict[str, Any]
@@ -42,7 +47,10 @@ class ChosenConfiguration:
         setting: Data set, backbone, embedding dimension, batch size and epochs.
         chosen: The cell id of the best.
         configuration: Its cell's id without the seed.
-        ranking: All that were tried, the best first.
+        ranking: All that were tried, the best first; what was stopped early comes after the others.
+        edges: Hyperparameters beyond whose chosen value nothing was tried: full name -> "smallest" or "largest", which
+            the value is of those that were tried. The optimum may lie further out.
+        images: That all its trainings saw, those of shorter trainings included.
     """
 
     label: str
@@ -51,6 +59,8 @@ class ChosenConfiguration:
     chosen: str
     configuration: str
     ranking: tuple[RankedConfiguration, ...]
+    edges: dict[str, str]
+    images: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -93,6 +93,7 @@ class SweepFile:
         description: One line for people.
         rows: Overrides of each row, those common to all included.
         final_seeds: See `Sweep`.
+        trials: For a tuning that searches: its budget; None: a grid.
         equal: What cells of the same `epochs` have equally many of: "images", or "passes" through the network.
         deviations: See `Sweep`.
     """
@@ -101,6 +102,7 @@ class SweepFile:
     description: str
     rows: tuple[tuple[str, ...], ...]
     final_seeds: tuple[int, ...]
+    trials: int | None = None
     equal: str = "images"
     deviations: tuple[str, ...] = ()
 
@@ -110,8 +112,8 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
     Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
-    tuning, `equal: passes` (`epochs` are those of two views then, and a cell of V views gets 2/V as many), and
-    `deviations` of a published recipe.
+    tuning, `trials` for one that searches, `equal: passes` (`epochs` are those of two views then, and a cell of V views
+    gets 2/V as many), and `deviations` of a published recipe.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -155,11 +157,15 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
     if (equal := file.get("equal", "images")) not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
+    trials = file.get("trials")
+    if trials is not None and (type(trials) is not int or trials < 1):
+        raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    return SweepFile(path.stem, description, tuple((*row, *overrides) for row in rows), final_seeds, equal, deviations)
+    changed = tuple((*row, *overrides) for row in rows)
+    return SweepFile(path.stem, description, changed, final_seeds, trials, equal, deviations)
 
 
-_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "equal", "deviations")
+_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "trials", "equal", "deviations")
 
 
 def _lines(path: Path, key: str, lines: object) -> list[str]:

@@ -78,7 +78,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     of_sweeps = [choices.read(folder / TUNING_CHOICE) for folder in found.sweeps]
     skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
-        if run.record is None:
+        if run.record is None or run.path.absolute() in found.short:
             continue
         judged = judge(run, run.record, choices)
         record, misfits = judged.record, judged.misfits

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.benchmark.rundir.tuning_choice import SEARCH, TUNING_CHOICE
 from regbench.files import parse_json
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")
@@ -28,10 +28,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """Run directories, and the folders of sweeps (those with a plan or a choice) around them."""
+    """Run directories, and the folders of sweeps (those with a plan or a choice) around them.
+
+    Attributes:
+        runs: All of them.
+        sweeps: The folders.
+        short: Absolute paths of the runs that a search trained for fewer epochs than what it chose: steps on the way to
+            a choice, and no results.
+    """
 
     runs: list[Run]
     sweeps: list[Path]
+    short: frozenset[Path]
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
     """
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, None] = {}
+    short: set[Path] = set()
 
     def walk(folder: Path, names: set[str], depth: int) -> None:
         started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)  # others hold one too
@@ -72,6 +81,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
             return
         if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
             sweeps[folder] = None
+            short.update(folder.absolute() / cell_id for cell_id in _short(folder))
         if depth < 2:
             for name in sorted(names):
                 inner = folder / name
@@ -84,7 +94,8 @@ def find_runs(folders: Sequence[Path]) -> Found:
         walk(folder, set(os.listdir(folder)), 0)  # noqa: PTH208
         if (parent := folder.absolute().parent) not in sweeps and folder in runs and (parent / TUNING_CHOICE).exists():
             sweeps[parent] = None
-    return Found([runs[path] for path in sorted(runs)], list(sweeps))
+            short.update(parent / cell_id for cell_id in _short(parent))
+    return Found([runs[path] for path in sorted(runs)], list(sweeps), frozenset(short))
 
 
 def find_missing(found: Found) -> list[Missing]:
@@ -101,11 +112,11 @@ def find_missing(found: Found) -> list[Missing]:
         for plan in _planned(folder / "sweep.json"):
             cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
             place = folder.absolute() / str(cell_id)
-            if place not in done:
+            if place not in done and place not in found.short:
                 failure = _failure(begun.pop(place, None))
                 missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure))
     for place, run in begun.items():
-        if _CELL_ID.fullmatch(place.name):
+        if _CELL_ID.fullmatch(place.name) and place not in found.short:
             missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(run)))
     return missing
 
@@ -122,6 +133,11 @@ def _planned(path: Path) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in cell.items() if isinstance(v, str | int | float)} for cell in cells if isinstance(cell, dict)
     ]
+
+
+def _short(folder: Path) -> list[str]:
+    short = _object(folder / SEARCH).get("short", {})
+    return list(short) if isinstance(short, dict) else []
 
 
 def _failure(run: Run | None) -> str:

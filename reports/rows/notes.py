@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.significance import LEVEL, Best
-from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.summary import Row, Summary
 
 
 def task_notes(summary: Summary) -> list[str]:
@@ -36,6 +36,9 @@ def task_notes(summary: Summary) -> list[str]:
     if diverged := [row for row in summary.rows if row.diverged]:
         counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
         notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
+    if edged := [row for row in summary.rows if row.edges]:
+        listed = "; ".join(f"{row.name} ({_edges(row)})" for row in edged)
+        notes.append(f"‡ chosen at the edge of what was tried, so a better value may lie beyond: {listed}.")
     if absent := sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing):
         notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
     if summary.failures:
@@ -56,6 +59,10 @@ def task_notes(summary: Summary) -> list[str]:
     if len(commits) > 1:
         notes.append(f"The cells come from more than one state of the code: {', '.join(sorted(commits))}.")
     return notes
+
+
+def _edges(row: Row) -> str:
+    return ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items())
 
 
 def _budget_notes(summary: Summary) -> list[str]:

@@ -122,6 +122,11 @@ class Row(Configuration):
     tried: int
     missing: int = 0
 
+    @property
+    def edges(self) -> dict[str, str]:
+        """Hyperparameters beyond whose value nothing was tried, see `ChosenConfiguration.edges`."""
+        return next((h.get("edges", {}) for r in self.records if (h := r.choice.get("hyperparameters"))), {})
+
     @functools.cached_property
     def name(self) -> str:
         """Label with the varying settings, such as "SFRIK (L=2), q=1024"."""

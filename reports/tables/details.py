@@ -212,8 +212,9 @@ def hyperparameters_table(summary: Summary) -> Table:
     here = {r.cell_id for r in summary.records}
     for choice in summary.choices.values():
         for entry in choice.choices:  # with those that were ranked and whose records are not in the report
-            places = [str(entry.setting.get(k, DASH)) for k in SETTING_NAMES]
             for ranked in entry.ranking:
+                setting = {**entry.setting, "epochs": ranked.epochs}
+                places = [str(setting.get(k, DASH)) for k in SETTING_NAMES]
                 if ranked.cell_id not in here:
                     text = DASH if ranked.value is None else f"{ranked.value:.2f}"
                     label = entry.label + " †" * (ranked.status == "diverged")
@@ -224,7 +225,8 @@ def hyperparameters_table(summary: Summary) -> Table:
     ]
     notes += [
         f"{path}: {choice.budget} configurations for each method, chosen by {choice.score} on the "
-        f"{choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}."
+        f"{choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}; at most "
+        f"{max(entry.images for entry in choice.choices):,} training images a method."
         for path, choice in summary.choices.items()
     ]
     return Table("hyperparameters", "Hyperparameters", columns, [line for _, line in lines], notes)

@@ -124,6 +124,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             "n_diverged": row.diverged,
             "configurations_tried": row.tried,
             "tuning_budget": summary.budget(row),
+            "tuning_edges": ", ".join(f"{side} {key}" for key, side in row.edges.items()) or None,
         }
         for name in summary.leading:
             s, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")

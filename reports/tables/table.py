@@ -71,7 +71,8 @@ def table_of_rows(
     heads = [Column("method", numeric=False), *map(Column, settings), *(column for column, _ in columns)]
     body = []
     for row in rows:
-        texts = [row.label + " †" * bool(row.diverged), *row.settings.values(), *(fill(row) for _, fill in columns)]
+        marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
+        texts = [marked, *row.settings.values(), *(fill(row) for _, fill in columns)]
         body.append([text if isinstance(text, Entry) else Entry(text) for text in texts])
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
@@ -170,7 +171,16 @@ _LATEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
     **{c: f"\\{c}" for c in "&%$#_{}"},
     **{"[": "{[}", "*": "{*}", "`": r"\textasciigrave{}"},  # the first two would be an argument of the rule above
-    **{"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "–": "--", "×": r"$\times$", "⁺": "$^+$", "…": r"\dots{}"},
+    **{
+        "±": r"$\pm$",
+        "†": r"$\dagger$",
+        "‡": r"$\ddagger$",
+        "−": "$-$",
+        "–": "--",
+        "×": r"$\times$",
+        "⁺": "$^+$",
+        "…": r"\dots{}",
+    },
     **{"α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
 }
 

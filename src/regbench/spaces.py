@@ -125,6 +125,8 @@ Space = Mapping[str, Range | Choice]
 
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
+DIMENSIONS = len(_PRIMES)
+"""The most that `spread` knows."""
 
 
 def spread(index: int, dimensions: int) -> list[float]:
@@ -132,7 +134,7 @@ def spread(index: int, dimensions: int) -> list[float]:
 
     Args:
         index: Of the point, from 0.
-        dimensions: Of the cube, at most six.
+        dimensions: Of the cube, at most `DIMENSIONS`.
     """
     point = []
     for base in _PRIMES[:dimensions]:

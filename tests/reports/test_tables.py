@@ -110,6 +110,7 @@ def test_golden_leaderboard_in_numbers(golden: Summary) -> None:
         "n_diverged": [0, 0, 0],
         "configurations_tried": [1, 1, 1],
         "tuning_budget": [16, 17, None],
+        "tuning_edges": [None] * 3,
         "knn_top1_percent": [71.0, 63.0, 49.0],
         "knn_top1_percent_std": [1.0, 1.0, None],
         "knn_top1_n": [3, 3, 1],
@@ -533,6 +534,28 @@ def test_the_choice_tells_budgets_and_runners_up(runs: Path, record: Make) -> No
         ["VICReg †", "512", "256", "3", "–", "–"],
     ]
     assert any("3 configurations for each method" in note for note in tried.notes)
+
+
+def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> None:
+    record("VICReg", tuning=60.0)
+    short = record("VICReg", status="diverged", knn=None, linear=None, cell={"epochs": 1}).parent.name
+    waiting = "c" * 12
+    planned(runs, *({"id": name, "label": "VICReg", "seed": 0, "epochs": 1} for name in (short, waiting)))
+    assert any(row["epochs"] == "1" for row in grid(leaderboard(task(runs))).values())
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 3, waiting: 3}}))
+    table = leaderboard(task(runs))
+    assert [row["n"] for row in grid(table).values()] == ["1"]
+    assert not any("diverged" in note or "not finished" in note for note in table.notes)
+
+
+def test_an_optimum_at_the_edge_of_what_was_tried_is_marked(runs: Path, record: Make) -> None:
+    for label, edges in (("VICReg", {"method.alignment_weight": "largest"}), ("AUH", {})):
+        record(label, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3, "edges": edges}})
+    table = leaderboard(task(runs))
+    assert [label for label in grid(table) if "‡" in label] == ["VICReg ‡"]
+    assert any("so a better value may lie beyond: VICReg (largest alignment_weight)" in n for n in table.notes)
+    marked = leaderboard_frame(task(runs)).set_index("label")["tuning_edges"]
+    assert marked.dropna().to_dict() == {"VICReg": "largest method.alignment_weight"}
 
 
 def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make) -> None:

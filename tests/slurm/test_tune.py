@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,15 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
-from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.benchmark.settings.stored import load_cell
+from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
+from regbench.methods.vicreg import VICReg
 from regbench.slurm import tune
 from regbench.slurm.search import propose
 from tests.conftest import TINY
@@ -109,6 +114,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         "score": "knn_top1",
         "budget": 2,
         "record": str(folder / "tuning_choice.json"),
+        "edges": choice.choices[0].edges,
         "sha256": choice.sha256,
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
@@ -275,95 +281,191 @@ def test_a_grid_where_all_diverge_is_told(cells: tuple[Cell, ...], folder: Path,
 
 ROWS = (
     "method=sfrik epochs=0",
-    "method=sfrik_l2 method.alignment_weight=tag(log,interval(1,10000))",
-    "method=vicreg,vicreg_ctr method.alignment_weight=10,20,30 optimizer.base_lr=interval(1,3)",
+    "method=sfrik_l2,tcr",
+    "method=vicreg method.alignment_weight=tag(log,interval(5,500)) optimizer.base_lr=1",
+    "method=simclr method.temperature=0.1,0.2 optimizer.base_lr=1,2,3",
 )
 
+Surface = Callable[[Cell], float | None]
 
-def search(path: Path, folder: Path, trials: int, rounds: int = 99, best: float = 100.0) -> list[list[dict[str, Any]]]:
-    """Proposals until all are made; the score is highest at a weight of `best`."""
-    for _ in range(rounds):
-        sweep, complete = propose(str(path), [], trials)
+
+def peak(weight: float, rate: float = 2.0) -> Surface:
+    """A score that is highest at a weight of the alignment and a learning rate, and tells the same at every length."""
+
+    def value(cell: Cell) -> float:
+        own = cell.plain()["method"].get("alignment_weight", weight)
+        return 90 - 5 * abs(math.log10(own / weight)) - 5 * abs(math.log10(cell.optimizer.base_lr / rate))
+
+    return value
+
+
+def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Sweep, Sequence[str]], bool]:
+    """What runs cells: each one that has not ended leaves its score; KeyboardInterrupt after so many of them."""
+    left = iter(range(at_most))
+
+    def run(sweep: Sweep, stages: Sequence[str]) -> bool:
         for cell in sweep.cells:
-            weight = cell.plain()["method"]["alignment_weight"]
-            score(folder, cell, 90 - abs(weight - best) ** 0.5 / 2)
-        if complete:
-            break
-    proposed: dict[str, list[dict[str, Any]]] = verified((folder / "search.json").read_bytes())
-    return list(proposed.values())
+            if not (folder / cell.id / "tuning.json").exists():
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                score(folder, cell, surface(cell))
+        return True
+
+    return run
 
 
-def test_a_search_proposes_equally_many_distinct_configurations(
+def search(path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9) -> TuningChoice:
+    """Search to the choice."""
+    final = tune.tune(
+        lambda: propose(str(path), [], trials),
+        bring(folder, surface, at_most),
+        final_seeds=None,
+        leading=None,
+        unequal=False,
+    )
+    assert final is not None
+    return tune.choose(folder)
+
+
+def tried(folder: Path, label: str) -> list[Cell]:
+    """The cells of a method that a search has tried, in the order in which it proposed them."""
+    entries = verified((folder / "search.json").read_bytes())["tried"]
+    return [load_cell(folder / e["cell_id"] / "config.yaml") for e in entries if e["label"] == label]
+
+
+def test_a_search_gives_every_method_equally_many_images_and_distinct_configurations(
     tmp_path: Path, settings: list[str], folder: Path
 ) -> None:
-    pytest.importorskip("optuna")
-    path = sweep_file(tmp_path, ROWS, settings)
-    untrained, sfrik, *others = search(path, folder, 5)
-    assert [len(untrained), len(sfrik), *map(len, others)] == [1, 5, 5, 5]
-    for entries in (sfrik, *others):
-        assert len({entry["cell_id"] for entry in entries}) == 5
-    weights = [entry["params"]["method.alignment_weight"] for entry in sfrik]
-    assert all(1 <= weight <= 10_000 for weight in weights)
-    assert {entry["params"]["method.alignment_weight"] for entry in others[0]} <= {"10", "20", "30"}
+    path = sweep_file(tmp_path, ROWS[:3], [*settings, "epochs=8"])
+    choice = search(path, folder, 6, peak(100.0))
+    for label in ("SFRIK (L=2)", "TCR", "VICReg"):
+        cells = tried(folder, label)
+        # A bracket costs as much as three trainings: one pays for four configurations, of which one is trained whole.
+        assert Counter(cell.epochs for cell in cells) == {2: 8, 4: 4, 8: 2}
+        assert len({(cell.method, cell.optimizer.base_lr) for cell in cells}) == 8
+        (entry,) = (each for each in choice.choices if each.label == label)
+        assert Counter(each.status for each in entry.ranking) == {"tuned": 2, "stopped": 6}
+        assert {each.epochs for each in entry.ranking[:2]} == {8}
+    rates = {label: {cell.optimizer.base_lr for cell in tried(folder, label)} for label in ("TCR", "VICReg")}
+    assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})  # what the file states is not searched
+    assert choice.budget == 8
 
 
-def test_a_search_seeks_the_best_on_the_scale_it_is_given(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    surface = peak(100.0)
+    search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8"]), folder, 3, surface)
+    cells = tried(folder, "TCR")
+    for epochs, kept in ((2, 2), (4, 1)):
+        scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
+        best = sorted(scores, key=lambda method: -scores[method])[:kept]
+        assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
+
+
+def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    short = [*settings, "epochs=8", "optimizer.warmup_epochs=2", "evaluation.while_training=[knn]"]
+    search(sweep_file(tmp_path, ["method=tcr"], short), folder, 3, peak(100.0))
+    assert {(cell.epochs, cell.optimizer.warmup_epochs) for cell in tried(folder, "TCR")} == {(2, 0.5), (4, 1), (8, 2)}
+
+
+@pytest.mark.parametrize("weight", [0.2, 60.0, 8_000.0])
+def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
+    tmp_path: Path, settings: list[str], folder: Path, weight: float
 ) -> None:
-    """After four that are drawn at random, of which a logarithmic scale has as many below 100 as above."""
-    pytest.importorskip("optuna")
-    monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
-    # Proposals depend on all that the sweep's file says.
-    rows = ["method=sfrik_l2 method.alignment_weight=tag(log,interval(1,10000))"]
-    path = sweep_file(tmp_path, rows, ["epochs=1", "optimizer.warmup_epochs=0"])
-    weights = []
-    for best in (1.0, 10_000.0):
-        (entries,) = search(path, folder, 6, best=best)
-        weights.append([entry["params"]["method.alignment_weight"] for entry in entries])
-        for file in folder.rglob("*.json"):
-            file.unlink()
-    low, high = weights
-    assert low[:4] == high[:4]
-    assert min(low[:4]) < 100 < max(low[:4])
-    assert sum(low[4:]) < 100 < sum(high[4:])
+    """The space of TCR at n = 8 and q = 16 ends at 0.8 and at 800."""
+    path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4", "batch_size=8", "embedding_dim=16"])
+    (entry,) = search(path, folder, 15, peak(weight)).choices
+    found = entry.ranking[0].hyperparameters["method.alignment_weight"]
+    assert weight / 2 < found < weight * 2
+    assert "method.alignment_weight" not in entry.edges
 
 
-def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    pytest.importorskip("optuna")
-    path = sweep_file(tmp_path, ROWS[1:2], settings)
-    search(path, folder, 6, rounds=3)
-    sweep, complete = propose(str(path), [], 6)
-    assert not complete
-    assert propose(str(path), [], 6)[0].cells == sweep.cells  # nothing new before there are scores
-    stopped = search(path, folder, 6)
-    for best, same in ((100.0, True), (9000.0, False)):
-        for file in folder.rglob("*.json"):
-            file.unlink()
-        assert (search(path, folder, 6, best=best) == stopped) == same
+def test_an_optimum_that_the_budget_does_not_reach_is_marked(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 6, peak(1e9)).choices
+    assert entry.edges == {"method.alignment_weight": "largest"}
+    assert "largest alignment_weight" in tune.choice_table(tune.choose(folder))
+    cell = load_cell(folder / entry.chosen / "config.yaml")
+    assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == entry.edges
 
 
-def test_a_space_with_too_few_points_is_told(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    pytest.importorskip("optuna")
-    path = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings)
-    with pytest.raises(RegbenchError, match="no more than 2 configurations found; give fewer --trials"):
-        search(path, folder, 5)
-    with pytest.raises(RegbenchError, match="has nothing to search"):
-        propose(str(sweep_file(tmp_path, ["method=vicreg"], settings)), [], 5)
+def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, [ROWS[0], "method=tcr", ROWS[3]], [*settings, "epochs=4"])
+    undisturbed = search(path, folder, 6, peak(2e4))
+    cells = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    shutil.rmtree(folder)
+    for at_most in (3, 9, 1):
+        with pytest.raises(KeyboardInterrupt):
+            search(path, folder, 6, peak(2e4), at_most)
+    again = search(path, folder, 6, peak(2e4))
+    assert again.choices == undisturbed.choices
+    assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
+    shutil.rmtree(folder)
+    assert search(path, folder, 6, peak(1.0)).choices != undisturbed.choices
+
+
+def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    def surface(cell: Cell) -> float | None:
+        weight = cell.plain()["method"]["alignment_weight"]
+        return None if weight > 50 else peak(1e6)(cell)
+
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 9, surface).choices
+    assert 10 < entry.ranking[0].hyperparameters["method.alignment_weight"] <= 50
+    assert not entry.edges
+
+
+def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell, value in zip(cells, (60.0, 50.0, 50.0, 60.0), strict=True):
+        score(folder, cell, value)
+    edges = {entry.label: entry.edges for entry in tune.choose(folder).choices}
+    assert edges["VICReg"] == {"method.alignment_weight": "smallest"}
+    assert edges["SFRIK (L=2)"] == {"method.alignment_weight": "largest"}
+
+
+def test_a_value_that_none_lies_beyond_is_no_edge(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=mmcr method.local_weight=0,0.01,0.1"], settings)
+    grid = load_sweep(str(path))
+    tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
+    for cell in grid.cells:
+        score(folder, cell, 50 - cell.plain()["method"]["local_weight"])
+    (entry,) = tune.choose(folder).choices
+    assert (entry.chosen, entry.edges) == (grid.cells[0].id, {})
+
+
+def test_a_search_that_cannot_be_made_is_refused(
+    tmp_path: Path, settings: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(match: str, rows: Sequence[str], trials: int, *more: str) -> None:
+        with pytest.raises(RegbenchError, match=match):
+            propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
+
+    refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
+    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=4")
+    refused("a search has one seed", ["method=tcr seed=0,1"], 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(VICReg, "space", None)
+        refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
+    path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"])
+    search(path, folder, 3, peak(100.0))
+    with pytest.raises(RegbenchError, match="this search began with --trials 3"):
+        propose(str(path), [], 6)
 
 
 def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:
-    pytest.importorskip("optuna")
     for interval in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)"):
         path = sweep_file(tmp_path, [f"method=vicreg method.alignment_weight={interval}"], settings)
         with pytest.raises(
-            RegbenchError, match=r"method\.alignment_weight=.*: give a range from a smaller to a larger"
+            RegbenchError, match=r"method\.alignment_weight=.*: range from .* from a smaller to a larger one"
         ):
             propose(str(path), [], 2)
 
 
 def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
     with pytest.raises(RegbenchError, match="is a range, not a grid; search it: regbench tune"):
-        load_sweep(str(sweep_file(tmp_path, ROWS, settings)))
+        load_sweep(str(sweep_file(tmp_path, ROWS[2:], settings)))
 
 
 def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder: Path) -> None:

@@ -110,7 +110,9 @@ def bring_grid(grid: Any, stages: Sequence[str], wait: bool) -> list[Any] | None
     "--leading", type=click.IntRange(1), help="Only so many methods, the best on the tuning split, get all of them."
 )
 @click.option(
-    "--trials", type=click.IntRange(2), help="Let Optuna's TPE sampler propose so many configurations a method."
+    "--trials",
+    type=click.IntRange(1),
+    help="Search instead of a grid: each method may train as many images as so many of its cells.",
 )
 @click.option("--unequal-budgets", is_flag=True, help="Let methods choose from different numbers of configurations.")
 @click.option("--plan", is_flag=True, help="Show the cells of the grid and what they will take; run nothing.")
@@ -137,17 +139,18 @@ def tune(
     \b
       regbench tune quickstart_tuning --seeds 0,1,2 --report
       regbench tune mine.yaml cluster=slurm cluster.gpus=4
-      regbench tune mine.yaml --trials 16                  values a,b,c or interval(a,b) in the file are the space
+      regbench tune mine.yaml --trials 12                  search where each method says (regbench methods NAME)
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
-    from regbench.benchmark.settings.sweep import load_sweep
+    from regbench.benchmark.settings.sweep import load_sweep, read_rows
     from regbench.slurm import tune as tuning
     from regbench.slurm.search import propose
     from regbench.slurm.status import unfinished
 
     final_seeds = whole_numbers("seeds", seeds) if seeds is not None else None
+    trials = trials or read_rows(name, overrides).trials
     proposed = functools.partial(propose, name, overrides, trials) if trials else None
-    grid = proposed()[0] if proposed else load_sweep(name, overrides)
+    grid = proposed().sweep if proposed else load_sweep(name, overrides)
     if plan:
         show_plan(grid)
         return
@@ -161,7 +164,11 @@ def tune(
         return statuses is not None
 
     final = tuning.tune(
-        proposed or (lambda: (grid, True)), bring, final_seeds=final_seeds, leading=leading, unequal=unequal_budgets
+        proposed or (lambda: tuning.Proposed(grid, True)),
+        bring,
+        final_seeds=final_seeds,
+        leading=leading,
+        unequal=unequal_budgets,
     )
     if final is None:
         click.echo("when they have ended, the same command goes on")
