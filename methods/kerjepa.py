@@ -88,7 +88,13 @@ class KerJEPA(Decomposed):
         square = self.bandwidth * q
         gram_NN = z_NQ @ z_NQ.T
         squared_N = z_NQ.square().sum(dim=1)
-        pairs_NN = off_diagonal_mask(len(z_NQ), z_NQ)
+        n = len(z_NQ)
+        pairs_NN = off_diagonal_mask(n, z_NQ)
+
+        def mean_over_pairs(x_NN: Tensor) -> Tensor:
+            # Not by the mask as an index: a plan's tensors have no data that would tell how many there are.
+            return x_NN.where(pairs_NN, 0.0).sum() / (n * (n - 1))
+
         r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
         if self.kernel == "gaussian":
             f_NN = (-r2_NN / (2 * square)).exp()
@@ -98,8 +104,8 @@ class KerJEPA(Decomposed):
             f_NN = base_NN.rsqrt()
             first_NN, second_NN = -f_NN / (2 * square * base_NN), 3 * f_NN / (4 * square**2 * base_NN.square())
         if self.statistic == "ksd":
-            return (gram_NN * f_NN + 2 * (r2_NN - q) * first_NN - 4 * r2_NN * second_NN)[pairs_NN].mean()
+            return mean_over_pairs(gram_NN * f_NN + 2 * (r2_NN - q) * first_NN - 4 * r2_NN * second_NN)
         crossed = (-squared_N / (2 * square + 2)).exp().mean()
         front, constant = (float((square / (square + k)) ** (q / 2)) for k in (1, 2))
-        squared_distance: Tensor = f_NN[pairs_NN].mean() - 2 * front * crossed + constant
+        squared_distance: Tensor = mean_over_pairs(f_NN) - 2 * front * crossed + constant
         return squared_distance

@@ -153,6 +153,10 @@ def tune(
     grid = proposed().sweep if proposed else load_sweep(name, overrides)
     if plan:
         show_plan(grid)
+        if proposed:
+            click.echo(
+                f"\nThis is what the search tries first; in all, each method gets the images of {trials} trainings."
+            )
         return
     tuning.refuse_seeds(final_seeds or (), grid.cells[0])
     prepare_grid(grid)
