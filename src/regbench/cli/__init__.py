@@ -4,7 +4,19 @@
 when it runs, so that `--help` is quick.
 """
 
-from regbench.cli import catalogue, data, jobs, machine, measuring, reporting, reproducing, runs, sweeps
+from regbench.cli import auditing, catalogue, data, jobs, machine, measuring, reporting, reproducing, runs, sweeps
 from regbench.cli.group import main
 
-__all__ = ["catalogue", "data", "jobs", "machine", "main", "measuring", "reporting", "reproducing", "runs", "sweeps"]
+__all__ = [
+    "auditing",
+    "catalogue",
+    "data",
+    "jobs",
+    "machine",
+    "main",
+    "measuring",
+    "reporting",
+    "reproducing",
+    "runs",
+    "sweeps",
+]

@@ -1,0 +1,115 @@
+"""What an audit finds, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from tabulate import tabulate
+
+Severity = Literal["defect", "convention", "note"]
+SEVERITIES: tuple[Severity, ...] = ("defect", "convention", "note")
+MEANING = {
+    "defect": "the loss is not what it says, or its gradient is not that of the batch",
+    "convention": "another choice of factors, constants or statistics; mind it when settings are carried over",
+    "note": "worth knowing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        name: What it is, in a word or two; the same words for the same thing.
+        severity: See `MEANING`.
+        size: How large, in the unit that `text` tells.
+        text: A sentence with the numbers.
+        probe: The probe that found it.
+    """
+
+    name: str
+    severity: Severity
+    size: float
+    text: str
+    probe: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found of one loss.
+
+    Attributes:
+        loss: Its name.
+        version: Of its package, or the digest of its file.
+        claims: The regularizer that it was held against.
+        probes: Those that were run.
+        findings: What was found, the worst first.
+        command: What shows it again, without the probe.
+        seconds_s: How long it took.
+    """
+
+    loss: str
+    version: str
+    claims: str
+    probes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    command: str
+    seconds_s: float
+
+    def again(self, finding: Finding) -> str:
+        """Return the command that shows one finding again."""
+        return f"{self.command} --probe {finding.probe}"
+
+
+def table(reports: Sequence[Report]) -> str:
+    """Set what was found for the terminal."""
+    rows = [
+        [report.loss, finding.severity, finding.name, size(finding.size), finding.text]
+        for report in reports
+        for finding in report.findings
+    ]
+    headers = ["loss", "severity", "finding", "size", ""]
+    return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
+
+
+def markdown(reports: Sequence[Report], machine: str) -> str:
+    """Set what was found as a page."""
+    lines = ["# Audit of losses", "", machine, ""]
+    lines += [f"- **{severity}**: {MEANING[severity]}." for severity in SEVERITIES]
+    head = ["library and version", "loss", "finding", "size", "severity", "command"]
+    lines += ["", f"| {' | '.join(head)} |", "|---|---|---|---|---|---|"]
+    for report in reports:
+        library, _, loss = report.loss.partition(":")
+        start = [f"{library} {report.version}", f"`{_cell(loss)}`"]
+        for finding in report.findings:
+            row = [*start, f"**{finding.name}**: {_cell(finding.text)}", size(finding.size), finding.severity]
+            lines.append(f"| {' | '.join([*row, f'`{_cell(report.again(finding))}`'])} |")
+        if not report.findings:
+            lines.append(f"| {' | '.join([*start, 'nothing was found', '', '', f'`{_cell(report.command)}`'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def plain(reports: Sequence[Report], machine: str) -> str:
+    """Write what was found as JSON."""
+    entries = []
+    for report in reports:
+        findings = [{**_finite(finding), "command": report.again(finding)} for finding in report.findings]
+        entries.append({**asdict(report), "findings": findings})
+    return json.dumps({"machine": machine, "losses": entries}, indent=1) + "\n"
+
+
+def size(value: float) -> str:
+    """Write a size briefly."""
+    return "" if math.isnan(value) else f"{value:.3g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _finite(finding: Finding) -> dict[str, object]:
+    return {**asdict(finding), "size": finding.size if math.isfinite(finding.size) else str(finding.size)}

@@ -1,0 +1,247 @@
+"""What is audited: a loss of any library, and the few lines that say how it is called and what it claims.
+
+Shapes: N = rows of a view (n), Q = embedding dimension (q), V = views.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regbench import RegbenchError, methods, settings
+from regbench.methods import Regularizer
+
+Call = Callable[[Any, Sequence[Tensor], int], Any]
+"""How a loss is called: with the loss, this rank's rows of each view, and the number of the first row in the batch."""
+
+
+def _arguments(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    return loss(*views_NQ)
+
+
+def _list(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    return loss(list(views_NQ))
+
+
+def _stacked(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    return loss(torch.stack(list(views_NQ)))
+
+
+def _concatenated(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    return loss(torch.cat(list(views_NQ)))
+
+
+def _labelled(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    images_N = torch.arange(first, first + len(views_NQ[0]), device=views_NQ[0].device)
+    return loss(torch.cat(list(views_NQ)), images_N.repeat(len(views_NQ)))
+
+
+def _each(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    return torch.stack([scalar(loss(view_NQ)) for view_NQ in views_NQ]).mean()
+
+
+CALLS: dict[str, Call] = {
+    "arguments": _arguments,
+    "list": _list,
+    "stacked": _stacked,
+    "concatenated": _concatenated,
+    "labelled": _labelled,
+    "each": _each,
+}
+"""loss(z1, z2); loss([z1, z2]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images' numbers
+as labels; the mean over views of loss(z)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """How a loss is made and called, and what it claims.
+
+    Attributes:
+        target: `package.module:Expression` or `path/file.py:Expression`. The expression is evaluated in the module; it
+            gives the loss, its class, or a function. It may use n (rows of this process) and q.
+        call: A name of `CALLS`, or a function.
+        claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
+            there is none to compare with.
+        gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
+        exact_gradient: Whether its gradient should be that of its value; None: as the regularizer's that it claims.
+        detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
+    """
+
+    target: str
+    call: str | Call = "arguments"
+    claims: str = ""
+    gathers: bool = False
+    exact_gradient: bool | None = None
+    detaches: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no way to call and no regularizer."""
+        if isinstance(self.call, str) and self.call not in CALLS:
+            raise RegbenchError(settings.unknown("call", self.call, CALLS))
+        if self.claims:
+            build_claim(self.claims)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loss to audit.
+
+    Attributes:
+        name: What the user wrote, such as `lightly:NTXentLoss`.
+        adapter: How it is called.
+    """
+
+    name: str
+    adapter: Adapter
+
+    def make(self, n: int, q: int, dtype: torch.dtype) -> Any:
+        """Make the loss anew, so that nothing is left of earlier calls.
+
+        Raises:
+            RegbenchError: If there is no such module or loss.
+        """
+        where, expression = split_target(self.adapter.target)
+        module = _import(where)
+        try:
+            loss = eval(expression, {**vars(module), "n": n, "q": q})
+        except Exception as error:
+            raise RegbenchError(
+                f"{self.name}: {expression} cannot be made ({type(error).__name__}: {error})"
+            ) from error
+        if inspect.isclass(loss):
+            loss = self._instance(loss)
+        if not callable(loss):
+            raise RegbenchError(f"{self.name}: {expression} is no loss that can be called, but {type(loss).__name__}")
+        return loss.to(dtype) if isinstance(loss, nn.Module) else loss
+
+    def _instance(self, cls: type) -> Any:
+        try:
+            return cls()
+        except Exception as error:
+            raise RegbenchError(
+                f"{self.name}: {cls.__name__}() cannot be made ({error}); give its arguments"
+            ) from error
+
+    def value(self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0, loss: Any = None) -> Tensor:
+        """Compute the loss, a scalar, of this rank's rows.
+
+        Args:
+            views_NQ: Embeddings of each view, shape (n, q).
+            first: Number of the first row in the batch of all ranks.
+            seed: Of what it draws.
+            loss: One that was made; None: a new one.
+        """
+        if loss is None:
+            loss = self.make(len(views_NQ[0]), views_NQ[0].shape[1], views_NQ[0].dtype)
+        call = self.adapter.call
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return scalar((CALLS[call] if isinstance(call, str) else call)(loss, views_NQ, first))
+
+    def value_and_gradients(
+        self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the loss and its gradient with respect to each view; see `value`."""
+        leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views_NQ]
+        value = self.value(leaves, first, seed)
+        if not value.requires_grad:
+            return value, [torch.zeros_like(leaf) for leaf in leaves]
+        return value.detach(), list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+
+    @functools.cached_property
+    def claimed(self) -> Regularizer | None:
+        """The regularizer that it claims to be."""
+        return build_claim(self.adapter.claims) if self.adapter.claims else None
+
+    @property
+    def version(self) -> str:
+        """The version of the package, or the digest of the file."""
+        where = split_target(self.adapter.target)[0]
+        if where.endswith(".py"):
+            return f"sha256 {hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]}"
+        top = where.split(".")[0]
+        names = importlib.metadata.packages_distributions().get(top, [])
+        return importlib.metadata.version(names[0]) if names else "unknown"
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Split a target into the module or file and the expression.
+
+    Raises:
+        RegbenchError: If it has no colon or nothing beside it.
+    """
+    where, colon, expression = target.partition(":")
+    if not (where and colon and expression):
+        raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
+    return where, expression
+
+
+@functools.cache
+def _import(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ImportError as error:
+            raise RegbenchError(
+                f"{where} cannot be imported ({error}); install it, or give its folder: --source DIR"
+            ) from error
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise RegbenchError(f"there is no file {path}; give path/file.py:Class(args)")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def scalar(output: Any) -> Tensor:
+    """Take the loss out of what was returned: a scalar, a tuple's first, the entry `loss` or `total`; the mean of many.
+
+    Raises:
+        RegbenchError: If there is none.
+    """
+    if isinstance(output, Tensor):
+        return output.reshape(()) if output.numel() == 1 else output.mean()
+    if isinstance(output, tuple | list) and output:
+        return scalar(output[0])
+    if isinstance(output, Mapping):
+        for name in ("loss", "total"):
+            if name in output:
+                return scalar(output[name])
+        if len(output) == 1:
+            return scalar(next(iter(output.values())))
+    raise RegbenchError(f"a loss must return a tensor, not {type(output).__name__}; write an adapter that takes it out")
+
+
+def build_claim(claim: str) -> Regularizer:
+    """Build the regularizer that `claim` names, such as `simclr` or `simclr(temperature=0.5)`.
+
+    Raises:
+        RegbenchError: If it is none.
+    """
+    try:
+        tree = ast.parse(claim, mode="eval").body
+        if isinstance(tree, ast.Name):
+            return methods.build(tree.id)
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
+            settings = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+            return methods.build(tree.func.id, **settings)
+    except (SyntaxError, ValueError):
+        pass
+    raise RegbenchError(f"{claim!r} is no regularizer; write it like simclr or simclr(temperature=0.5)")

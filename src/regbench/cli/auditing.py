@@ -1,0 +1,95 @@
+"""The command that audits losses of any library: audit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from regbench.cli.group import main
+from regbench.cli.options import make_folder
+
+
+@main.command()
+@click.argument("targets", nargs=-1, required=True)
+@click.option("--claims", default="", metavar="METHOD", help="What it says it is, such as 'simclr(temperature=0.5)'.")
+@click.option(
+    "--call",
+    default="arguments",
+    show_default=True,
+    help="How it takes views: arguments, list, stacked, concatenated, labelled or each.",
+)
+@click.option("--gathers", is_flag=True, help="It says that several processes share one batch.")
+@click.option("--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]")
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A checkout of the library, in place of an installed one.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="runs/audit",
+    show_default=True,
+    help="Folder to write to.",
+)
+def audit(
+    targets: Sequence[str],
+    claims: str,
+    call: str,
+    gathers: bool,
+    probes: Sequence[str],
+    source: Path | None,
+    out: Path,
+) -> None:
+    r"""Audit losses as black boxes: TARGETS are libraries, one of their losses, or losses of your own.
+
+    Value against the textbook of what a loss claims to be, gradient against differences, symmetries, collapse and
+    other hard batches, half precision, memory, and 1 to 4 processes as DistributedDataParallel uses them. Prints what
+    is found, a defect, a convention or a note, and writes audit.md and audit.json. Ends with exit code 1 if there is a
+    defect.
+
+    \b
+      regbench audit lightly                                   a library for which there are adapters
+      regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
+      regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe
+      regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
+      regbench audit 'my.package:Loss(0.1)' --call list --gathers
+    """
+    from tqdm import tqdm
+
+    from regbench.benchmark.audit.adapters import targets as find
+    from regbench.benchmark.audit.audit import ALL_PROBES, described_machine
+    from regbench.benchmark.audit.audit import audit as run
+    from regbench.benchmark.audit.finding import markdown, plain, table
+    from regbench.benchmark.audit.target import Adapter
+    from regbench.files import write_text
+
+    if source is not None:
+        sys.path.insert(0, str(source.resolve()))
+    given = {name: Adapter(target=name, claims=claims, call=call, gathers=gathers) for name in targets}
+    losses = [loss for name, adapter in given.items() for loss in find(name, adapter)]
+    words = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
+    words += ["--gathers"] * gathers + [f"--source {source}"] * (source is not None)
+    make_folder(out)
+    chosen = tuple(probes) or ALL_PROBES
+    reports = []
+    with tqdm(total=len(losses) * len(chosen), desc="audit", leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def done(probe: str) -> None:
+            bar.update()
+
+        for report in run(losses, chosen, " ".join(words), done):
+            reports.append(report)
+            bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
+    if any(report.findings for report in reports):
+        click.echo(f"\n{table(reports)}\n")
+    machine = described_machine()
+    write_text(out / "audit.md", markdown(reports, machine))
+    write_text(out / "audit.json", plain(reports, machine))
+    click.echo(f"written: {out / 'audit.md'}, audit.json")
+    defects = sum(finding.severity == "defect" for report in reports for finding in report.findings)
+    if defects:
+        raise click.ClickException(f"{defects} defects in {len(losses)} losses")

@@ -1,0 +1,171 @@
+"""The audit finds each planted defect by its name, and nothing in sound losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from regbench.audit import assert_sound
+from regbench.benchmark.audit import adapters
+from regbench.benchmark.audit.finding import Finding
+from regbench.benchmark.audit.probes import PROBES, run_probe
+from regbench.benchmark.audit.ranks import Ranks, ranks
+from regbench.benchmark.audit.target import Adapter, Target
+from regbench.cli import main
+
+FILE = Path(__file__).with_name("audited.py")
+SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
+
+
+def target(expression: str, claims: str = "", gathers: bool = False) -> Target:
+    name = f"{FILE}:{expression}"
+    return Target(name, Adapter(target=name, claims=claims, gathers=gathers))
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "probe", "name", "severity"),
+    [
+        ("half", SIMCLR, "value", "factor", "convention"),
+        ("summed", SIMCLR, "value", "factor", "convention"),
+        ("constant", SIMCLR, "value", "shift", "convention"),
+        ("without_diagonal", "rbf", "value", "shift", "convention"),
+        ("negative", SIMCLR, "value", "wrong sign", "defect"),
+        ("keeps_the_diagonal", SIMCLR, "value", "diagonal kept", "defect"),
+        ("another_temperature", SIMCLR, "value", "another setting", "convention"),
+        ("decoupled", SIMCLR, "value", "another method", "defect"),
+        ("raw_embeddings", SIMCLR, "value", "does not normalise", "convention"),
+        ("variance_not_halved", VICREG, "value", "weight of a term", "convention"),
+        ("no_covariance", VICREG, "value", "missing term", "defect"),
+        ("rewards_covariance", VICREG, "value", "wrong sign of a term", "defect"),
+        ("biased_variance", VICREG, "value", "n for n − 1", "convention"),
+        ("something_else", VICREG, "value", "another value", "defect"),
+        ("detaches_a_view", SIMCLR, "gradient", "detached view", "defect"),
+        ("doubles_the_gradient", SIMCLR, "gradient", "gradient's factor", "defect"),
+        ("detaches_a_part", SIMCLR, "gradient", "gradient not the value's", "defect"),
+        ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
+        ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
+        ("rounds", SIMCLR, "precision", "loses precision", "defect"),
+        ("cubic_memory", SIMCLR, "memory", "memory grows cubically", "note"),
+        ("Counts", SIMCLR, "state", "keeps a state", "note"),
+    ],
+)
+def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: str, name: str, severity: str) -> None:
+    found = run_probe(target(loss, claims), probe)
+    assert (found[0].name, found[0].severity) == (name, severity), found
+    assert all(finding.severity == "note" for finding in found[1:]), found
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims"),
+    [
+        ("simclr", SIMCLR),
+        ("vicreg", VICREG),
+        ("rbf", "rbf"),
+        ("Ours('sigreg', directions=32)", "sigreg(directions=32)"),
+        *((f"Ours('{name}')", name) for name in ("vicreg", "dcl", "koleo", "barlow_twins", "sfrik")),
+    ],
+)
+def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
+    assert [finding for probe in PROBES for finding in run_probe(target(loss, claims), probe)] == []
+
+
+def test_the_text_names_the_factor() -> None:
+    texts = {loss: run_probe(target(loss, SIMCLR), "value")[0].text for loss in ("half", "summed", "constant")}
+    assert texts["half"].endswith("times 1/2")
+    assert texts["summed"].endswith("times n")
+    assert texts["constant"].endswith("plus a constant (2)")
+    (setting,) = run_probe(target("another_temperature", SIMCLR), "value")
+    assert "temperature = 0.25 in place of 0.5" in setting.text
+    (kept,) = run_probe(target("without_diagonal", "rbf"), "value")
+    assert kept.text.endswith("plus a constant (-1/n)")
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Ranks]:
+    with Ranks() as group:
+        yield group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "gathers", "names"),
+    [
+        ("Ours('vicreg')", True, []),
+        ("Ours('simclr', temperature=0.5)", True, []),
+        ("Ours('sigreg', directions=16)", True, []),
+        ("shared", True, ["unequal shares change the value"]),
+        ("simclr", True, ["equal shares only"]),
+        ("own_rows", False, ["own rows"]),
+        ("own_rows", True, ["does not gather"]),
+        ("not_differentiated", True, ["not differentiated through the gather", "equal shares only"]),
+        ("short_gradient", True, ["gradient short by the ranks", "unequal shares change the value"]),
+        ("drops_the_reduction", True, ["dropped collective result"]),
+        ("sums_over_ranks", True, ["value's factor", "unequal shares change the value"]),
+        ("own_directions", True, ["ranks draw differently", "unequal shares change the value"]),
+    ],
+)
+def test_what_is_wrong_between_ranks_is_found_by_its_name(
+    group: Ranks, loss: str, gathers: bool, names: list[str]
+) -> None:
+    found = ranks(target(loss, gathers=gathers), group)
+    assert [finding.name for finding in found] == names, found
+
+
+def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
+    quick = ("value", "gradient")
+    assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
+    with pytest.raises(AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"):
+        assert_sound(f"{FILE}:negative", SIMCLR, probes=quick)
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    arguments = [f"{FILE}:no_covariance", "--claims", VICREG, "--probe", "value", "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, ["audit", *arguments])
+    assert result.exit_code == 1
+    assert "missing term" in result.output
+    assert "1 defects in 1 losses" in result.output
+    (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
+    (finding,) = loss["findings"]
+    assert (finding["name"], finding["severity"]) == ("missing term", "defect")
+    assert finding["command"] == f"regbench audit '{FILE}:no_covariance' --claims 'vicreg' --probe value"
+    assert finding["command"] in (tmp_path / "audit.md").read_text()
+    sound = CliRunner().invoke(main, ["audit", f"{FILE}:vicreg", *arguments[1:]])
+    assert sound.exit_code == 0, sound.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_library"], "no adapters of 'no_library'"),
+        (["no_module:Loss"], "no_module cannot be imported"),
+        (["nowhere.py:Loss"], "there is no file"),
+        ([f"{FILE}:Missing"], "Missing cannot be made"),
+        ([f"{FILE}:vicreg", "--claims", "no_method"], "no_method"),
+        ([f"{FILE}:vicreg", "--claims", "2 +"], "'2 +' is no regularizer"),
+        ([f"{FILE}:vicreg", "--call", "loudly"], "unknown call 'loudly'"),
+        ([f"{FILE}:vicreg", "--probe", "teeth"], "unknown probe 'teeth'"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert message in result.output
+
+
+@pytest.mark.slow
+def test_adapters_of_libraries_that_are_installed() -> None:
+    """What second opinions found by hand, found by itself."""
+
+    def found(name: str) -> list[Finding]:
+        (loss,) = adapters.targets(name)
+        return run_probe(loss, "value")
+
+    assert found("lightly:NTXentLoss") == found("pytorch-metric-learning:VICRegLoss") == []
+    (rate,) = found("lightly:EMPSSLLoss")
+    assert rate.severity == "defect"
+    assert "times -1" in rate.text
