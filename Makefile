@@ -2,9 +2,10 @@
 
 PYTHON ?= python3
 FFCV ?= 1
+TORCH ?=
 
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
 # Written last, so that an interrupted installation is taken up by the next run.
 RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
@@ -46,7 +47,7 @@ format: $(TOOLS) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV)
+install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV; TORCH=2.11.0: with that PyTorch)
 
 clean: ## Remove .venv and caches; data and runs stay
 	@rm -rf .venv build .coverage* .mypy_cache .pytest_cache .ruff_cache src/regbench.egg-info
@@ -61,6 +62,7 @@ $(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/op
 		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@.ci/system-packages '$(PYTHON)' '$(FFCV)'
 	@[ '$(HERE)' ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv && '$(PYTHON)' -m venv .venv; }
+	@[ -z '$(TORCH)' ] || { grep -vE '^(torch|torchvision|triton|nvidia|cuda|setuptools)' constraints.txt; echo 'torch==$(TORCH)'; } >.venv/constraints.txt
 	@echo "Installing PyTorch (a download of several GB where pip has not cached it)"
 	@$(INSTALL) torch torchvision
 	@echo "Installing regbench and its other dependencies"
