@@ -9,6 +9,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c $(if $(TO
 # Written last, so that an interrupted installation is taken up by the next run.
 RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
+SITE := .venv/site.stamp
 
 # What is installed works in one place: its scripts begin with the path, and its link to this code holds it. So a clone
 # that was copied or moved is installed anew.
@@ -18,7 +19,7 @@ ifndef HERE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: benchmark clean format gpu help install lint test test-all test-slow test-slurm
+.PHONY: benchmark clean docs format gpu help install lint test test-all test-slow test-slurm
 
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
@@ -43,6 +44,9 @@ lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(SITE) ## Build the documentation site into site/ (open site/index.html)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 format: $(TOOLS) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -50,7 +54,7 @@ format: $(TOOLS) ## Format the code and fix what can be fixed
 install: $(RUNTIME) ## Install regbench into .venv (PYTHON=python3.12: with that one; FFCV=0: without FFCV; TORCH=2.11.0: with that PyTorch)
 
 clean: ## Remove .venv and caches; data and runs stay
-	@rm -rf .venv build .coverage* .mypy_cache .pytest_cache .ruff_cache src/regbench.egg-info
+	@rm -rf .venv build site .coverage* .mypy_cache .pytest_cache .ruff_cache src/regbench.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
@@ -72,6 +76,11 @@ $(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/op
 		pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"; \
 		$(INSTALL) -q -e '.[ffcv]' >.venv/ffcv.log 2>&1 && $(BIN)/python -c 'import ffcv' 2>>.venv/ffcv.log; } || { \
 		echo "make: FFCV cannot be built here (why: .venv/ffcv.log); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
+	@touch $@
+
+$(SITE): $(RUNTIME)
+	@echo "Installing what the documentation is built with"
+	@$(INSTALL) -q -e '.[docs]'
 	@touch $@
 
 $(TOOLS): $(RUNTIME)
