@@ -280,7 +280,9 @@ function choices(choice) {
       : `chosen on the ${c.selected_on} split` + (c.score ? ` by ${SCORE_NAMES[c.score] ?? c.score}` : "") + (c.budget ? `, among ${c.budget} configurations` : "");
     const among = c.candidates ? `; candidates ${Object.entries(c.candidates).map(([value, score]) => `${value} (${format(score)})`).join(", ")}` : "";
     const kept = c.record ? `; the choice is in ${c.record}` + (c.sha256 ? ` (sha256 ${c.sha256})` : "") : "";
-    return [what.replaceAll("_", " "), (c.chosen !== undefined && c.chosen !== null ? `${format(c.chosen)}, ` : "") + where + among + kept];
+    const edges = Object.entries(c.edges ?? {}).map(([key, side]) => `${side} ${key}`).join(", ");
+    const edge = edges ? `; at the edge of what was tried: ${edges}` : "";
+    return [what.replaceAll("_", " "), (c.chosen !== undefined && c.chosen !== null ? `${format(c.chosen)}, ` : "") + where + edge + among + kept];
   });
 }
 

@@ -68,6 +68,7 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
         "budget": 4,
         "record": "tuning_choice.json",
         "sha256": "ef" * 32,
+        "edges": {"method.local_weight": "largest"},
     }
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
     (folder / "cost.csv").write_text(COST)
@@ -257,11 +258,12 @@ def test_every_record_is_in_the_page_as_it_is(site: Path) -> None:
 def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
     page = visit()
     section = page.locator("section.task", has=page.locator(".badge"))
-    assert section.locator("figure.table.on-test tbody th").all_inner_texts() == ["MMCR"]
+    assert section.locator("figure.table.on-test tbody th").all_inner_texts() == ["MMCR ‡"]
     expect(section.locator(".badge")).to_have_text("selected on the test set")
     assert "MMCR" not in column(page, "#s1-leaderboard", "method")
     section.locator("figure[data-section] tbody tr").click()
     expect(page.locator("dialog .warn")).to_contain_text("optimistic")
+    expect(page.locator("dialog")).to_contain_text("at the edge of what was tried: largest method.local_weight")
 
 
 def test_a_phone(visit: Open) -> None:
