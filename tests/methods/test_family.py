@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from scipy.special import hyp1f1
 
 from regbench import RegbenchError, methods
 from tests.methods.forms import evaluate
@@ -87,6 +88,84 @@ def test_kernel_contrastive_learning(kernel: str, n: int, q: int) -> None:
     }
 
 
+@sizes
+def test_weak_sigreg_without_a_sketch(n: int, q: int) -> None:
+    """sigreg_weak_loss of kreasof-ai/sigreg, for fewer dimensions than its sketch has."""
+    z1, z2 = draw(n, q, seed=60 + n)
+    norms = [np.linalg.norm(np.cov(z.T) - np.eye(q)) for z in (z1, z2)]
+    found = terms_of("weak_sigreg", z1, z2, regularization_weight=3.0)["normality"]
+    assert found == pytest.approx(1.5 * sum(norms), rel=1e-10)
+
+
+def test_weak_sigreg_sees_all_views_through_one_sketch() -> None:
+    z1, z2 = draw(6, 9, seed=65)
+    method = methods.build("weak_sigreg", sketch_dim=4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        found = method.view_terms([torch.from_numpy(z) for z in (z1, z2)], 2)["normality"]
+        torch.manual_seed(3)
+        sketch = torch.randn(9, 4, dtype=torch.float64).numpy() / 3
+    expected = [np.linalg.norm(np.cov((z @ sketch).T) - np.eye(4)) for z in (z1, z2)]
+    assert found.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
+
+
+def test_rdmreg_by_sorted_projections() -> None:
+    """rdmreg_loss of YilunKuang/rectified-lp-jepa, of its own draws."""
+    z1, z2 = draw(5, 3, seed=66)
+    method = methods.build("rdmreg", directions=7, power=1.5, shift=0.2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        terms = method.view_terms([torch.from_numpy(z) for z in (z1, z2)], 2)
+        torch.manual_seed(4)
+        directions = torch.nn.functional.normalize(torch.randn(3, 7, dtype=torch.float64), dim=0).numpy()
+        expected = 0.0
+        sigma = math.gamma(1 / 1.5) ** 0.5 / (1.5 ** (1 / 1.5) * math.gamma(3 / 1.5) ** 0.5)
+        gamma = torch.distributions.Gamma(torch.tensor(1 / 1.5, dtype=torch.float64), 1.0)
+        for z in (z1, z2):
+            magnitude = (1.5 * gamma.sample(torch.Size((5, 3)))) ** (1 / 1.5)
+            sign = torch.randint(2, (5, 3)) * 2 - 1
+            target = np.maximum(0, 0.2 + sigma * (sign * magnitude).numpy())
+            for a in directions.T:
+                gaps = np.sort(np.maximum(z, 0) @ a) - np.sort(target @ a)
+                expected += float((gaps**2).mean()) / (2 * 7)
+    assert terms["distribution"].item() == pytest.approx(125 * expected, rel=1e-10)
+    gap = np.maximum(z1, 0) - np.maximum(z2, 0)
+    assert terms["alignment"].item() == pytest.approx(25 * (gap**2).mean(), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("power", "shift", "second_moment"), [(1.0, 0.0, 0.5), (2.0, 0.0, 0.5), (1.0, -1.0, 0.5 * math.exp(-math.sqrt(2)))]
+)
+def test_rdmreg_of_zeros_is_the_second_moment_of_its_target(power: float, shift: float, second_moment: float) -> None:
+    """∫ max(0, m + g)² over a Laplace or a normal density of variance 1, by hand."""
+    zeros = torch.zeros(2000, 8, dtype=torch.float64)
+    method = methods.build("rdmreg", directions=64, power=power, shift=shift, regularization_weight=1.0)
+    # The projections' squares have the mean of the coordinates' squares, plus what the mean vector adds or takes.
+    found = method(zeros, zeros).terms["distribution"].item()
+    assert found == pytest.approx(second_moment, rel=0.15)
+
+
+@pytest.mark.parametrize(("n", "q"), [(2, 2), (7, 3), (40, 2), (40, 30)])
+def test_tregs(n: int, q: int) -> None:
+    """By Kruskal's algorithm over all pairs."""
+    z1, z2 = draw(n, q, seed=70 + n)
+    lengths, off_sphere = 0.0, 0.0
+    for z in (z1, z2):
+        group = list(range(n))
+        pairs = sorted((float(np.linalg.norm(z[i] - z[j])), i, j) for i in range(n) for j in range(i))
+        for length, i, j in pairs:
+            if group[i] != group[j]:
+                lengths += length / n
+                group = [group[i] if one == group[j] else one for one in group]
+        off_sphere += float(((np.linalg.norm(z, axis=1) - 1) ** 2).mean())
+    terms = terms_of("tregs", z1, z2, alignment_weight=2.0, length_weight=3.0, sphere_weight=5.0)
+    assert terms == {
+        "alignment": pytest.approx(2 * ((z1 - z2) ** 2).sum() / n, rel=1e-10),
+        "length": pytest.approx(-3 * lengths, rel=1e-10),
+        "sphere": pytest.approx(5 * off_sphere, rel=1e-10),
+    }
+
+
 # Identities.
 
 
@@ -118,6 +197,64 @@ def test_spectral_contrastive_of_equal_unit_views_is_the_quadratic_kernel() -> N
     assert repulsion == pytest.approx(7 / 6 * terms_of("quadratic", u, u)["uniformity"], rel=1e-12)
 
 
+def slices(name: str, term: str, z1: Array, z2: Array, directions: int, seed: int, **more: float) -> float:
+    """A sliced statistic without its weight."""
+    method = methods.build(name, directions=directions, regularization_weight=1.0, **more)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return method.view_terms([torch.from_numpy(z) for z in (z1, z2)], 2)[term].item()
+
+
+def test_susreg_tends_to_its_mmd_as_the_root_of_its_slices() -> None:
+    z1, z2 = draw(6, 4, seed=80)
+    terms = terms_of("susreg_mmd", z1, z2, regularization_weight=1.0)
+    limit = terms["uniformity"] + terms["diagonal"]
+    assert slices("susreg", "uniformity", z1, z2, 30_000, 0) == pytest.approx(limit, rel=0.03)
+    errors = [
+        np.std([slices("susreg", "uniformity", z1, z2, count, seed) - limit for seed in range(30)])
+        for count in (16, 1024)
+    ]
+    assert 5 < errors[0] / errors[1] < 13  # 8
+
+
+def test_sigreg_tends_to_the_sliced_mmd_of_kerjepa() -> None:
+    """SIGReg counts the pairs of an image and itself, of which the kernel is 1, and multiplies by √(2π) n."""
+    z1, z2 = draw(6, 4, seed=81)
+    n = 6
+    found = slices("sigreg", "normality", z1, z2, 30_000, 0, knots=33, largest_frequency=8.0) / (
+        math.sqrt(2 * math.pi) * n
+    )
+    own, others = 0.0, 0.0
+    for z in (z1, z2):
+        kernel = [[hyp1f1(0.5, 2, -((z[i] - z[j]) ** 2).sum() / 2) for j in range(n) if j != i] for i in range(n)]
+        crossed = np.mean([hyp1f1(0.5, 2, -(x**2).sum() / 4) for x in z]) / math.sqrt(2)
+        rest = -2 * crossed + 1 / math.sqrt(3)
+        own += ((n - 1) * np.mean(kernel) + 1) / (2 * n) + rest / 2
+        others += np.mean(kernel) / 2 + rest / 2
+    assert found == pytest.approx(own, rel=0.03)
+    assert terms_of("kerjepa_sliced_mmd", z1, z2, regularization_weight=1.0)["normality"] == pytest.approx(
+        others, rel=1e-8
+    )
+
+
+@pytest.mark.parametrize(("q", "digits"), [(2, 7), (3, 9), (8, 10), (512, 10), (8192, 10)])
+def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
+    """E exp(−x a²), the density of a coordinate a being ∝ (1 − a²)^{(q − 3)/2}: from near pairs to far ones."""
+    theta = np.linspace(0, np.pi / 2, 100_001)
+    density = np.sin(theta) ** (q - 2)
+    density[[0, -1]] /= 2  # the trapezoid rule
+    for distance in (0.0, 0.1, 1.0, 3.0):  # in units of the usual one, √(2q)
+        z = torch.zeros(2, q, dtype=torch.float64)
+        z[1, 0] = distance * math.sqrt(2 * q)
+        weights = density / density.sum()
+        means = [
+            float((weights * np.exp(-x * np.cos(theta) ** 2)).sum()) for x in (distance**2 * q, distance**2 * q / 2)
+        ]
+        expected = means[0] - math.sqrt(2) / 2 * (1 + means[1]) + 1 / math.sqrt(3)
+        found = methods.build("kerjepa_sliced_mmd", regularization_weight=1.0)(z, z).terms["normality"].item()
+        assert found == pytest.approx(expected, abs=10.0**-digits)
+
+
 @pytest.mark.parametrize(
     ("name", "hyperparameters", "what"),
     [
@@ -126,6 +263,11 @@ def test_spectral_contrastive_of_equal_unit_views_is_the_quadratic_kernel() -> N
         ("mec", {"order": 0}, "order >= 1"),
         ("kcl", {"kernel": "cauchy"}, "kernel must be gaussian, log, imq or riesz"),
         ("kcl_riesz", {"scale": 1.0}, "scale of riesz must be between -2 and 0"),
+        ("weak_sigreg", {"sketch_dim": 0}, "sketch_dim must be >= 1"),
+        ("rdmreg", {"power": 0.0}, "power > 0"),
+        ("tregs", {"length_weight": -1.0}, "weights must be >= 0"),
+        ("susreg", {"knots": 1}, "knots >= 2"),
+        ("kerjepa_sliced_mmd", {"kernel": "imq"}, "statistic sliced_mmd goes with kernel gaussian only"),
         ("kcl_imq", {"scale": -1.0}, "scale must be > 0"),
     ],
 )

@@ -70,6 +70,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kerjepa": KERJEPA,
     "kerjepa_ksd_imq": KERJEPA,
     "kerjepa_ksd_gaussian": KERJEPA | {"kernel": "gaussian"},
+    "kerjepa_sliced_mmd": KERJEPA | {"statistic": "sliced_mmd", "kernel": "gaussian"},
     "kerjepa_mmd": KERJEPA | {"statistic": "mmd", "kernel": "gaussian"},
     # Oquab et al. (TMLR 2024), 0.1 for the sum over two crops; the alignment is ours.
     "koleo": {"alignment_weight": 1000.0, "uniformity_weight": 0.2, "epsilon": 1e-8},
@@ -81,6 +82,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "kcl_riesz": KCL | {"kernel": "riesz", "scale": -1.0},
     # Liu et al. (NeurIPS 2022), the released command.
     "mec": {"distortion": 64.0, "order": 4},
+    # Kuang et al. (2026), on ImageNet-100.
+    "rdmreg": {
+        **{"alignment_weight": 25.0, "regularization_weight": 125.0, "directions": 8192},
+        **{"power": 1.0, "shift": 0.0},
+    },
+    # SPHERE-JEPA (2026); directions and quadrature are ours.
+    "susreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 5.0},
+    # Mordacq et al. (NeurIPS 2025); the weights are ours.
+    "tregs": {"alignment_weight": 1.0, "length_weight": 1.0, "sphere_weight": 10.0},
+    # The release of 2026; the weight is ours.
+    "weak_sigreg": {"regularization_weight": 1.0, "sketch_dim": 64},
     # Zhu et al. (2022).
     "tico": {"covariance_weight": 8.0},
     # Lee and Aune (2021), the code.
@@ -147,7 +159,7 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
 
 
 PRESETS = (
-    {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
+    {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_sliced_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
     | {("kcl", name) for name in ("kcl_gaussian", "kcl_log", "kcl_imq", "kcl_riesz")}
     | {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")}
     | {

@@ -1,0 +1,112 @@
+"""T-REGS: the length of the minimum spanning tree of a view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
+from regbench.methods.pairwise import panels
+from regbench.spaces import Range, Space
+
+
+@register("tregs")
+@dataclass(frozen=True, kw_only=True)
+class TREGS(Decomposed):
+    """β (1/n) Σᵢ ‖z₁ᵢ − z₂ᵢ‖² + Σ_v [ −γ (1/n) E(MST(Z_v)) + λ (1/n) Σᵢ (‖z_vᵢ‖ − 1)² ] (Mordacq et al., 2025).
+
+    E is the sum of the lengths of the edges of the minimum spanning tree of the embeddings, which are not normalised:
+    the last term keeps them near the unit sphere. The gradient is that of the lengths of the tree's edges; which edges
+    these are is found from panels of the Gram matrix, of which none is kept. The equations are those of the authors'
+    project page (jumdc.github.io/tregs), on which the weights are not stated: the defaults are this benchmark's.
+
+    Attributes:
+        alignment_weight: β >= 0, the weight of the sum over q and mean over n.
+        length_weight: γ >= 0.
+        sphere_weight: λ >= 0.
+    """
+
+    alignment_weight: float = 1.0
+    length_weight: float = 1.0
+    sphere_weight: float = 10.0
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="T-REGS",
+        reference="Mordacq, Loiseaux, Kalogeiton, Oudot, NeurIPS 2025",
+        url="https://arxiv.org/abs/2510.23484",
+        formula="β ‖Z₁ − Z₂‖²/n + Σ_v [ −(γ/n) Σ_{(i,j) ∈ MST(Z_v)} ‖zᵢ − zⱼ‖ + (λ/n) Σᵢ (‖zᵢ‖ − 1)² ]",
+        time="O(n² q log n)",
+        memory="O(n q)",
+        published="β, γ, λ are not known to us: the defaults are ours",
+        rotation_invariant=True,
+    )
+    space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, balances=True)}
+
+    def __post_init__(self) -> None:
+        """Refuse negative weights."""
+        weights = (self.alignment_weight, self.length_weight, self.sphere_weight)
+        self.require(min(weights) >= 0, "weights must be >= 0")
+
+    def alignment_scale(self, q: int) -> float:
+        """The product β q: the published alignment is not divided by q."""
+        return self.alignment_weight * q
+
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute twice the two terms of one view."""
+        n = len(u_NQ)
+        first, second = spanning_tree(u_NQ.detach())
+        length = torch.linalg.vector_norm(u_NQ[first] - u_NQ[second], dim=1).sum() / n
+        off_sphere = (torch.linalg.vector_norm(u_NQ, dim=1) - 1).square().mean()
+        return {"length": -2 * self.length_weight * length, "sphere": 2 * self.sphere_weight * off_sphere}
+
+
+def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the minimum spanning tree of the rows by Borůvka's algorithm, in panels of the Gram matrix.
+
+    Each round joins every tree to its nearest other one, so that there are at most log₂ n rounds.
+
+    Returns:
+        The two ends of each of the n − 1 edges, indices of rows.
+    """
+    n = len(z_NQ)
+    tree_N = torch.arange(n, device=z_NQ.device)
+    # About the mean, so that the squares cancel less.
+    z_NQ = z_NQ - z_NQ.mean(dim=0)
+    squared_N = z_NQ.square().sum(dim=1)
+    first: list[int] = []
+    second: list[int] = []
+    while len(first) < n - 1:
+        shortest_N, nearest_N = torch.empty_like(squared_N), torch.empty_like(tree_N)
+        for rows in panels(n, n, z_NQ):
+            distance_PN = (z_NQ[rows] @ z_NQ.T).mul_(-2).add_(squared_N)
+            distance_PN.masked_fill_(tree_N[rows, None] == tree_N, torch.inf)
+            shortest_P, nearest_N[rows] = distance_PN.min(dim=1)
+            shortest_N[rows] = shortest_P + squared_N[rows]
+        # Shortest edges first; of equal ones rounding may choose a pair that closes a circle, which is left out.
+        order = shortest_N.argsort().tolist()
+        ends, trees = nearest_N.tolist(), tree_N.tolist()
+        parent = list(range(n))
+        joined: set[int] = set()
+        for one in order:
+            other = ends[one]
+            if trees[one] in joined:
+                continue  # each tree takes its shortest edge only
+            joined.add(trees[one])
+            root, other_root = _root(parent, trees[one]), _root(parent, trees[other])
+            if root != other_root:
+                parent[root] = other_root
+                first.append(one)
+                second.append(other)
+        tree_N = torch.tensor([_root(parent, tree) for tree in trees], device=z_NQ.device)
+    return torch.tensor(first, device=z_NQ.device), torch.tensor(second, device=z_NQ.device)
+
+
+def _root(parent: list[int], tree: int) -> int:
+    while parent[tree] != tree:
+        parent[tree] = parent[parent[tree]]
+        tree = parent[tree]
+    return tree

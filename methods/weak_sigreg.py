@@ -1,0 +1,76 @@
+"""Weak-SIGReg: the covariance of a random sketch against the identity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.decomposed import Addends, Decomposed
+from regbench.spaces import Range, Space
+
+
+@register("weak_sigreg")
+@dataclass(frozen=True, kw_only=True)
+class WeakSIGReg(Decomposed):
+    """mean (Z₁ − Z₂)² + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F, as released in kreasof-ai/sigreg (README.md, 2026).
+
+    S, shape (K, q), is a sketch with entries N(0, 1/q), drawn anew at each step; for q <= K there is none. Cov has
+    n − 1. The release regularizes hidden states of supervised networks; the alignment and λ are this benchmark's.
+
+    Attributes:
+        regularization_weight: λ >= 0.
+        sketch_dim: K >= 1.
+    """
+
+    regularization_weight: float = 1.0
+    sketch_dim: int = 64
+    random: ClassVar[bool] = True
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="Weak-SIGReg",
+        reference="kreasof-ai, released code, 2026; SIGReg: Balestriero, LeCun, arXiv 2025",
+        url="https://github.com/kreasof-ai/sigreg",
+        formula="‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F,  S_{jk} ~ N(0, 1/q)",
+        time="O(n K (q + K)), K dimensions of the sketch",
+        memory="O(n K + K²)",
+        published="K = 64; a regularizer of supervised networks, so λ is ours",
+        # Twice the variance costs as much as none.
+        ordered=False,
+        limitation="an addition to supervised losses in its release; the alignment is this benchmark's",
+    )
+    space: ClassVar[Space] = {"regularization_weight": Range(0.01, 10, balances=True)}
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        self.require(self.regularization_weight >= 0, "regularization_weight must be >= 0")
+        self.require(self.sketch_dim >= 1, "sketch_dim must be >= 1")
+
+    def alignment_scale(self, q: int) -> float:
+        """1, at every q."""
+        return 1.0
+
+    def regularizer(self, u_NQ: Tensor) -> Addends:
+        """Compute the distance of one view with a sketch of its own."""
+        return self.regularizer_of_step(u_NQ)(u_NQ)
+
+    def regularizer_of_step(self, like_NQ: Tensor) -> Callable[[Tensor], Addends]:
+        """Draw the sketch of a step, in one precision on each device: a seed gives the same one whatever the dtype."""
+        q = like_NQ.shape[1]
+        if q <= self.sketch_dim:
+            return self._distance
+        dtype = torch.float64 if like_NQ.device.type == "cpu" else torch.float32
+        sketch_QK = torch.randn(q, self.sketch_dim, dtype=dtype, device=like_NQ.device).to(like_NQ) / math.sqrt(q)
+        return lambda u_NQ: self._distance(u_NQ @ sketch_QK)
+
+    def _distance(self, x_NK: Tensor) -> Addends:
+        n, dimensions = x_NK.shape
+        centred_NK = x_NK - x_NK.mean(dim=0)
+        identity_KK = torch.eye(dimensions, dtype=x_NK.dtype, device=x_NK.device)
+        distance = torch.linalg.vector_norm(centred_NK.T @ centred_NK / (n - 1) - identity_KK)
+        return {"normality": self.regularization_weight * distance}
