@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
-from torchvision.models import resnet18, resnet50
-from torchvision.models.resnet import BasicBlock
-from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import Backbone, register
 from regbench.benchmark.training.layers import SmallMaxPool
 from regbench.settings import AtLeastOne, settings
+
+# torchvision is imported where networks are built: it takes longer than reading a sweep.
+if TYPE_CHECKING:
+    from torchvision.models import ResNet as TorchvisionResNet
 
 
 @settings
@@ -55,6 +56,8 @@ class ResNet18(ResNet):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 512."""
+        from torchvision.models import resnet18
+
         return self._adapted(resnet18(weights=None, zero_init_residual=self.zero_init_residual), channels)
 
 
@@ -65,6 +68,8 @@ class ResNet50(ResNet):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 2048."""
+        from torchvision.models import resnet50
+
         return self._adapted(resnet50(weights=None, zero_init_residual=self.zero_init_residual), channels)
 
 
@@ -77,6 +82,8 @@ class ResNetTiny(Backbone):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
+        from torchvision.models.resnet import BasicBlock
+
         blocks, width = [], 32
         for out, stride in ((32, 1), (64, 2), (128, 2)):
             shortcut = None

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -109,16 +110,22 @@ def make(folder: Path, count: int) -> None:
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": plan}))
 
 
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
-    """Print the seconds of three calls of the command and the size of what they wrote, then those of --check."""
+    """Print the seconds of three calls of the command and of --check, waited and of CPU, and the size of the report."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.TemporaryDirectory() as runs:
         make(Path(runs) / "large", count)
         command = [str(Path(sys.executable).with_name("regbench")), "report", "large", "--runs-dir", runs]
         for extra in ([], [], [], ["--check"]):
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), _children_cpu_s()
             done = subprocess.run([*command, *extra], capture_output=True, text=True, check=True)
-            print(f"{time.perf_counter() - began_s:.2f} s: {done.stdout.splitlines()[-1]}")
+            waited_s, cpu_s = time.perf_counter() - began_s, _children_cpu_s() - began_cpu_s
+            print(f"{waited_s:.2f} s, {cpu_s:.2f} s of CPU: {done.stdout.splitlines()[-1]}")
         files = sorted((Path(runs) / "large" / "report").iterdir(), key=lambda path: -path.stat().st_size)
         print(", ".join(f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in files[:6]))
 

@@ -82,8 +82,6 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
 
 def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comparison | None:
     """Compare methods over tasks, each given as method -> seed -> percent."""
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range
-
     tasks = {name: scores for name, scores in tasks.items() if len(scores) >= MIN_METHODS}
     everywhere = set.intersection(*(set(scores) for scores in tasks.values())) if tasks else set()
     labels = sorted(everywhere)
@@ -94,6 +92,8 @@ def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comp
             blocks_of[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
     if len(blocks_of) < MIN_TASKS or len(labels) < MIN_METHODS:
         return None
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range  # slow to import, and few reports need it
+
     ranks_of = [rankdata(-blocks, axis=1) for blocks in blocks_of.values()]
     ranks, blocks = np.concatenate(ranks_of), np.concatenate(list(blocks_of.values()))
     means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)

@@ -144,9 +144,10 @@ def test_a_class_with_fewer_images_than_folds_is_refused() -> None:
 
 @pytest.mark.slow
 def test_what_takes_long_to_import_is_imported_where_it_is_used() -> None:
-    """scikit-learn and timm take seconds, and most runs have no use for them."""
+    """These take seconds, and neither a sweep with nothing to run nor most runs have a use for them."""
     program = (
         "import sys, regbench.benchmark.run; from regbench.benchmark.settings.sweep import load_run; "
-        "load_run(['network=vit_small']); sys.exit(bool({'sklearn', 'timm'} & set(sys.modules)))"
+        "load_run(['network=vit_small']); load_run(['network=resnet_tiny']); "
+        "sys.exit(', '.join({'sklearn', 'timm', 'torchvision', 'torch._dynamo'} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)
