@@ -26,7 +26,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
-from regbench.spaces import spread
+from regbench.spaces import Range, spread
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.
 SHARDS = {1: (11,), 2: (7, 4), 3: (6, 4, 1), 4: (5, 3, 2, 1)}
@@ -323,11 +323,15 @@ def finite(method: Regularizer) -> Outcome:
 def search_space(method: Regularizer) -> Outcome:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
-    At its corners for every corner case of the embeddings, at some points within for ordinary ones.
+    At its corners for every corner case of the embeddings, at some points within for ordinary ones. A tuning may go on
+    beyond a range, so the method must also take what lies a whole range further, up to the limits that the range names.
     """
     if method.space is None:
         return None
     space = {name: each.at(n=6, q=4) for name, each in method.space.items()}
+    for name, each in space.items():
+        for position in (-1.0, 2.0) if isinstance(each, Range) else ():
+            replace(method, **{name: each.value(position)})  # type: ignore[type-var]
     ordinary = dict.fromkeys(["ordinary"], _draw(6, 4))
     tried = [(positions, corner_cases()) for positions in itertools.product((0.0, 1.0), repeat=len(space))]
     tried += [(tuple(spread(index, len(space))), ordinary) for index in range(3)]

@@ -48,7 +48,7 @@ class WMSE(Native):
         views="the authors' code: the mean over all pairs of views",
         limitation="by default the whole batch is whitened, not random sub-batches: n should be well above q",
     )
-    space: ClassVar[Space] = {"epsilon": Range(1e-6, 1e-2)}
+    space: ClassVar[Space] = {"epsilon": Range(1e-6, 1e-2, most=1)}
 
     def __post_init__(self) -> None:
         """Refuse a shrinkage outside [0, 1], and sub-batches without a covariance."""
