@@ -13,7 +13,7 @@ from regbench.benchmark.audit.target import Adapter, Target, split_target
 
 
 def _views_and_none(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    """Call a loss of global and local views with global ones and a local one that is left out of the mean."""
+    """Call a loss of global and local views with the same ones as both: means over them are those of two views."""
     stacked = torch.stack(list(views_NQ))
     return loss(local_proj=stacked, global_proj=stacked)
 
@@ -21,6 +21,12 @@ def _views_and_none(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
 def _images_views(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
     """Call a loss of (n, 1, q) online and momentum embeddings."""
     return loss(views_NQ[0][:, None], views_NQ[1][:, None])
+
+
+def _at_a_step(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    """Call a loss whose directions follow from a counter of steps; here the generator chooses the step."""
+    loss.global_step.fill_(int(torch.randint(2**31, ())))
+    return loss(torch.stack(list(views_NQ)))
 
 
 def _reference(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
@@ -57,7 +63,9 @@ LIGHTLY = {
         target="lightly.loss:EMPSSLLoss", call="list", claims="tcr(alignment_weight=200.0, distortion=0.2)"
     ),
     "MMCRLoss": Adapter(target="lightly.loss:MMCRLoss(lmda=0.0)", call=_images_views, claims="mmcr"),
-    "FroSSLLoss": Adapter(target="lightly.loss:FroSSLLoss", call="list", claims="frossl(alignment_weight=1.0)"),
+    "FroSSLLoss": Adapter(
+        target="lightly.loss:FroSSLLoss", call="list", claims="frossl(alignment_weight=1.0, centered=False)"
+    ),
     "WMSELoss": Adapter(
         target="lightly.loss:WMSELoss(embedding_dim=q, w_size=n, eps=1e-4)",
         call="concatenated",
@@ -115,7 +123,7 @@ SOLO_LEARN = {
 LEJEPA = {
     "SlicingUnivariateTest": Adapter(
         target="lejepa:multivariate.SlicingUnivariateTest(univariate.EppsPulley(), num_slices=64)",
-        call="each",
+        call=_at_a_step,
         claims="sigreg(regularization_weight=1.0, directions=64)",
         gathers=True,
     ),

@@ -230,9 +230,9 @@ def _finding(hypothesis: Hypothesis, fit: _Fit, method: Regularizer) -> Finding:
     name, severity, size, words = fitted or ("", "note", math.nan, "")
     what = hypothesis.text or f"{method.label}'s textbook"
     text = f"equals {what}{words}"
-    if hypothesis.name:
-        worst: Severity = "defect" if "defect" in (severity, hypothesis.severity) else hypothesis.severity
-        return Finding(name=hypothesis.name, severity=worst, size=hypothesis.size, text=text, probe="value")
+    if hypothesis.name and severity != "defect":  # a wrong sign is worse than another convention
+        found, size = hypothesis.name, hypothesis.size
+        return Finding(name=found, severity=hypothesis.severity, size=size, text=text, probe="value")
     return Finding(name=name, severity=severity, size=size, text=text, probe="value")
 
 

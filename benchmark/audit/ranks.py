@@ -161,7 +161,8 @@ def ranks(target: Target, group: Ranks) -> list[Finding]:
             # The others only miss the rank that failed first.
             refused = min(refusals, key=lambda line: "Connection" in line, default="")
             if refused:
-                text = f"on {where}: {refused[:160]}"
+                unequal = "mismatch between collectives" in refused
+                text = f"on {where}: {'its collectives need equal shapes' if unequal else refused[:160]}"
                 name, severity = ("fails on ranks", "defect") if even else ("equal shares only", "convention")
                 findings.append(_found(name, severity, math.nan, text))  # type: ignore[arg-type]
                 break

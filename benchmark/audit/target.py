@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regbench import RegbenchError, methods, settings
+from regbench.files import file_sha256
 from regbench.methods import Regularizer
 
 Call = Callable[[Any, Sequence[Tensor], int], Any]
@@ -169,13 +169,14 @@ class Target:
 
     @property
     def version(self) -> str:
-        """The version of the package, or the digest of the file."""
+        """The version of the installed package, or the digest of the file where it is not one of those."""
         where = split_target(self.adapter.target)[0]
-        if where.endswith(".py"):
-            return f"sha256 {hashlib.sha256(Path(where).read_bytes()).hexdigest()[:12]}"
-        top = where.split(".")[0]
-        names = importlib.metadata.packages_distributions().get(top, [])
-        return importlib.metadata.version(names[0]) if names else "unknown"
+        file = Path(str(_import(where).__file__))
+        for name in importlib.metadata.packages_distributions().get(where.split(".")[0], []):
+            package = importlib.metadata.distribution(name)
+            if file.is_relative_to(str(package.locate_file(""))):
+                return package.version
+        return f"sha256 {file_sha256(file)[:12]}"
 
 
 def split_target(target: str) -> tuple[str, str]:

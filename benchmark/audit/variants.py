@@ -75,6 +75,8 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         old = getattr(method, field.name)
         if not isinstance(old, float) or old <= 0:
+            if isinstance(old, bool):
+                yield field.name, not old, dataclasses.replace(method, **{field.name: not old})  # type: ignore[type-var]
             continue
         for new in (2 * old, old / 2, 4 * old, old / 4, math.sqrt(old), old**2, 1 / old, 1 - old):
             try:
