@@ -401,8 +401,6 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
     again = search(path, folder, 6, peak(2e4))
     assert again.choices == undisturbed.choices
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
-    shutil.rmtree(folder)
-    assert search(path, folder, 6, peak(1.0)).choices != undisturbed.choices
 
 
 def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], folder: Path) -> None:
