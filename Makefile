@@ -45,7 +45,7 @@ lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/mypy
 
 docs: $(SITE) ## Build the documentation site into site/ (open site/index.html)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(TOOLS) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
