@@ -12,8 +12,9 @@ import torch
 from regbench import RegbenchError, settings
 from regbench.benchmark.audit.adapters import targets
 from regbench.benchmark.audit.finding import SEVERITIES, Finding, Report
+from regbench.benchmark.audit.group import Ranks
 from regbench.benchmark.audit.probes import PROBES, run_probe
-from regbench.benchmark.audit.ranks import Ranks, ranks
+from regbench.benchmark.audit.ranks import ranks
 from regbench.benchmark.audit.target import Adapter, Call, Target
 from regbench.benchmark.machine import hardware, versions
 

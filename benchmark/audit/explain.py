@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from regbench.benchmark.audit.closed_forms import named
 from regbench.benchmark.audit.finding import Finding, Severity
 from regbench.benchmark.audit.target import Target
 from regbench.benchmark.audit.variants import Hypothesis, Terms, hypotheses
@@ -237,8 +237,8 @@ def _finding(hypothesis: Hypothesis, fit: _Fit, method: Regularizer) -> Finding:
 
 
 def _fitted(fit: _Fit) -> tuple[str, Severity, float, str] | None:
-    factors = {name: _named(values, fit.sizes) for name, values in fit.factors.items()}
-    constant = "" if not any(fit.constants) else f", plus a constant ({_named(fit.constants, fit.sizes)})"
+    factors = {name: named(values, fit.sizes) for name, values in fit.factors.items()}
+    constant = "" if not any(fit.constants) else f", plus a constant ({named(fit.constants, fit.sizes)})"
     if fit.kind == "equal":
         return None
     if fit.kind == "shift":
@@ -258,57 +258,3 @@ def _fitted(fit: _Fit) -> tuple[str, Severity, float, str] | None:
     if name:
         return "wrong sign of a term", "defect", value, f" with {words}{constant}"
     return "weight of a term", "convention", next(iter(odd.values()), [1.0])[0], f" with {words}{constant}"
-
-
-_FORMS: tuple[tuple[str, Callable[[int, int], float]], ...] = (
-    ("", lambda n, q: 1.0),
-    ("n", lambda n, q: n),
-    ("1/n", lambda n, q: 1 / n),
-    ("q", lambda n, q: q),
-    ("1/q", lambda n, q: 1 / q),
-    ("n q", lambda n, q: n * q),
-    ("1/(n q)", lambda n, q: 1 / (n * q)),
-    ("n/(n − 1)", lambda n, q: n / (n - 1)),
-    ("(n − 1)/n", lambda n, q: (n - 1) / n),
-    ("(n/(n − 1))²", lambda n, q: (n / (n - 1)) ** 2),
-    ("((n − 1)/n)²", lambda n, q: ((n - 1) / n) ** 2),
-    ("q/(q − 1)", lambda n, q: q / (q - 1)),
-    ("1/(q − 1)", lambda n, q: 1 / (q - 1)),
-    ("1/(n − 1)", lambda n, q: 1 / (n - 1)),
-    ("n²", lambda n, q: n**2),
-    ("1/n²", lambda n, q: 1 / n**2),
-    ("√q", lambda n, q: math.sqrt(q)),
-    ("1/√q", lambda n, q: 1 / math.sqrt(q)),
-    ("log n", lambda n, q: math.log(n)),
-    ("log(n − 1)", lambda n, q: math.log(n - 1)),
-    ("log 2n", lambda n, q: math.log(2 * n)),
-    ("log(2n − 1)", lambda n, q: math.log(2 * n - 1)),
-    ("log(2n − 2)", lambda n, q: math.log(2 * n - 2)),
-    ("log n(n − 1)", lambda n, q: math.log(n * (n - 1))),
-    ("log q", lambda n, q: math.log(q)),
-    ("log(q − 1)", lambda n, q: math.log(q - 1)),
-)
-
-
-def _named(values: Sequence[float], sizes: Sequence[tuple[int, int]]) -> str:
-    """Find what number it is as a function of n and q; by its values if it is none of those known."""
-    known = [(value, size) for value, size in zip(values, sizes, strict=True) if not math.isnan(value)]
-    for form, function in _FORMS:
-        ratios = [value / function(*size) for value, size in known]
-        # With one size of batch every form would fit.
-        if (form and len(known) < 2) or max(ratios) - min(ratios) > 1e-5 * max(map(abs, ratios), default=0):
-            continue
-        number = _number(ratios[0])
-        if form and len(number) > 4:
-            continue
-        if form and number in ("1", "-1"):
-            return f"{number[:-1]}{form}"
-        return f"{number} {form}".strip()
-    return ", ".join(f"{value:.6g} at n={n}, q={q}" for value, (n, q) in known[:3])
-
-
-def _number(value: float) -> str:
-    fraction = Fraction(value).limit_denominator(64)
-    if fraction and math.isclose(value, float(fraction), rel_tol=1e-5):
-        return str(fraction)
-    return f"{value:.6g}"

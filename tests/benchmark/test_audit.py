@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from regbench.audit import assert_sound
 from regbench.benchmark.audit import adapters
 from regbench.benchmark.audit.finding import Finding
+from regbench.benchmark.audit.group import Ranks
 from regbench.benchmark.audit.probes import PROBES, run_probe
-from regbench.benchmark.audit.ranks import Ranks, ranks
+from regbench.benchmark.audit.ranks import ranks
 from regbench.benchmark.audit.target import Adapter, Target
 from regbench.cli import main
 
