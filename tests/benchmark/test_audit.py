@@ -66,7 +66,7 @@ def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: st
         ("simclr", SIMCLR),
         ("vicreg", VICREG),
         ("rbf", "rbf"),
-        ("Ours('sigreg', directions=32)", "sigreg(directions=32)"),
+        pytest.param("Ours('sigreg', directions=32)", "sigreg(directions=32)", marks=pytest.mark.slow),
         *((f"Ours('{name}')", name) for name in ("vicreg", "dcl", "koleo", "barlow_twins", "sfrik")),
     ],
 )
