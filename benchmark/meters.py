@@ -93,7 +93,9 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
         before = torch.cuda.memory_allocated(device)
         storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in run())}
         return max(0, torch.cuda.max_memory_allocated(device) - before - sum(storages.values()))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    # PyTorch 2.11 warns unless events are said to be kept.
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
         kept_tensors = run()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:

@@ -226,7 +226,7 @@ def hyperparameters_table(summary: Summary) -> Table:
     notes += [
         f"{path}: {choice.budget} configurations for each method, chosen by {choice.score} on the "
         f"{choice.selected_on} split, seeds {', '.join(map(str, choice.seeds))}; at most "
-        f"{max(entry.images for entry in choice.choices):,} training images a method."
+        f"{max((entry.images for entry in choice.choices), default=0):,} training images a method."
         for path, choice in summary.choices.items()
     ]
     return Table("hyperparameters", "Hyperparameters", columns, [line for _, line in lines], notes)

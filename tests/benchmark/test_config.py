@@ -379,8 +379,10 @@ def numbers(cell: Cell) -> list[tuple[tuple[str, ...], Any]]:
 def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str, Any]]:
     """The cell with numbers at that place that cannot be."""
     first = old[0] if isinstance(old, list) else old
+    # Of a channel, of RDMReg's normal distribution, and the exponent of Riesz' kernel: any sign.
+    signed = path[-1] in ("mean", "shift") or "riesz" in cell.plain()["method"].values()
     for wrong in (float("nan"), float("inf"), -1.0) if isinstance(first, float) else (10**20, -1):
-        if wrong != -1 or path[-1] != "mean":  # of a channel, any number
+        if wrong != -1 or not signed:
             yield with_value(cell, path, [wrong] * len(old) if isinstance(old, list) else wrong)
 
 

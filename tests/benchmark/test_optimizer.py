@@ -167,12 +167,12 @@ def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
     for p in parameters:
         p.grad = torch.randn(300, 400)
     optimizer.step()
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         optimizer.step()
     allocated = [e.self_cpu_memory_usage for e in profile.events()]
     assert 0 < max(allocated) < 10_000  # one tensor has 480,000 bytes
     before = torch.randn(300, 400)
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         before.clone()
     assert max(e.self_cpu_memory_usage for e in profile.events()) == 480_000  # this is how it would show
 
