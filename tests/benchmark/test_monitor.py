@@ -339,6 +339,7 @@ for name, overrides in json.loads(sys.argv[1]).items():
 """
 
 
+@pytest.mark.slow
 def test_the_first_of_several_processes_evaluates_and_the_others_wait(tiny: list[str]) -> None:
     cases = {name: [*tiny, "method=vicreg", BOTH] for name in ("whole", "stopped", "failing")}
     told_by_rank = []

@@ -345,6 +345,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "faults"
 
 
+@pytest.mark.slow
 def test_a_job_from_a_relative_folder_through_a_lost_controller_to_its_record(
     user: User, faults: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
