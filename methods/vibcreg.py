@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
-from regbench.spaces import Range, Space
+from regbench.methods.decomposed import Addends
+from regbench.methods.vicreg import VarianceCovariance
 
 
 @register("vibcreg")
 @dataclass(frozen=True, kw_only=True)
-class VIbCReg(Decomposed):
+class VIbCReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Lee and Aune, 2021).
 
     v = mean over coordinates of max(0, 1 − √(var + ε)) as in VICReg, and c = q⁻² Σ_{j≠k} R_jk² with the correlations R
@@ -30,10 +30,7 @@ class VIbCReg(Decomposed):
         epsilon: ε, added to the variance under the root.
     """
 
-    alignment_weight: float = 25.0
-    variance_weight: float = 25.0
     covariance_weight: float = 200.0
-    epsilon: float = 1e-4
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VIbCReg",
@@ -45,24 +42,17 @@ class VIbCReg(Decomposed):
         published="(25, 25, 200) on time series, q = 4096; solo-learn: the same on CIFAR and ImageNet-100, q = 2048",
         limitation="the original's projector ends in an iterative normalization (IterNorm)",
     )
-    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
-        self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
-
-    def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
-        return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute 2 μ v and 2 ν c of one view."""
         n, q = u_NQ.shape
-        hinge = (1 - (u_NQ.var(dim=0) + self.epsilon).sqrt()).relu().mean()
+        hinge = self.hinge(u_NQ.var(dim=0))
         unit_NQ = F.normalize(u_NQ - u_NQ.mean(dim=0), dim=0)
         # The correlations' norm, by the smaller of two matrices that have it.
         correlation = unit_NQ.T @ unit_NQ if q < n else unit_NQ @ unit_NQ.T
         diagonal_Q = unit_NQ.square().sum(dim=0)
         covariance = (correlation.square().sum() - diagonal_Q.square().sum()) / q**2
-        return {"variance": 2 * self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
+        return {
+            "variance": 2 * self.variance_weight * hinge,
+            "covariance": 2 * self.covariance_weight * covariance,
+        }

@@ -15,9 +15,41 @@ from regbench.methods.pairwise import chunks, energy, second_moment, square
 from regbench.spaces import Range, Space
 
 
+@dataclass(frozen=True, kw_only=True)
+class VarianceCovariance(Decomposed):
+    """VICReg and its kin: alignment, a hinge on the deviation of each coordinate, a penalty on what they share.
+
+    Attributes:
+        alignment_weight: λ.
+        variance_weight: μ.
+        covariance_weight: ν.
+        epsilon: ε, added to the variance under the root.
+    """
+
+    alignment_weight: float = 25.0
+    variance_weight: float = 25.0
+    covariance_weight: float = 1.0
+    epsilon: float = 1e-4
+
+    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
+
+    def __post_init__(self) -> None:
+        """Refuse negative weights."""
+        weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
+        self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
+
+    def alignment_scale(self, q: int) -> float:
+        """λ, at every q."""
+        return self.alignment_weight
+
+    def hinge(self, variance_Q: Tensor) -> Tensor:
+        """Compute v = mean over coordinates of max(0, 1 − √(var + ε))."""
+        return (1 - (variance_Q + self.epsilon).sqrt()).relu().mean()
+
+
 @register("vicreg")
 @dataclass(frozen=True, kw_only=True)
-class VICReg(Decomposed):
+class VICReg(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c(Z₁) + c(Z₂)) (Bardes et al., ICLR 2022).
 
     v and c are those of Eq. (9) of Zheng et al. (ICLR 2023) with γ = 1: v = mean over coordinates of
@@ -33,11 +65,6 @@ class VICReg(Decomposed):
         epsilon: ε, added to the variance under the root.
     """
 
-    alignment_weight: float = 25.0
-    variance_weight: float = 25.0
-    covariance_weight: float = 1.0
-    epsilon: float = 1e-4
-
     metadata: ClassVar[Metadata] = Metadata(
         title="VICReg",
         reference="Bardes, Ponce, LeCun, ICLR 2022",
@@ -47,16 +74,6 @@ class VICReg(Decomposed):
         memory="O(n q) or O(q²)",
         published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",
     )
-    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
-
-    def __post_init__(self) -> None:
-        """Refuse negative weights."""
-        weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
-        self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
-
-    def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
-        return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c of one view."""
@@ -64,7 +81,7 @@ class VICReg(Decomposed):
         centred_NQ = u_NQ - u_NQ.mean(dim=0)
         covariance_QQ = centred_NQ.T @ centred_NQ / (n - 1)
         variance_Q = covariance_QQ.diagonal()
-        hinge = (1 - (variance_Q + self.epsilon).sqrt()).relu().mean()
+        hinge = self.hinge(variance_Q)
         covariance = (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
         return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
-from regbench.methods.decomposed import Addends, Decomposed
+from regbench.methods.decomposed import Addends
 from regbench.methods.pairwise import mask_diagonal
-from regbench.spaces import Range, Space
+from regbench.methods.vicreg import VarianceCovariance
 
 _PUBLISHED = (
     "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults do not "
@@ -20,7 +20,7 @@ _PUBLISHED = (
 
 @register("vicreg_exp")
 @dataclass(frozen=True, kw_only=True)
-class VICRegExp(Decomposed):
+class VICRegExp(VarianceCovariance):
     """λ mse(Z₁, Z₂) + μ ½ (v(Z₁) + v(Z₂)) + ν (c_exp(Z₁) + c_exp(Z₂)), Eqs. (11), (12) of Garrido et al. (ICLR 2023).
 
     VICReg with c_exp = (1/q) Σ_j log Σ_{k≠j} exp(C_jk / τ) for its covariance term: C is the (q, q) covariance with
@@ -35,11 +35,7 @@ class VICRegExp(Decomposed):
         epsilon: ε, added to the variance under the root.
     """
 
-    alignment_weight: float = 25.0
-    variance_weight: float = 25.0
-    covariance_weight: float = 1.0
     temperature: float = 0.15
-    epsilon: float = 1e-4
 
     metadata: ClassVar[Metadata] = Metadata(
         title="VICReg-exp",
@@ -50,17 +46,11 @@ class VICRegExp(Decomposed):
         memory="O(q²)",
         published=_PUBLISHED,
     )
-    space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights and a temperature that is not positive."""
-        weights = (self.alignment_weight, self.variance_weight, self.covariance_weight)
-        self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
+        super().__post_init__()
         self.require(self.temperature > 0, "temperature must be > 0")
-
-    def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
-        return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute μ v and 2 ν c_exp of one view."""
@@ -69,9 +59,12 @@ class VICRegExp(Decomposed):
     def _of_rows(self, x: Tensor) -> Addends:
         """Compute them of the variables in the rows of x, shape (variables, observations)."""
         observations = x.shape[1]
-        hinge = (1 - (x.var(dim=1) + self.epsilon).sqrt()).relu().mean()
+        hinge = self.hinge(x.var(dim=1))
         covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
-        return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
+        return {
+            "variance": self.variance_weight * hinge,
+            "covariance": 2 * self.covariance_weight * covariance,
+        }
 
 
 @register("vicreg_ctr")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 from regbench import methods
 from regbench.methods import Engine, Regularizer
+
+Array = npt.NDArray[np.float64]
 
 
 def _quick(name: str) -> Regularizer:
@@ -39,3 +43,19 @@ def evaluate(name: str, z1_NQ: Tensor, z2_NQ: Tensor, **hyperparameters: object)
         assert other == pytest.approx(total, abs=1e-10 * size), form
         assert addends == pytest.approx(terms, abs=1e-10 * size), form
     return total, terms
+
+
+def draw(n: int, q: int, seed: int = 0) -> tuple[Array, Array]:
+    """Embeddings of two views for evaluations in NumPy."""
+    source = np.random.default_rng(seed)
+    z1 = source.normal(size=(n, q))
+    return z1, z1 + 0.5 * source.normal(size=(n, q))
+
+
+def unit(z: Array) -> Array:
+    return np.stack([row / np.linalg.norm(row) for row in z])
+
+
+def terms_of(name: str, z1: Array, z2: Array, **hyperparameters: object) -> dict[str, float]:
+    """The addends of such embeddings' loss."""
+    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[1]

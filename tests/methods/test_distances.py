@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,25 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regbench import RegbenchError, methods
 from regbench.methods import Engine
 from regbench.methods.slicing import random_directions
-from tests.methods.forms import evaluate
+from tests.methods.forms import Array, draw, terms_of, unit
 
-Array = npt.NDArray[np.float64]
 SIZES = [(2, 2), (7, 3), (4, 9)]
 sizes = pytest.mark.parametrize(("n", "q"), SIZES)
-
-
-def draw(n: int, q: int, seed: int) -> tuple[Array, Array]:
-    source = np.random.default_rng(seed)
-    z1 = source.normal(size=(n, q))
-    return z1, z1 + 0.5 * source.normal(size=(n, q))
-
-
-def unit(z: Array) -> Array:
-    return np.stack([row / np.linalg.norm(row) for row in z])
-
-
-def terms_of(name: str, z1: Array, z2: Array, **hyperparameters: object) -> dict[str, float]:
-    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[1]
 
 
 @sizes

@@ -5,30 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from scipy.special import hyp1f1
 
 from regbench import RegbenchError, methods
-from tests.methods.forms import evaluate
+from tests.methods.forms import Array, draw, terms_of, unit
 
-Array = npt.NDArray[np.float64]
 sizes = pytest.mark.parametrize(("n", "q"), [(2, 2), (7, 3), (4, 9)])
-
-
-def draw(n: int, q: int, seed: int = 0) -> tuple[Array, Array]:
-    source = np.random.default_rng(seed)
-    z1 = source.normal(size=(n, q))
-    return z1, z1 + 0.5 * source.normal(size=(n, q))
-
-
-def unit(z: Array) -> Array:
-    return np.stack([row / np.linalg.norm(row) for row in z])
-
-
-def terms_of(name: str, z1: Array, z2: Array, **hyperparameters: object) -> dict[str, float]:
-    return evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **hyperparameters)[1]
 
 
 # Losses of released code, in loops.
