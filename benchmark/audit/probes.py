@@ -114,12 +114,11 @@ def _against_textbook(target: Target) -> list[Finding]:
 
 
 def symmetry(target: Target) -> list[Finding]:
-    """Permute the images, exchange the views, and scale or rotate the embeddings where the method allows it."""
+    """Permute the images and exchange the views; whether lengths matter shows in the value."""
     views, single = _drawn(target)
     z1, z2 = views
     tolerance = 1e-3 if single else 1e-8
     order = torch.randperm(len(z1), generator=torch.Generator().manual_seed(1))
-    lengths = torch.linspace(0.3, 3, len(z1), dtype=torch.float64)[:, None].to(z1.dtype)
     data = target.claimed.metadata if target.claimed else None
     wanted = target.value([z1, z2]).item()
     floor = max(abs(wanted), abs(target.value([z1, z2.roll(1, dims=0)]).item()), 1e-12)
@@ -134,9 +133,6 @@ def symmetry(target: Target) -> list[Finding]:
     compare("order of images", "defect", "the images of the batch are permuted", [z1[order], z2[order]])
     if data is None or data.symmetric:
         compare("order of views", "defect" if data else "note", "the views are exchanged", [z2, z1])
-    if data and data.scale_invariant:
-        severity: Severity = "note"  # the value's probe says what it is
-        compare("scale of embeddings", severity, "each embedding is scaled", [lengths * z1, z2 / lengths])
     return findings
 
 

@@ -1,0 +1,60 @@
+"""The scripts that docs/results/audit.md confirms its findings by print what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "audit.md"
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+")
+
+
+def numbers(phrase: str, processes: int = 1) -> list[float]:
+    """Run the script of the page that has a phrase in it, and read the numbers that it prints."""
+    (script,) = (
+        block for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S) if phrase in block
+    )
+    program = [sys.executable, "-W", "ignore", "-c", script]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    result = subprocess.run(
+        [*launcher, "--no-python", *program] if processes > 1 else program,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    missing = re.search(r"^(ModuleNotFoundError|ImportError): .*$", result.stderr, re.M)
+    if missing:
+        pytest.skip(missing[0])
+    assert result.returncode == 0, result.stderr
+    return [float(number) for number in NUMBER.findall(result.stdout)]
+
+
+@pytest.mark.slow
+def test_lightlys_coding_rate_rewards_a_single_point() -> None:
+    assert numbers("EMPSSLLoss") == pytest.approx([3.51, 1.52], abs=0.01)
+
+
+@pytest.mark.slow
+def test_solo_learns_barlow_twins_is_short_by_the_number_of_ranks() -> None:
+    """Needs a checkout of solo-learn in PYTHONPATH."""
+    mean, slope = numbers("barlow_loss_func", processes=2)
+    assert (mean, slope) == pytest.approx((-0.00108, -0.00216), rel=0.02)
+
+
+@pytest.mark.slow
+def test_conventions_of_lightly_and_stable_pretraining() -> None:
+    of_equal_views, expected, one, ten, gradient, slope = numbers("BarlowTwinsLoss(lambd=0.0)")
+    assert of_equal_views == pytest.approx(expected, rel=1e-3)
+    assert ten == pytest.approx(10 * one, rel=1e-6)
+    assert abs(gradient - slope) > 0.01 * abs(slope)
+
+
+@pytest.mark.slow
+def test_ntxent_of_pytorch_metric_learning_keeps_n_cubed_numbers() -> None:
+    assert numbers("kept_mib(lambda") == pytest.approx([64, 18, 128, 144, 256, 1152], rel=0.06)
