@@ -39,6 +39,8 @@ class AUH(Decomposed):
         reference="Wang, Isola, ICML 2020",
         url="https://arxiv.org/abs/2005.10242",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v log mean_{i≠j} exp(−t ‖zᵢ − zⱼ‖²)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2} \sum_v \log \frac{1}{n(n-1)} \sum_{i "
+        r"\neq j} \exp(-t \Vert z_{v,i} - z_{v,j} \Vert^2)",
         time="O(n² q)",
         memory="O(1)",
         published="t = 2, λ = 1 for ℓ_a by its authors; (3000, 2.5) at q = 8192 in Zheng et al. (ICLR 2023)",

@@ -40,6 +40,8 @@ class BarlowTwins(Regularizer):
         reference="Zbontar, Jing, Misra, LeCun, Deny, ICML 2021",
         url="https://arxiv.org/abs/2103.03230",
         formula="s [ Σⱼ (1 − Cⱼⱼ)² + λ Σ_{j≠k} Cⱼₖ² ],  C = Ẑ₁ᵀẐ₂/n",
+        latex=r"s \left[ \sum_j (1 - C_{jj})^2 + \lambda \sum_{j \neq k} C_{jk}^2 \right], \quad C = \frac{1}{n} "
+        r"\hat{Z}_1^\top \hat{Z}_2",
         time="O(n² q) or O(n q²)",
         memory="O(n q) or O(q²)",
         published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",

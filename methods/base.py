@@ -38,7 +38,8 @@ class Metadata:
         title: Display name.
         reference: Authors, venue and year of the publication; or "unpublished", and what else there is to say.
         url: Where to read it; may be empty if unpublished.
-        formula: The loss in plain Unicode mathematics.
+        formula: The loss in plain Unicode mathematics, for terminals.
+        latex: The same in LaTeX, for pages; if empty, they show `formula`.
         time: Complexity of value and gradient in n and q.
         memory: Complexity of the memory beyond the embeddings and their gradient.
         published: The hyperparameters of the publication and what they were used on; the defaults are from there. If
@@ -60,6 +61,7 @@ class Metadata:
     time: str
     memory: str
     published: str
+    latex: str = ""
     views: str = ""
     limitation: str = ""
     scale_invariant: bool = False

@@ -43,6 +43,8 @@ class CorInfoMax(Decomposed):
         reference="Ozsoy, Hamdan, Arik, Yuret, Erdogan, NeurIPS 2022",
         url="https://arxiv.org/abs/2209.07999",
         formula="α ‖Z₁ − Z₂‖²/(nq) − (1/q) Σ_v log det(R_v + εI), R_v the covariance of unit embeddings",
+        latex=r"\frac{\alpha}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{q} \sum_v \log \det (R_v + \epsilon I), "
+        r"\quad R_v = \mathrm{Cov}(Z_v)",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="α = 250 (CIFAR-10, q = 64), 1000 (CIFAR-100, q = 128), 500 (Tiny ImageNet, ImageNet-100, q = 128), "

@@ -32,6 +32,8 @@ class DCL(Contrastive):
         reference="Yeh, Hong, Hsu, Liu, Chen, LeCun, ECCV 2022",
         url="https://arxiv.org/abs/2110.06848",
         formula="(1/2n) Σᵢ [ −zᵢ·z⁺ᵢ/τ + log Σ_{j of other images} exp(zᵢ·zⱼ/τ) ] over both views",
+        latex=r"\frac{1}{2n} \sum_v \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \log \sum_w \sum_{j \neq "
+        r"i} \exp \frac{z_{v,i} \cdot z_{w,j}}{\tau} \right]",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.1",
@@ -61,6 +63,9 @@ class DCLW(DCL):
         reference="Yeh, Hong, Hsu, Liu, Chen, LeCun, ECCV 2022",
         url="https://arxiv.org/abs/2110.06848",
         formula="(1/2n) Σᵢ [ −wᵢ zᵢ·z⁺ᵢ/τ + log Σ_{j of other images} exp(zᵢ·zⱼ/τ) ], wᵢ = 2 − n softmaxᵢ(z·z⁺/σ)",
+        latex=r"\frac{1}{2n} \sum_v \sum_i \left[ -w_i \frac{z_{1,i} \cdot z_{2,i}}{\tau} + \log \sum_w \sum_{j "
+        r"\neq i} \exp \frac{z_{v,i} \cdot z_{w,j}}{\tau} \right], \quad w_i = 2 - n \, "
+        r"\mathrm{softmax}_i(z_1 \cdot z_2 / \sigma)",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.1, σ = 0.5",

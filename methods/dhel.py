@@ -30,6 +30,8 @@ class DHEL(Contrastive):
         reference="Koromilas, Bouritsas, Giannakopoulos, Nicolaou, Panagakis, ICML 2024",
         url="https://arxiv.org/abs/2405.18045",
         formula="(1/n) Σᵢ [ −z1ᵢ·z2ᵢ/τ + Σ_v log Σ_{j≠i} exp(zvᵢ·zvⱼ/τ) ]",
+        latex=r"\frac{1}{n} \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \sum_v \log \sum_{j \neq i} \exp "
+        r"\frac{z_{v,i} \cdot z_{v,j}}{\tau} \right]",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.3 (the authors' code)",

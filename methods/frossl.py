@@ -43,6 +43,8 @@ class FroSSL(Native):
         url="https://arxiv.org/abs/2310.02903",
         formula="Σ_v log (‖Ẑ_vᵀẐ_v‖_F² / tr(Ẑ_vᵀẐ_v)²) + λ (V/n) Σ_v ‖Ẑ_v − Z̄‖_F², "
         "columns of Ẑ_v centred, of unit length",
+        latex=r"\sum_v \log \frac{\Vert \hat{Z}_v^\top \hat{Z}_v \Vert_F^2}{(\mathrm{tr} \, \hat{Z}_v^\top "
+        r"\hat{Z}_v)^2} + \frac{\lambda V}{n} \sum_v \Vert \hat{Z}_v - \bar{Z} \Vert_F^2",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="ResNet-18, q = 1024, batch 256: λ = 1 on CIFAR, ImageNet-100 and Tiny ImageNet (batch 512), 1.4 on "

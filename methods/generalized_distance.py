@@ -36,6 +36,8 @@ class GeneralizedDistance(KernelRegularizer):
         reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023 (ablation, Table 3)",
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) − ½ Σ_v n⁻² Σᵢⱼ ‖zᵢ − zⱼ‖ᵖ",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{1}{2n^2} \sum_v \sum_{i,j} \Vert z_{v,i} - "
+        r"z_{v,j} \Vert^p",
         time="O(n² q), for p = 2 also O(n q²)",
         memory="O(1); O(q²) in the covariance form of p = 2",
         published="λ = 10000, p = 2 at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",

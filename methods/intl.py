@@ -40,6 +40,8 @@ class INTL(Native):
         reference="Weng, Ni, Song, Luo, Anwer, Khan, Khan, Huang, ICLR 2024",
         url="https://arxiv.org/abs/2305.16789",
         formula="mean_i (2 − 2 cos(w₁ᵢ, w₂ᵢ)) + β Σ_v Σᵢ (var(w_{v,i}) − 1)², W_v ≈ Σ_v^{−1/2} X_v by Newton steps",
+        latex=r"\frac{1}{n} \sum_i (2 - 2 \cos(w_{1,i}, w_{2,i})) + \beta \sum_v \sum_i (\mathrm{var}(w_{v,i}) - "
+        r"1)^2, \quad W_v \approx \Sigma_v^{-1/2} X_v",
         time="O(n² q + n³)",
         memory="O(n²)",
         published="T = 4, β = 0.01 (log₂ n − 3), q = 8192, batch 256, ResNet-50 on ImageNet",

@@ -36,6 +36,8 @@ class IVNE(Native):
         reference="Kim, Kang, Hwang, Shin, Rhee, CVPR 2023",
         url="https://arxiv.org/abs/2304.01434",
         formula="−α₁ mean_{g<v} mean_i z_gᵢ·z_vᵢ + α₂ mean_v tr(C_v log C_v), C_v = Z_vᵀZ_v/n",
+        latex=r"-\alpha_1 \, \mathrm{mean}_{g<v, \, i} \; z_{g,i} \cdot z_{v,i} + \alpha_2 \, \mathrm{mean}_v \, "
+        r"\mathrm{tr}(C_v \log C_v), \quad C_v = \frac{1}{n} Z_v^\top Z_v",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="α₁ = 4.16, α₂ = 1, batch 64, 2 + 4 views on ImageNet-100 (released script)",

@@ -62,6 +62,8 @@ class KerJEPA(Decomposed):
         reference="Zimmermann, Wiltzer, Szeto, Alvarez-Melis, Mackey, arXiv 2025",
         url="https://arxiv.org/abs/2512.19605",
         formula="‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v D(Z_v, N(0, I)), D = MMD² or KSD² over pairs i ≠ j",
+        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v D(Z_v, \mathcal{N}(0, I)), \quad "
+        r"D = \mathrm{MMD}^2 \; \mathrm{or} \; \mathrm{KSD}^2",
         time="O(n² q)",
         memory="O(n²)",
         published="q = 128, batch 256, 4 views of Imagenette; λ and bandwidths are not known to us, so ours",

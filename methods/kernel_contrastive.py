@@ -51,6 +51,8 @@ class KernelContrastive(Regularizer):
         reference="Koromilas, Bouritsas, Giannakopoulos, Nicolaou, Panagakis, ICML 2024",
         url="https://arxiv.org/abs/2405.18045",
         formula="−2 (1/n) Σᵢ k(z1ᵢ, z2ᵢ) + γ Σ_v (1/(n(n − 1))) Σ_{i≠j} K(zvᵢ, zvⱼ)",
+        latex=r"-\frac{2}{n} \sum_i k(z_{1,i}, z_{2,i}) + \frac{\gamma}{n(n-1)} \sum_v \sum_{i \neq j} K(z_{v,i}, "
+        r"z_{v,j})",
         time="O(n² q)",
         memory="O(n q)",
         published="gaussian, s = 2, γ = 16 (defaults of the authors' code); s = −1 of `riesz` is ours",

@@ -41,6 +41,8 @@ class KoLeo(Decomposed):
         reference="Sablayrolles, Douze, Schmid, Jégou, ICLR 2019; Oquab et al. (DINOv2), TMLR 2024",
         url="https://arxiv.org/abs/1806.03198",
         formula="λ ‖Z₁ − Z₂‖²/(nq) − μ ½ Σ_v (1/n) Σᵢ log(min_{j≠i} ‖zᵢ − zⱼ‖ + ε)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 - \frac{\mu}{2n} \sum_v \sum_i \log(\min_{j \neq i} "
+        r"\Vert z_{v,i} - z_{v,j} \Vert + \epsilon)",
         time="O(n² q)",
         memory="O(n q)",
         published="0.1 for the sum over two crops (μ = 0.2), ε = 1e-8 in DINOv2, beside other losses; λ is ours",

@@ -41,6 +41,8 @@ class MatrixSSL(Regularizer):
         reference="Zhang, Tan, Yang, Huang, Yuan, ICML 2024",
         url="https://arxiv.org/abs/2305.17326",
         formula="−λ tr log(μI + C₁₂) − ½γ Σ_{a≠b} tr[(μI + C_aa) log(μI + C_bb)], log to 4th order",
+        latex=r"-\lambda \, \mathrm{tr} \log(\mu I + C_{12}) - \frac{\gamma}{2} \sum_{a \neq b} \mathrm{tr} \left[ "
+        r"(\mu I + C_{aa}) \log(\mu I + C_{bb}) \right]",
         time="O(n q² + q³)",
         memory="O(q²)",
         published="γ = λ = μ = 1, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",

@@ -39,6 +39,8 @@ class MMCR(Native):
         reference="Yerxa, Kuang, Simoncelli, Chung, NeurIPS 2023",
         url="https://arxiv.org/abs/2303.03307",
         formula="λ mean_i ‖[z₁ᵢ, …, z_{V,i}]‖_* − ‖(1/V) Σ_v Z_v‖_*",
+        latex=r"\frac{\lambda}{n} \sum_i \Vert [z_{1,i}, \ldots, z_{V,i}] \Vert_* - \Vert \frac{1}{V} \sum_v Z_v "
+        r"\Vert_*",
         time="O(n q min(n, q))",
         memory="O(n q)",
         published="λ = 0; several views of an image (4 in the released ImageNet command)",

@@ -38,6 +38,8 @@ class InfoNCE(Contrastive):
         reference=_REFERENCE,
         url=_URL,
         formula="(1/n) Σᵢ [ −z1ᵢ·z2ᵢ/τ + log Σⱼ exp(z1ᵢ·z2ⱼ/τ) ]",
+        latex=r"\frac{1}{n} \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \log \sum_j \exp \frac{z_{1,i} "
+        r"\cdot z_{2,j}}{\tau} \right]",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.4, 4096 points of ScanNet scenes",
@@ -74,6 +76,8 @@ class HardestContrastive(Regularizer):
         reference=_REFERENCE,
         url=_URL,
         formula="mean max(0, ‖z1ᵢ − z2ᵢ‖² − m_p) + μ ½ Σ_v mean max(0, m_n − min_{j≠i} ‖zvᵢ − z(3−v)ⱼ‖)²",
+        latex=r"\frac{1}{n} \sum_i \max(0, \Vert z_{1,i} - z_{2,i} \Vert^2 - m_p) + \frac{\mu}{2n} \sum_v \sum_i "
+        r"\max(0, m_n - \min_{j \neq i} \Vert z_{v,i} - z_{3-v,j} \Vert)^2",
         time="O(n² q)",
         memory="O(n²)",
         published="m_p = 0.1, m_n = 1.4, q = 32, on points of ScanNet scenes",

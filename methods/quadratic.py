@@ -30,6 +30,8 @@ class Quadratic(KernelRegularizer):
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ (zᵢ·zⱼ)²",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} (z_{v,i} \cdot "
+        r"z_{v,j})^2",
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="none with this alignment; the default is that of SFRIK, L = 2, at q = 8192",

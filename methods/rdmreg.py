@@ -47,6 +47,8 @@ class RDMReg(Native):
         reference="Kuang et al., arXiv 2026 (Rectified LpJEPA)",
         url="https://arxiv.org/abs/2602.01456",
         formula="λ ‖X₁ − X₂‖²/(nq) + μ ½ Σ_v E_a W₂²(X_v a, Y a),  X = max(0, Z), Y_ij = max(0, m + σ g_ij)",
+        latex=r"\frac{\lambda}{nq} \Vert X_1 - X_2 \Vert_F^2 + \frac{\mu}{2} \sum_v \mathbb{E}_a W_2^2(X_v a, Y_v "
+        r"a), \quad X_v = \max(0, Z_v), \quad Y_{v,ij} = \max(0, m + \sigma g_{ij})",
         time="O(n K (q + log n)), K directions",
         memory="O(n K)",
         published="(25, 125), p = 1, m = 0, 8192 directions, q = 2048, ResNet-50 on ImageNet-100; (25, 250), q = 512 "

@@ -42,6 +42,8 @@ class SFRIK(KernelRegularizer):
         reference="Zheng, Puy, Riccietti, Pérez, Gribonval, ICLR 2023",
         url="https://openreview.net/forum?id=8uu6JStuYm",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + ½ Σ_v n⁻² Σᵢⱼ Σ_ℓ b_ℓ P_ℓ(q; zᵢ·zⱼ)",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{1}{2n^2} \sum_v \sum_{i,j} \sum_{\ell=1}^{L} "
+        r"b_\ell P_\ell(q; z_{v,i} \cdot z_{v,j})",
         time="O(n² q), for L ≤ 2 also O(n q²)",
         memory="O(1); O(q²) in the covariance form of L ≤ 2",
         published="λ = 4000, b = (1, 40, 40) at q = 8192 on IN20 %, ResNet-18, batch 2048 (appendix)",

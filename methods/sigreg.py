@@ -46,6 +46,8 @@ class SIGReg(Sliced):
         reference="Balestriero, LeCun, arXiv 2025 (LeJEPA)",
         url="https://arxiv.org/abs/2511.08544",
         formula="s [ (1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v E_a n ∫ |φ̂_{Z_v a}(t) − e^{−t²/2}|² e^{−t²/2} dt ]",
+        latex=r"s \left[ \frac{1 - \lambda}{4nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \mathbb{E}_a "
+        r"\, n \int | \hat{\varphi}_{Z_v a}(t) - e^{-t^2/2} |^2 e^{-t^2/2} \, dt \right]",
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K T)",
         published="λ = 0.05, 1024 directions, 17 knots (README and launch scripts); λ = 0.02, 256 directions, 4 views "

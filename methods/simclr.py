@@ -29,6 +29,8 @@ class SimCLR(Contrastive):
         reference="Chen, Kornblith, Norouzi, Hinton, ICML 2020",
         url="https://arxiv.org/abs/2002.05709",
         formula="(1/2n) Σᵢ [ −zᵢ·z⁺ᵢ/τ + log Σ_{j≠i} exp(zᵢ·zⱼ/τ) ] over both views",
+        latex=r"\frac{1}{2n} \sum_v \sum_i \left[ -\frac{z_{1,i} \cdot z_{2,i}}{\tau} + \log \sum_{(w,j) \neq "
+        r"(v,i)} \exp \frac{z_{v,i} \cdot z_{w,j}}{\tau} \right]",
         time="O(n² q)",
         memory="O(1)",
         published="τ = 0.1 on ImageNet, batch 4096; 0.15 at q = 8192 on IN20 % (Zheng et al., ICLR 2023, appendix)",

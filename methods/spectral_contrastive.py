@@ -36,6 +36,8 @@ class SpectralContrastive(Regularizer):
         reference="HaoChen, Wei, Gaidon, Ma, NeurIPS 2021",
         url="https://arxiv.org/abs/2106.04156",
         formula="(1/μ) [ −2/n Σᵢ z₁ᵢ·z₂ᵢ + 1/(n(n − 1)) Σ_{i≠j} (z₁ᵢ·z₂ⱼ)² ],  ‖z‖ clipped to √μ",
+        latex=r"\frac{1}{\mu} \left[ -\frac{2}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{1}{n(n-1)} \sum_{i \neq j} "
+        r"(z_{1,i} \cdot z_{2,j})^2 \right], \quad \Vert z \Vert \leq \sqrt{\mu}",
         time="O(n² q)",
         memory="O(1)",
         published="μ = 10 on ImageNet, ResNet-50, q = 8192, batch 384; μ = 1 on CIFAR-10, q = 1000, batch 512",

@@ -68,6 +68,8 @@ class SphericalDiscrepancy(KernelEnergy):
         reference="Nicollier, Meinhardt-Llopis, Dunitz, Pic, Musé, Facciolo, arXiv 2026",
         url="https://arxiv.org/abs/2606.17603",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + λ ½ Σ_v n⁻² Σᵢⱼ Σ_{ℓ≥1} c_ℓ P_ℓ(q; zᵢ·zⱼ),  Σ c_ℓ = 1",
+        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2n^2} \sum_v \sum_{i,j} "
+        r"\sum_{\ell \geq 1} c_\ell P_\ell(q; z_{v,i} \cdot z_{v,j}), \quad \sum_{\ell \geq 1} c_\ell = 1",
         time="O(n² (q + L))",
         memory="O(1)",
         published="λ = 0.05, s = 5, L = 2 at q = 256, ResNet-18 on ImageNet-100, batch 256; spectrum susreg: the limit "

@@ -44,6 +44,9 @@ class SSLHSIC(Native):
         reference="Li, Pogodin, Sutherland, Gretton, NeurIPS 2021",
         url="https://arxiv.org/abs/2106.08320",
         formula="−(1/n) Σᵢ mean_{v≠w} k(z_vᵢ, z_wᵢ) + N⁻² Σ_{ab} K_ab + γ ‖HKH‖_F / N,  k = c/√(c² + ‖u − v‖²), N = Vn",
+        latex=r"-\frac{1}{n} \sum_i \mathrm{mean}_{v \neq w} \, k(z_{v,i}, z_{w,i}) + \frac{1}{N^2} \sum_{a,b} "
+        r"K_{ab} + \frac{\gamma}{N} \Vert H K H \Vert_F, \quad k(u, v) = \frac{c}{\sqrt{c^2 + \Vert u - v "
+        r"\Vert^2}}, \quad N = Vn",
         time="O(n² q)",
         memory="O(n²)",
         published="γ = 3, c from 1, 512 random features, on ImageNet, ResNet-50, q = 256, batch 4096",

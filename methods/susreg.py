@@ -45,6 +45,8 @@ class SUSReg(Sliced):
         reference="SPHERE-JEPA, arXiv 2026",
         url="https://arxiv.org/abs/2605.26900",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/n + λ ½ Σ_v E_a ∫ |φ̂_{Z_v a}(t) − ψ(t)|² w(t) dt / ∫ (1 − ψ²) w dt",
+        latex=r"\frac{1 - \lambda}{4n} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \mathbb{E}_a "
+        r"\frac{\int | \hat{\varphi}_{Z_v a}(t) - \psi(t) |^2 w(t) \, dt}{\int (1 - \psi(t)^2) w(t) \, dt}",
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K T)",
         published="λ = 0.05 at q = 256, ResNet-18 on ImageNet-100; directions and quadrature are ours",

@@ -37,6 +37,8 @@ class TotalCodingRate(Native):
         reference="Tong, Chen, Ma, LeCun, 2023 (EMP-SSL)",
         url="https://arxiv.org/abs/2304.03977",
         formula="−mean_v [ λ mean_i cos(z_{v,i}, z̄ᵢ) + ½ log det(I + q/(nε²) Z_vᵀZ_v) ]",
+        latex=r"-\mathrm{mean}_v \left[ \frac{\lambda}{n} \sum_i \cos(z_{v,i}, \bar{z}_i) + \frac{1}{2} \log \det "
+        r"\left( I + \frac{q}{n \epsilon^2} Z_v^\top Z_v \right) \right]",
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="λ = 200, ε² = 0.2, q = 1024, batch 100, 20 crops, ResNet-18 on CIFAR and ImageNet-100",

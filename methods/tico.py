@@ -37,6 +37,8 @@ class TiCo(KernelEnergy):
         reference="Zhu, Moraes, Karakulak, Sobol, Canziani, LeCun, arXiv 2022",
         url="https://arxiv.org/abs/2206.10698",
         formula="1 − (1/n) Σᵢ z₁ᵢ·z₂ᵢ + ρ ½ Σ_v (1/n) Σᵢ zᵢᵀ stop[C_v] zᵢ,  C_v = Z_vᵀZ_v/n",
+        latex=r"1 - \frac{1}{n} \sum_i z_{1,i} \cdot z_{2,i} + \frac{\rho}{2n} \sum_v \sum_i z_{v,i}^\top \, "
+        r"\mathrm{stop}[C_v] \, z_{v,i}, \quad C_v = \frac{1}{n} Z_v^\top Z_v",
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="ρ = 8, β = 0.9",

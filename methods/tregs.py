@@ -39,6 +39,9 @@ class TREGS(Decomposed):
         reference="Mordacq, Loiseaux, Kalogeiton, Oudot, NeurIPS 2025",
         url="https://arxiv.org/abs/2510.23484",
         formula="β ‖Z₁ − Z₂‖²/n + Σ_v [ −(γ/n) Σ_{(i,j) ∈ MST(Z_v)} ‖zᵢ − zⱼ‖ + (λ/n) Σᵢ (‖zᵢ‖ − 1)² ]",
+        latex=r"\frac{\beta}{n} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ -\frac{\gamma}{n} \sum_{(i,j) \in "
+        r"\mathrm{MST}(Z_v)} \Vert z_{v,i} - z_{v,j} \Vert + \frac{\lambda}{n} \sum_i (\Vert z_{v,i} \Vert - "
+        r"1)^2 \right]",
         time="O(n² q log n)",
         memory="O(n q)",
         published="β, γ, λ are not known to us: the defaults are ours",

@@ -37,6 +37,8 @@ class VIbCReg(VarianceCovariance):
         reference="Lee, Aune, arXiv 2021",
         url="https://arxiv.org/abs/2109.00783",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} R_{jk}²/q² ], R correlations",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{q} \sum_j \max(0, 1 - "
+        r"\sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q^2} \sum_{j \neq k} R_{jk}^2 \right]",
         time="O(n q min(n, q))",
         memory="O(n q + min(n, q)²)",
         published="(25, 25, 200) on time series, q = 4096; solo-learn: the same on CIFAR and ImageNet-100, q = 2048",

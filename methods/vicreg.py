@@ -70,6 +70,8 @@ class VICReg(VarianceCovariance):
         reference="Bardes, Ponce, LeCun, ICLR 2022",
         url="https://arxiv.org/abs/2105.04906",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν Σ_{j≠k} C_{jk}²/q ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} \sum_j \max(0, 1 - "
+        r"\sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_{j \neq k} C_{jk}^2 \right]",
         time="O(n² q) or O(n q²)",
         memory="O(n q) or O(q²)",
         published="(25, 25, 1) on ImageNet, ResNet-50, q = 8192, batch 2048; Zheng et al. tune (10, 10, 1) on IN20 %",

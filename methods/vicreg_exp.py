@@ -42,6 +42,9 @@ class VICRegExp(VarianceCovariance):
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_j max(0, 1 − √(var_j + ε)) + ν mean_j log Σ_{k≠j} exp(C_jk/τ) ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2q} \sum_j \max(0, 1 - "
+        r"\sqrt{\mathrm{var}_j + \epsilon}) + \frac{\nu}{q} \sum_j \log \sum_{k \neq j} \exp "
+        r"\frac{C_{jk}}{\tau} \right]",
         time="O(n q²)",
         memory="O(q²)",
         published=_PUBLISHED,
@@ -97,6 +100,9 @@ class VICRegCtr(VICRegExp):
         reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
         url="https://arxiv.org/abs/2206.02574",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(zᵢ) + ε)) + ν mean_i log Σ_{j≠i} exp(G_ij/τ) ]",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2n} \sum_i \max(0, 1 - "
+        r"\sqrt{\mathrm{var}(z_{v,i}) + \epsilon}) + \frac{\nu}{n} \sum_i \log \sum_{j \neq i} \exp "
+        r"\frac{G_{ij}}{\tau} \right]",
         time="O(n² q)",
         memory="O(n²)",
         published=_PUBLISHED,

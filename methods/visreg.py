@@ -48,6 +48,9 @@ class VISReg(Sliced):
         reference="Wu, Balestriero, Levine, arXiv 2026",
         url="https://arxiv.org/abs/2606.02572",
         formula="(1−λ) ¼ ‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v [ mean m² + mean (1 − s)² + E_a W₂²(Ẑ_v a, N(0, 1)) ]",
+        latex=r"\frac{1 - \lambda}{4nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \left[ \frac{1}{q} "
+        r"\Vert m_v \Vert^2 + \frac{1}{q} \Vert 1 - s_v \Vert^2 + \mathbb{E}_a W_2^2(\hat{Z}_v a, "
+        r"\mathcal{N}(0, 1)) \right]",
         time="O(n K (q + log n)), K directions",
         memory="O(n K)",
         published="λ = 0.9, weights 1, 4096 directions, ε = 1e-6 on ImageNet; λ = 0.6 on small sets",

@@ -42,6 +42,9 @@ class WMSE(Native):
         reference="Ermolov, Siarohin, Sangineto, Sebe, ICML 2021",
         url="https://arxiv.org/abs/2007.06346",
         formula="(1/n) Σᵢ ‖w₁ᵢ/‖w₁ᵢ‖ − w₂ᵢ/‖w₂ᵢ‖‖², wᵢ = L⁻¹(zᵢ − z̄), LLᵀ = (1 − ε) Cov + ε I",
+        latex=r"\frac{1}{n} \sum_i \left\Vert \frac{w_{1,i}}{\Vert w_{1,i} \Vert} - \frac{w_{2,i}}{\Vert w_{2,i} "
+        r"\Vert} \right\Vert^2, \quad w_{v,i} = L_v^{-1} (z_{v,i} - \bar{z}_v), \quad L_v L_v^\top = (1 - "
+        r"\epsilon) \mathrm{Cov}(Z_v) + \epsilon I",
         time="O(n q² + q³)",
         memory="O(n q + q²)",
         published="ε = 0; q = 64, sub-batches of 128 on CIFAR; q = 128, 256 on STL-10, Tiny ImageNet, ImageNet-100",

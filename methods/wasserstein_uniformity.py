@@ -42,6 +42,8 @@ class WassersteinUniformity(Native):
         reference="Fang, Li, Sun, Wang, ICLR 2024",
         url="https://arxiv.org/abs/2403.00642",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + μ √( ‖m‖² + 1 + tr Σ − (2/√q) tr Σ^{1/2} )",
+        latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \mu \sqrt{\Vert m \Vert^2 + 1 + \mathrm{tr} \, "
+        r"\Sigma - \frac{2}{\sqrt{q}} \mathrm{tr} \, \Sigma^{1/2}}",
         time="O(n q min(n, q))",
         memory="O(n q)",
         published="μ = 0.2 beside BYOL, 1 beside MoCo v2, 30 → 0 beside Barlow Twins (CIFAR, q = 256, batch 256); λ is "

@@ -37,6 +37,8 @@ class WeakSIGReg(Decomposed):
         reference="kreasof-ai, released code, 2026; SIGReg: Balestriero, LeCun, arXiv 2025",
         url="https://github.com/kreasof-ai/sigreg",
         formula="‖Z₁ − Z₂‖²/(nq) + λ ½ Σ_v ‖Cov(Z_v Sᵀ) − I‖_F,  S_{jk} ~ N(0, 1/q)",
+        latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v \Vert \mathrm{Cov}(Z_v S^\top) - "
+        r"I \Vert_F, \quad S_{jk} \sim \mathcal{N}(0, 1/q)",
         time="O(n K (q + K)), K dimensions of the sketch",
         memory="O(n K + K²)",
         published="K = 64; a regularizer of supervised networks, so λ is ours",

@@ -46,7 +46,7 @@ def test_methods_are_listed_and_shown_with_their_hyperparameters() -> None:
     output = call("methods", *methods.names()).output
     for name in methods.names():
         data = methods.build(name).metadata
-        for part in (data.formula, data.reference, data.url):
+        for part in (data.formula, data.latex, data.reference, data.url):
             assert part in output
         for key, value in methods.defaults(name).items():
             assert f"method.{key}={list(value) if isinstance(value, tuple) else value}" in output

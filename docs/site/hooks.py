@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from tabulate import tabulate
@@ -122,7 +124,7 @@ def _method_page(name: str) -> str:
     data = method.metadata
     source = f"[{data.reference}]({data.url})" if data.url else data.reference
     about = (inspect.getdoc(method) or "").partition("\nAttributes:")[0]
-    parts = [f"# {method.label}", f"`method={name}`, {source}", f"```text\n{data.formula}\n```", about]
+    parts = [f"# {method.label}", f"`method={name}`, {source}", _formula(data), about]
     meanings = {setting.name: setting.meaning for setting in describe(type(method))}
     space = method.space or {}
     rows = [
@@ -144,6 +146,16 @@ def _method_page(name: str) -> str:
     use = f'from regbench import methods\n\nloss = methods.build("{name}")(z1, z2).total'
     parts += ["## Use", f"```\nregbench train method={name}\n```", f"```python\n{use}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _formula(data: methods.Metadata) -> str:
+    """Typeset a formula as MathML, which browsers show without a script."""
+    if not data.latex:
+        return f"```text\n{data.formula}\n```"
+    mathml = convert(data.latex, display="block")
+    if "\\" in mathml:
+        raise PluginError(f"{data.title}: the formula has a command that cannot be typeset: {data.latex}")
+    return f'<div class="formula">{mathml}</div>'
 
 
 def _commands_page() -> str:

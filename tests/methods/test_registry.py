@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -131,6 +132,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_the_published_ones(name: str) -> None:
     assert methods.defaults(name) == DEFAULTS[name]
+
+
+GREEK = {
+    **{"alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "lambda": "λ", "mu": "μ", "nu": "ν", "rho": "ρ"},
+    **{"sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ"},
+}
+
+
+def test_the_typeset_formulas_are_balanced_and_use_the_letters_of_the_plain_ones() -> None:
+    for data in {type(methods.build(name)).metadata for name in methods.names()}:
+        for opening, closing in (("{", "}"), ("(", ")"), (r"\left", r"\right")):
+            assert data.latex.count(opening) == data.latex.count(closing), (data.title, opening)
+        letters = {GREEK[command] for command in re.findall(r"\\([a-z]+)", data.latex) if command in GREEK}
+        assert letters == set(re.findall("[α-ω]", data.formula)), data.title
 
 
 @every_name

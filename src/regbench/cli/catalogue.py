@@ -64,6 +64,8 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         for key, value in registry.defaults(name).items():
             click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
         _show_space(regularizer)
+        if data.latex:
+            click.echo(f"LaTeX: {data.latex}")
         click.echo(f"Published: {data.published}.")
         of_views = data.views or "the choice of this benchmark"
         click.echo(f"More than two views: {KINDS[regularizer.kind]} ({of_views}).")
