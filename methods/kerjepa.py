@@ -103,14 +103,14 @@ class KerJEPA(Decomposed):
         pairs_NN = off_diagonal_mask(n, z_NQ)
 
         def mean_over_pairs(x_NN: Tensor) -> Tensor:
-            # Not by the mask as an index: a plan's tensors have no data that would tell how many there are.
+            # Not by the mask as an index: a GPU's host would wait to learn how many there are, and a plan never learns.
             return x_NN.where(pairs_NN, 0.0).sum() / (n * (n - 1))
 
         r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
         if self.statistic == "sliced_mmd":
             b = self.bandwidth
             crossed = _sliced_gaussian(squared_N / (2 * b + 2), q).mean()
-            pairs = _sliced_gaussian(r2_NN / (2 * b), q)[pairs_NN].mean()
+            pairs = mean_over_pairs(_sliced_gaussian(r2_NN / (2 * b), q))
             discrepancy: Tensor = pairs - 2 * (b / (b + 1)) ** 0.5 * crossed + (b / (b + 2)) ** 0.5
             return discrepancy
         if self.kernel == "gaussian":

@@ -80,6 +80,47 @@ class World:
         return box[0]
 
 
+class Agreement:
+    """What any of the ranks asks for, found out while they compute: each call gives the answer to the one before.
+
+    Ranks that had to answer in every step would all wait in every step for the slowest.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Between the ranks of a world."""
+        self._world = world
+        self._asked: tuple[torch.Tensor, Any] | None = None
+
+    def __call__(self, *values: float, now: bool) -> list[float]:
+        """Ask for the largest over all ranks of each of the values; every rank gets the same answer in the same call.
+
+        An answer that has a number other than 0 ends what was asked: what every rank now does is not asked for twice.
+
+        Args:
+            *values: This rank's, 0 or more; what it wants it asks for in each call until it is done.
+            now: Whether to wait for the answer to this very call.
+
+        Returns:
+            The answer to the call before, zeros if there is none; of one rank, and with `now`, to this one.
+        """
+        if self._world.control is None:
+            return list(values)
+        answer = self._answer() or [0.0] * len(values)
+        if not any(answer):
+            asked = torch.tensor(values, dtype=torch.float64)
+            self._asked = asked, dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+            if now:
+                answer = self._answer() or answer
+        return answer
+
+    def _answer(self) -> list[float] | None:
+        if self._asked is None:
+            return None
+        (answer, work), self._asked = self._asked, None
+        work.wait()
+        return answer.tolist()
+
+
 def environment_ranks() -> tuple[int, int, int, int]:
     """Rank, size, local rank and local size that the launcher (torchrun, a Slurm job) put into the environment.
 

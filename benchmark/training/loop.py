@@ -34,7 +34,7 @@ from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import NamedFile, Saved, Score
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.distributed import World, synchronize_batch_norm
+from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
@@ -188,6 +188,7 @@ class _Training:
         synchronize_batch_norm(self.network, world, device)
         group = world.group if compute.runtime.shard_optimizer else None
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
+        self.agreement = Agreement(world)
         self.progress = Progress()
         self._saved: Saved | None = None
         self._writer = ThreadPoolExecutor(1)
@@ -308,8 +309,8 @@ class _Training:
                 ends = progress.step % len(loader) == 0
                 due = time.monotonic() - self._written_s >= 60 * self.compute.runtime.checkpoint_minutes
                 lost = self.attempt is not None and bool(self.attempt.lost)
-                # A few numbers over the CPU: every rank must come to the same decision in the same step.
-                stop, write, superseded = self.world.maximum(self.interruption.requested, due, lost)
+                # Every rank must come to the same decision in the same step.
+                stop, write, superseded = self.agreement(self.interruption.requested, due, lost, now=ends)
                 if superseded:
                     if self.attempt is not None:
                         self.attempt.check()

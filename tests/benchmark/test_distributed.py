@@ -37,7 +37,8 @@ FINE_TUNED = (
 CASES = {
     "plain": ("epochs=4",),
     "sharded": ("epochs=4", "runtime.shard_optimizer=true"),
-    "stopped": ("epochs=4", "runtime.shard_optimizer=true"),
+    # Three steps an epoch; all ranks hear of the signal one step later, in the middle of the first epoch.
+    "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1", "runtime.shard_optimizer=true"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
@@ -49,7 +50,7 @@ CASES = {
 REFUSED = {
     "odd": (["batch_size=33"], "batch_size=33 cannot be shared equally between"),
 }
-# Ranks need different amounts of memory and energy. The last one alone gets a signal, in the third step of "stopped".
+# Ranks need different amounts of memory and energy. The last one alone gets a signal, in the first step of "stopped".
 DRIVER = """
 import json, logging, os, signal, sys
 import torch
@@ -77,7 +78,7 @@ step, steps = Step.__call__, 0
 def counted(self, *views):
     global steps
     steps += 1
-    if (name, steps, rank + 1) == ("stopped", 3, size):
+    if (name, steps, rank + 1) == ("stopped", 1, size):
         os.kill(os.getpid(), signal.SIGUSR1)
     seeds = [0] * size
     dist.all_gather_object(seeds, torch.initial_seed())
@@ -133,7 +134,7 @@ def test_processes_train_as_one_does(one: list[str], tiny: list[str], size: int,
         if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
             resumed = run_cell(*load_run(cases[name]), name)
             assert resumed is not None
-            assert [attempt.from_step for attempt in resumed.attempts] == [None, 3]
+            assert [attempt.from_step for attempt in resumed.attempts] == [None, 2]
         record = record_of(tiny, name)
         rows, expected = record.history, record_of(one, name).history
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and training amplifies.
@@ -243,7 +244,7 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN with unequal shares of the batch; optimizers with shared state; a loss's rows; a transformer and clipping."""
+    """BN with unequal shares of the batch; optimizers with shared state; losses; agreement; a transformer and clipping."""
     code = """
 import copy, os, sys, torch, warnings
 import torch.distributed as dist
@@ -251,7 +252,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
-from regbench.benchmark.training.distributed import connect, synchronize_batch_norm
+from regbench.benchmark.training.distributed import Agreement, connect, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.adamw import AdamWConfig
 from regbench.benchmark.training.optimizers.lars import LARSConfig
@@ -402,6 +403,12 @@ def random_directions(world):
     with warnings.catch_warnings(action="ignore"):  # of the one that is alone
         close(shared, method.loss(z1, z2, engine=Engine(draw_seed=lambda: 5)))
 
+def agreement(world):
+    # Answers come to all ranks one call later, or at once where that is asked; what was answered is done.
+    agree, mine = Agreement(world), float(world.rank)
+    asked = [(0, False), (9, False), (9, False), (0, False), (0, False), (9, True), (0, True), (9, False), (9, True)]
+    assert [agree(mine * what, now=now) for what, now in asked] == [[0], [0], [9], [0], [0], [9], [0], [0], [9]]
+
 def transformer(world):
     # Views of two sizes; the class token matters by the patches alone.
     options = dict(depth=2, embed_dim=24, num_heads=2)
@@ -423,7 +430,8 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    for check in (batch_norm, batch_norm_kernels, shared_state, equal_shares, random_directions, transformer):
+    checks = batch_norm, batch_norm_kernels, shared_state, equal_shares, random_directions, agreement, transformer
+    for check in checks:
         check(world)
 """
     for process in launch(2, code):

@@ -11,11 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training import layers
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
 from regbench.methods import Engine, build
@@ -193,3 +196,44 @@ def test_micro_batches_count_once_in_bns_running_statistics() -> None:
     for (name, found), expected in zip(network.named_buffers(), other.buffers(), strict=True):
         if "num_batches" not in name:
             torch.testing.assert_close(found, expected)
+
+
+# They return a number, or as much as the data say.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "_linalg_check_errors"}
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations for which the host would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            isinstance(each, Tensor) and each.dtype == torch.bool for each in tree_leaves(args[1:])
+        )
+        if by_mask or name in WAITING:
+            self.found.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [("sfrik_l3", "lars"), ("kerjepa_sliced_mmd", "sgd"), ("vicreg", "adamw")],
+)
+def test_a_step_has_no_operation_that_a_gpus_host_waits_for(method: str, optimizer: str) -> None:
+    config = NetworkConfig(backbone=BACKBONES.build("resnet_tiny"), projector=ProjectorConfig(hidden_dim=48))
+    network = SiameseNetwork(config, 96, 3, 64, 0)
+    step = Step(
+        network=network,
+        optimizer=OPTIMIZERS.build(optimizer, clip_grad_norm=1.0).build_clipping(network.parameters()),
+        method=build(method),
+        engine=Engine(even=True, draw_seed=lambda: 0),
+        precision="bf16",
+        micro_batch_size=4 if method == "vicreg" else None,
+    )
+    with Waits() as waits:
+        step(*torch.randn(2, 8, 3, 8, 8))
+    assert not waits.found
