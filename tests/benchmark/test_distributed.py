@@ -244,7 +244,7 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN with unequal shares of the batch; optimizers with shared state; losses; agreement; a transformer and clipping."""
+    """BN of unequal batches; optimizers with shared state; losses; agreement; a transformer and clipping."""
     code = """
 import copy, os, sys, torch, warnings
 import torch.distributed as dist

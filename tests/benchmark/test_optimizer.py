@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError
 from regbench.benchmark.training.optimizers.adam import AdamConfig
@@ -175,6 +177,31 @@ def test_lars_allocates_nothing_of_the_size_of_the_model() -> None:
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         before.clone()
     assert max(e.self_cpu_memory_usage for e in profile.events()) == 480_000  # this is how it would show
+
+
+def test_lars_makes_as_many_operations_for_many_tensors_as_for_few() -> None:
+    """Each is work that a GPU has to be told of; views of what there is are not."""
+
+    def operations(count: int) -> Counter[str]:
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                made[func.overloadpacket.__name__] += not func.is_view
+                return func(*args, **(kwargs or {}))
+
+        made: Counter[str] = Counter()
+        parameters = [torch.nn.Parameter(torch.randn(2, 3)) for _ in range(count)]
+        optimizer = LARS(parameters, lr=0.1, weight_decay=0.5, momentum=0.9, trust_coefficient=0.01, clip_lr=True)
+        for _ in range(2):
+            for p in parameters:
+                p.grad = torch.randn(2, 3)
+            made.clear()
+            with Operations():
+                optimizer.step()
+        return made
+
+    few = operations(2)
+    assert few["_foreach_norm"] == 1 and few.total() < 20
+    assert operations(40) == few
 
 
 def test_lars_with_zero_norms() -> None:
