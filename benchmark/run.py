@@ -38,6 +38,7 @@ from regbench.benchmark.rundir.record import (
     PastAttempt,
     Record,
     Score,
+    Searched,
     read_record,
     read_tuned,
 )
@@ -50,6 +51,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed, write_new
 from regbench.methods.spectrum import kernel_spectrum
+from regbench.spaces import Range
 
 SPECTRUM_ORDER = 6
 
@@ -232,6 +234,7 @@ class _Run:
             status=status,
             cell=self.cell.plain(),
             regularizer={key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)},
+            searched=_searched(self.cell),
             spectrum=kernel_spectrum(method, self.cell.embedding_dim, SPECTRUM_ORDER),
             scores=scores,
             cost=_cost(progress, evaluate_s),
@@ -314,6 +317,17 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
         )
         for entry in attempts
     )
+
+
+def _searched(cell: Cell) -> dict[str, Searched]:
+    """Return what a record says of the search spaces of a cell's method and optimizer."""
+    spaces = {"method": cell.method.space, "optimizer": cell.optimizer.space}
+    return {
+        f"{group}.{name}": Searched(each.scale, each.balances)
+        for group, space in spaces.items()
+        for name, each in (space or {}).items()
+        if isinstance(each, Range)
+    }
 
 
 def _cost(progress: Progress, evaluate_s: float) -> Cost:

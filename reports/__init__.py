@@ -47,7 +47,8 @@ def write_report(
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
     evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
     files are index.html, tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
-    significance.{md,tex,csv} (p-values of all pairs of rows), the tables accuracy, time, memory, convergence and energy
+    significance.{md,tex,csv} (p-values of all pairs of rows), indicators and sensitivity where several configurations
+    were tried, the tables accuracy, time, memory, convergence and energy
     (where they were measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and
     accuracy_vs_effective_rank.png, and paper_table<number>.{md,tex,csv} for the paper's tables. With several tasks, the
     names of what belongs to one end in -<task>.
@@ -87,11 +88,12 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     from regbench.reports.tables.leaderboard import leaderboard_frame
     from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
     from regbench.reports.tables.paper_tables import paper_tables
+    from regbench.reports.tables.sensitivity import sensitivity
     from regbench.reports.tables.table import to_latex, to_markdown, to_terminal
 
     costs = [] if cost is None else read_cost(cost)
     found = read_records(runs)
-    summaries = summarize(found.records, found.missing, found.choices)
+    summaries = summarize(found.records, found.missing, found.choices, found.short)
     style = styles(r.label for r in found.records if not r.untrained)
     data = tidy(found.records)
     contents: dict[str, str | bytes | Callable[[IO[bytes]], Any]] = {
@@ -108,9 +110,10 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     texts = []
     for summary, of_task in zip(summaries, tables, strict=True):
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
-        if (told := indicators(summary)) is not None:
-            of_task["indicators"], frame = told
-            contents[f"indicators{suffix}.csv"] = frame.to_csv(index=False)
+        for slug, told in (("indicators", indicators(summary)), ("sensitivity", sensitivity(summary))):
+            if told is not None:
+                of_task[slug], frame = told
+                contents[f"{slug}{suffix}.csv"] = frame.to_csv(index=False)
         named |= {f"{slug}{suffix}": table for slug, table in of_task.items()}
         contents[f"leaderboard{suffix}.csv"] = leaderboard_frame(summary).to_csv(index=False)
         contents[f"significance{suffix}.csv"] = significance_frame(summary).to_csv(index=False)

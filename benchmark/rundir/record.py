@@ -109,6 +109,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Searched:
+    """A hyperparameter that a tuning of the method searches.
+
+    Attributes:
+        scale: On which its values are spread evenly, see `regbench.spaces.Range`.
+        balances: Whether it weighs the method's alignment against its regularizer.
+    """
+
+    scale: Literal["log", "linear", "logit"]
+    balances: bool
+
+
+@dataclass(frozen=True)
 class NamedFile:
     """A file beside the record that belongs to it: its name and its SHA-256."""
 
@@ -223,6 +236,7 @@ class Record(SignedFile):
         choice: What was chosen on which split among how many, by what was chosen ("hyperparameters",
             "probe_learning_rate", ...); empty where nothing was evaluated on the test split.
         regularizer: What the method says of itself, by name: reference, url, formula and so on.
+        searched: Those numbers of method and optimizer that have a range in a search space, by their full names.
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
         diverged: Where and why training diverged, if it did.
         environment: Hardware, versions, loader and the like.
@@ -247,6 +261,7 @@ class Record(SignedFile):
     command: str
     choice: _Choices = field(default_factory=dict)
     regularizer: dict[str, str] = field(default_factory=dict)
+    searched: dict[str, Searched] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     diverged: dict[str, Any] | None = None
     metrics: Annotated[NamedFile, _Beside] | None = None

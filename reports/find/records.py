@@ -33,6 +33,7 @@ class Records:
         missing: Cells without a record, in the order of the plans.
         choices: What tunings chose (`tuning_choice.json` of their sweeps), by path.
         folders: Where was looked.
+        short: Those that a search trained for fewer epochs than what it chose; `records` has none of them.
     """
 
     records: tuple[Record, ...]
@@ -40,6 +41,7 @@ class Records:
     missing: tuple[Missing, ...] = ()
     choices: dict[Path, TuningChoice] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
+    short: tuple[Record, ...] = ()
 
     @property
     def warning(self) -> str:
@@ -73,12 +75,13 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
     good: dict[tuple[str, str], Record] = {}
+    short: list[Record] = []
     skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
     of_sweeps = [choices.read(folder / TUNING_CHOICE) for folder in found.sweeps]
     skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
-        if run.record is None or run.path.absolute() in found.short:
+        if run.record is None:
             continue
         judged = judge(run, run.record, choices)
         record, misfits = judged.record, judged.misfits
@@ -86,7 +89,10 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
             misfits = (Misfit(run.record, f"the same cell as {first.path}"),)
         skipped += [*misfits[:1], *judged.of_evaluations]
         if record is not None and not misfits:
-            good[record.sweep, record.cell_id] = record
+            if run.path.absolute() in found.short:
+                short.append(record)
+            else:
+                good[record.sweep, record.cell_id] = record
     missing = find_missing(found)
     if not good:
         places = ", ".join(str(f) for f in folders)
@@ -98,7 +104,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
         waiting = f", {len(missing)} cells have none yet" if missing else ""
         raise RegbenchError(f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`")
     records = sorted(good.values(), key=lambda r: (r.sweep, r.untrained, r.label, r.seed, r.cell_id))
-    return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders))
+    return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short))
 
 
 def load_records(folder: Path | list[Path]) -> pd.DataFrame:

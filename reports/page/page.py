@@ -33,6 +33,7 @@ from regbench.reports.page.figures import (
     scatter_drawings,
     spectrum_drawings,
 )
+from regbench.reports.page.sensitivity import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
 from regbench.reports.rows.tasks import Comparison
@@ -162,7 +163,7 @@ def _section(
     accuracy = drawn(accuracy_drawings(summary, style), "accuracy")
     parts = [
         tables[slug]
-        for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators")
+        for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity")
         if slug in tables
     ]
     cells = [r.settings for r in summary.records if not r.untrained]
@@ -187,6 +188,7 @@ def _section(
         "accuracy_notes": curve_notes(summary) if accuracy else [],
         "curves": drawn(curve_drawings(summary, style), "curve"),
         "spectra": drawn([*spectrum_drawings(summary, style), *mechanism_drawings(summary, style)], "spectrum"),
+        "sensitivity": drawn(sensitivity_drawings(summary, style), "sensitivity"),
         "hyperparameters": placed(tables["hyperparameters"]),
         "shared": shared,
     }

@@ -164,6 +164,7 @@ class Summary:
         waiting: Methods that were tuned and have no final score yet, with the number of their configurations.
         missing: What is planned and has no row.
         failures: Cells whose last attempt failed.
+        short: Configurations that searches trained for fewer epochs than what they chose; the others have none of them.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Summary:
     waiting: list[str] = field(default_factory=list)
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
+    short: list[Configuration] = field(default_factory=list)
 
     @property
     def on_test(self) -> bool:
@@ -257,6 +259,7 @@ def summarize(
     records: Sequence[Record],
     missing: Sequence[Missing] = (),
     choices: Mapping[Path, TuningChoice] | None = None,
+    short: Sequence[Record] = (),
 ) -> list[Summary]:
     """Make a summary of each task, in the order of the records; those that the test split chose come last.
 
@@ -264,10 +267,16 @@ def summarize(
         records: The good ones.
         missing: Cells that are planned or have begun and have no record.
         choices: What tunings chose, by the path of their `tuning_choice.json`.
+        short: Good ones too, of trainings that are steps of a search.
     """
     settings_of, task_of = functools.cache(_settings), functools.cache(_task)
     configurations = {r: _configuration(r) for r in records}
     settings = {r: settings_of(configuration) for r, configuration in configurations.items()}
+    briefly: dict[object, dict[object, list[Record]]] = {}
+    for r in short:
+        configuration = _configuration(r)
+        task = r.on_test, task_of(settings_of(configuration))
+        briefly.setdefault(task, {}).setdefault(configuration, []).append(r)
     tasks: dict[object, dict[str, Record]] = {}
     sweeps: dict[object, dict[str, None]] = {}
     for r in records:
@@ -276,11 +285,11 @@ def summarize(
         if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
             cells[r.cell_id] = r
         sweeps.setdefault(task, {})[r.sweep] = None
-    found = [(tuple(sweeps[task]), tuple(cells.values())) for task, cells in tasks.items()]
+    found = [(tuple(sweeps[task]), tuple(cells.values()), briefly.get(task, {})) for task, cells in tasks.items()]
     found.sort(key=lambda one: one[1][0].on_test)
-    titles = Counter(_name(*one) for one in found)
+    titles = Counter(_name(*one[:2]) for one in found)
     summaries: list[Summary] = []
-    for of_task, cells_of_task in found:
+    for of_task, cells_of_task, short_ones in found:
         name, first = _name(of_task, cells_of_task), cells_of_task[0]
         if titles[name] > 1:
             name += f": {first.cell['dataset']['name']}, {first.backbone}"
@@ -293,6 +302,7 @@ def summarize(
             if path.absolute().parent.name in of_task or str(path) in named
         }
         summaries.append(Summary(name, of_task, cells_of_task, own))
+        summaries[-1].short += [Configuration(tuple(seeds)) for seeds in short_ones.values()]
         _fill(summaries[-1], configurations, settings)
     _place_missing(summaries, missing)
     return summaries

@@ -9,8 +9,10 @@ import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes, task_notes
+from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
+from regbench.reports.tables.sensitivity import widths
 from regbench.reports.tables.table import (
     Column,
     Entry,
@@ -111,10 +113,12 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
 
     `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
-    planned seeds that are not finished. `…_to_threshold` says how soon an accuracy was reached while training, by
+    planned seeds that are not finished. `…_width_decades` is how far the balancing weight and the learning
+    rate may be off, see `sensitivity`. `…_to_threshold` says how soon an accuracy was reached while training, by
     `…_threshold_n` seeds.
     """
     out = []
+    easy = sensitivities(summary)
     thresholds = {name: percent for name in curve_scores(summary) if (percent := threshold(summary, name)) is not None}
     for i, row in enumerate(summary.rows):
         entry = _settings(summary, row.label, row.settings) | {
@@ -125,6 +129,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             "configurations_tried": row.tried,
             "tuning_budget": summary.budget(row),
             "tuning_edges": ", ".join(f"{side} {key}" for key, side in row.edges.items()) or None,
+            **(widths(easy, row) if easy else {}),
         }
         for name in summary.leading:
             s, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")

@@ -39,7 +39,7 @@ from regbench.benchmark.rundir.directory import (
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
-from regbench.benchmark.rundir.record import Record, Saved, Score, read_record
+from regbench.benchmark.rundir.record import Record, Saved, Score, Searched, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
@@ -294,6 +294,8 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert len(record.attempts) == 1
     assert record.finished >= record.started
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
+    assert record.searched["method.alignment_weight"] == Searched("log", balances=True)
+    assert record.searched["optimizer.base_lr"] == Searched("log", balances=False)
     assert record.metrics
     assert len((directory / record.metrics.file).read_text().splitlines()) == 2
 

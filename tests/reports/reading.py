@@ -17,7 +17,7 @@ Make = Callable[..., Path]
 def tasks(runs: Path) -> list[Summary]:
     """The tasks of all records under a folder."""
     found = read_records(runs)
-    return summarize(found.records, found.missing, found.choices)
+    return summarize(found.records, found.missing, found.choices, found.short)
 
 
 def task(runs: Path) -> Summary:

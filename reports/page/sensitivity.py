@@ -1,0 +1,92 @@
+"""Figures of how easily methods are tuned: a small panel for each method and hyperparameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from regbench.reports.page.drawing import INK, UNTRAINED, Drawing, Marks, Style, draw_line, grid, matplotlib_in, to_svg
+from regbench.reports.page.figures import DRAWN_CURVES
+from regbench.reports.rows.sensitivity import POINTS, Sensitivity, forward, sensitivities
+from regbench.reports.rows.summary import Summary
+from regbench.reports.tables.sensitivity import width_text
+
+_COLUMNS = 3
+_PANEL_IN = (1.9, 1.55)
+_FLOOR = -10.0  # points below the best; what is worse stands there
+_TICK_APART = 0.2  # of a panel's width
+
+_KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "other": "other hyperparameters"}
+
+
+def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
+    places = {id(row): i for i, row in enumerate(summary.rows[:DRAWN_CURVES])}
+    found = [one for one in sensitivities(summary) if id(one.row) in places]
+    drawings = []
+    for role, kind in _KINDS.items():
+        if shown := [one for one in found if one.role == role]:
+            title = f"Accuracy against {kind}"
+            text = f"{title} of each method, in points below its best; the ranges are in the table."
+            with matplotlib_in(INK):
+                drawings.append(Drawing(title, text, _panels(shown, style, places)))
+    return drawings
+
+
+def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int]) -> str:
+    rows = math.ceil(len(shown) / _COLUMNS)
+    width_in, height_in = _COLUMNS * _PANEL_IN[0], rows * _PANEL_IN[1]
+    figure = Figure(figsize=(width_in, height_in))
+    figure.patch.set_alpha(0)
+    marks = Marks()
+    for i, one in enumerate(shown):
+        row, column = divmod(i, _COLUMNS)
+        left, bottom = column * _PANEL_IN[0] + 0.42, height_in - (row + 1) * _PANEL_IN[1] + 0.28
+        box = (left / width_in, bottom / height_in, (_PANEL_IN[0] - 0.55) / width_in, (_PANEL_IN[1] - 0.6) / height_in)
+        axes = figure.add_axes(box)
+        axes.patch.set_alpha(0)
+        grid(axes)
+        told = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
+        _panel(axes, one, style[one.row.label], marks.add(style[one.row.label], [places[id(one.row)]], told))
+    return to_svg(figure, marks)
+
+
+def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
+    """Draw the configurations and what lies between them, the band of a point, and the chosen value."""
+
+    def place(value: float) -> float:
+        return forward(one.searched.scale, value)
+
+    def below(accuracy: float) -> float:
+        return max(accuracy - one.best, _FLOOR)
+
+    axes.axhspan(-POINTS, 0, color=UNTRAINED, alpha=0.3, lw=0)
+    axes.axvline(place(one.chosen), color=UNTRAINED, ls="--", lw=1)
+    along = [place(value) for value, _ in one.envelope]
+    draw_line(axes, along, [below(accuracy) for _, accuracy in one.envelope], color=style.colour, lw=1.1, gid=gid)
+    for marker, points in (
+        (style.marker, [(place(value), below(accuracy)) for value, accuracy in one.points if accuracy is not None]),
+        ("x", [(place(value), _FLOOR) for value, accuracy in one.points if accuracy is None]),
+    ):
+        if points:
+            xs, ys = zip(*points, strict=True)
+            draw_line(axes, xs, ys, color=style.colour, marker=marker, ms=3.5, ls="", gid=gid)
+    low, high = along[0], along[-1]
+    margin = 0.06 * (high - low)
+    axes.set_xlim(low - margin, high + margin)
+    axes.set_ylim(_FLOOR - 0.6, 0.8)
+    axes.set_yticks([0, -POINTS, _FLOOR / 2, _FLOOR])
+    ends = {low: one.envelope[0][0], high: one.envelope[-1][0]}
+    ticks = {at: value for at, value in {place(one.chosen): one.chosen}.items() if _apart(at, low, high)} | ends
+    axes.set_xticks(list(ticks), [f"{value:.3g}" for value in ticks.values()])
+    which = f", {one.key.removeprefix('method.')}" if one.role == "other" else ""
+    axes.set_title(one.row.name + which, fontsize=8, parse_math=False)
+    axes.tick_params(labelsize=7)
+
+
+def _apart(at: float, low: float, high: float) -> bool:
+    """Tell whether a tick has room between those at the ends."""
+    return _TICK_APART < (at - low) / (high - low) < 1 - _TICK_APART
