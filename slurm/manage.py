@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,12 @@ def poll(folder: Path) -> Iterator[list[CellStatus]]:
         if not any(status.state in ("running", "queued") for status in found):
             return
         time.sleep(2)
+
+
+def follow(folder: Path) -> list[CellStatus]:
+    """Wait until none of the cells of a sweep runs or waits; return how they stand then."""
+    (found,) = deque(poll(folder), maxlen=1)
+    return found
 
 
 def sweep_folders(runs_dir: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+import regbench
 from regbench import methods
 from regbench.benchmark.conformance import check_names, run_check
 from regbench.benchmark.settings.sweep import load_sweep, read_rows
@@ -34,12 +35,27 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def test_snippets_run() -> None:
-    (readme,), (page, _) = blocks("README.md", "python"), blocks("docs/python.md", "python")
+    (readme,), (_, page, _) = blocks("README.md", "python"), blocks("docs/python.md", "python")
     for snippet in (readme, page):
         names: dict[str, Any] = {}
         exec(snippet, names)
         assert names["loss"].ndim == 0
         torch.testing.assert_close(names["loss"], sum(names["sfrik"](names["z1"], names["z2"]).terms.values()))
+
+
+@pytest.mark.slow
+def test_the_snippet_of_the_commands_runs(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, sweep = regbench.train, regbench.sweep
+    monkeypatch.setattr(regbench, "train", lambda overrides, **more: train([*tiny, *overrides], **more))
+    monkeypatch.setattr(regbench, "sweep", lambda name, **more: sweep(name, tiny, **more))
+    monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
+    snippet, *_ = blocks("docs/python.md", "python")
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert len(names["frame"]["cell_id"].unique()) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "runs" / "losses" / "report" / "index.html")
 
 
 @pytest.fixture
@@ -57,7 +73,7 @@ def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def distributed_example() -> str:
     """The code of docs/python.md, which saves its weights too."""
-    _, example = blocks("docs/python.md", "python")
+    *_, example = blocks("docs/python.md", "python")
     end = "dist.destroy_process_group()\n"
     assert example.endswith(end)
     save = f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"

@@ -138,6 +138,21 @@ LIBRARIES: dict[str, dict[str, Adapter]] = {
 }
 
 
+def find_losses(names: Sequence[str], claims: str, call: str, gathers: bool) -> tuple[list[Target], str]:
+    """Find what names stand for, see `targets`, and the options of the command that audits them so.
+
+    Raises:
+        RegbenchError: If a name is none of a target, or the claim none of a regularizer.
+    """
+    losses = [
+        loss
+        for name in names
+        for loss in targets(name, Adapter(target=name, claims=claims, call=call, gathers=gathers))
+    ]
+    options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
+    return losses, " ".join([*options, *["--gathers"] * gathers])
+
+
 def targets(name: str, adapter: Adapter | None = None) -> list[Target]:
     """Find what a name stands for: a library, one of its losses, or a target of one's own.
 

@@ -153,7 +153,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     if not isinstance(description := file.get("description"), str):
         raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
     common = " ".join(_lines(path, "common", file.get("common") or []))
-    rows = [_split(path, f"{common} {line}") for line in _lines(path, "cells", file.get("cells"))]
+    rows = [line_of_overrides(f"{common} {line}", f"{path}: ") for line in _lines(path, "cells", file.get("cells"))]
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
     if (equal := file.get("equal", "images")) not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
@@ -180,11 +180,16 @@ def _lines(path: Path, key: str, lines: object) -> list[str]:
     return lines
 
 
-def _split(path: Path, line: str) -> list[str]:
+def line_of_overrides(line: str, where: str = "") -> list[str]:
+    """Split a line of overrides at its blanks, as a shell does.
+
+    Raises:
+        RegbenchError: If a quotation mark is not closed; `where` begins the message.
+    """
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise RegbenchError(f"{path}: a quotation mark is not closed in: {line.strip()}") from error
+        raise RegbenchError(f"{where}a quotation mark is not closed in: {line.strip()}") from error
 
 
 def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:

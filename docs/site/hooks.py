@@ -35,6 +35,7 @@ _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 # Modules whose public names have a page, by the page.
 API = {
+    "reference/python.md": ("Commands in Python", ["regbench.api", "regbench.audit"]),
     "reference/methods.md": ("Losses in Python", ["regbench.methods.base", "regbench.methods.engine"]),
     "reference/records.md": (
         "Records in Python",

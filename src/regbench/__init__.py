@@ -7,9 +7,21 @@ overwrite the one of Hugging Face.
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-__all__ = ["RegbenchError", "__version__"]
+__all__ = [
+    "RegbenchError",
+    "__version__",
+    "audit",
+    "load_records",
+    "methods",
+    "report",
+    "sweep",
+    "train",
+    "tune",
+]
 
 __version__: str = version("regbench")
 
@@ -20,3 +32,16 @@ class RegbenchError(Exception):
     The message is one line that says what is wrong, where, and what to do about it. The command line prints
     it without a traceback and leaves with exit code 2. A defect of regbench itself is never raised as this.
     """
+
+
+from regbench.api import load_records, report, sweep, train, tune  # noqa: E402  # they need the class above
+
+if TYPE_CHECKING:
+    from regbench import audit, methods
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the two public subpackages when they are first used: they need torch, which takes seconds."""
+        if name in ("audit", "methods"):
+            return importlib.import_module(f"regbench.{name}")
+        raise AttributeError(f"module 'regbench' has no attribute {name!r}")

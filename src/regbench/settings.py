@@ -11,6 +11,7 @@ import difflib
 import functools
 import inspect
 import json
+import os
 import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -186,6 +187,30 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value) or "''"
+
+
+def written(value: object) -> str:
+    """Write a value of Python as an override has it, text in quotation marks.
+
+    Raises:
+        RegbenchError: If no setting can have it.
+    """
+    if isinstance(value, str | os.PathLike):
+        return quoted(os.fspath(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(written, value))}]"
+    if value is None or isinstance(value, bool | int | float):
+        return shown(value)
+    raise RegbenchError(f"{value!r} is no setting; give a number, text, a list, a dictionary or None")
+
+
+def quoted(text: str) -> str:
+    """Write text in quotation marks, as an override has it."""
+    # Hydra takes a backslash for a sign of its own only before a quotation mark.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:

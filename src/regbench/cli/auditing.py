@@ -60,19 +60,16 @@ def audit(
     """
     from tqdm import tqdm
 
-    from regbench.benchmark.audit.adapters import targets as find
+    from regbench.benchmark.audit.adapters import find_losses
     from regbench.benchmark.audit.audit import ALL_PROBES, described_machine
     from regbench.benchmark.audit.audit import audit as run
     from regbench.benchmark.audit.finding import markdown, plain, table
-    from regbench.benchmark.audit.target import Adapter
     from regbench.files import write_text
 
     if source is not None:
         sys.path.insert(0, str(source.resolve()))
-    given = {name: Adapter(target=name, claims=claims, call=call, gathers=gathers) for name in targets}
-    losses = [loss for name, adapter in given.items() for loss in find(name, adapter)]
-    words = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
-    words += ["--gathers"] * gathers + [f"--source {source}"] * (source is not None)
+    losses, options = find_losses(targets, claims, call, gathers)
+    options += f" --source {source}" if source is not None else ""
     make_folder(out)
     chosen = tuple(probes) or ALL_PROBES
     reports = []
@@ -81,7 +78,7 @@ def audit(
         def done(probe: str) -> None:
             bar.update()
 
-        for report in run(losses, chosen, " ".join(words), done):
+        for report in run(losses, chosen, options.strip(), done):
             reports.append(report)
             bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
     if any(report.findings for report in reports):

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from regbench import RegbenchError
+from regbench.api import refuse_folder_name
 from regbench.cli.completion import complete_cell, complete_override, complete_started
 
 OVERRIDES_HELP = """
@@ -35,8 +36,9 @@ def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | N
     if runs_dir == "":
         raise RegbenchError("--runs-dir must name a folder; give . for this one")
     if runs_dir is not None:
-        quoted = runs_dir.replace("\\", "\\\\").replace("'", "\\'")
-        ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir='{quoted}'",)
+        from regbench.settings import quoted
+
+        ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir={quoted(runs_dir)}",)
 
 
 def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,9 +69,7 @@ def positive(ctx: click.Context, param: click.Parameter, value: float | None) ->
 def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
     for name in value if isinstance(value, tuple) else (value,):
-        if not name or "/" in name or name.startswith("."):
-            what = param.get_error_hint(ctx)
-            raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
+        refuse_folder_name(param.get_error_hint(ctx), name)
     return value
 
 

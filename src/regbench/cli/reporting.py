@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+import regbench
+from regbench.api import report_folder
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
-from regbench.cli.options import folder_name, runs_dir_option
+from regbench.cli.options import runs_dir_option
 
 
 @main.command()
-@click.argument("names", nargs=-1, shell_complete=complete_started, callback=folder_name)
+@click.argument("names", nargs=-1, shell_complete=complete_started)
 @runs_dir_option
 @click.option(
     "--out",
@@ -39,32 +42,26 @@ def report(
 ) -> None:
     """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
 
+    A NAME with a '/' is the path of a folder: a sweep, or the directory of a single run.
+
     Safe at any time: cells that are not finished show as missing. Several sweeps are merged into one report.
 
     With --check, prints one line for each record, configuration, evaluation or choice that does not fit, and exits
     with 1 if there is any.
     """
     names = names or ["quickstart"]
-    folders = [runs_dir / name for name in names]
     if check:
         from regbench.reports.find.check import check_records
 
-        checked = check_records(folders)
+        checked = check_records([report_folder(runs_dir, name) for name in names])
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
-    write_and_show_report(folders, out or folders[0] / "report", cost=cost, whole_paper=paper)
+    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, cost=cost)
 
 
-def write_and_show_report(
-    folders: list[Path], out: Path, *, cost: Path | None = None, whole_paper: bool = False
-) -> None:
-    """Write the report of the sweeps and print its leaderboard."""
-    from regbench.reports import write_report
-
-    measured = folders[0].parent / "cost" / "cost.csv"
-    if cost is None and measured.exists():
-        cost = measured
-    result = write_report(folders, out, whole_paper=whole_paper, cost=cost)
+def write_and_show_report(*names: str, **options: Any) -> None:
+    """Write the report of the sweeps and print its leaderboard; see `regbench.report` for the options."""
+    result = regbench.report(*names, **options)
     click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
     if result.warning:
         click.echo(f"warning: {result.warning}", err=True)

@@ -11,12 +11,11 @@ import click
 
 from regbench.cli.completion import complete_recipe
 from regbench.cli.group import main
+from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir
 from regbench.cli.sweeps import (
-    bring_grid,
     oversized_option,
     plan_option,
-    prepare_grid,
     show_plan,
     wait_option,
 )
@@ -43,6 +42,7 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
     from regbench.benchmark.settings.recipes import numbers_of
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import load_sweep
+    from regbench.slurm.bring import bring, prepare_grid
     from regbench.slurm.plan import refuse_oversized
     from regbench.slurm.status import unfinished
 
@@ -59,7 +59,7 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
         if not oversized:
             refuse_oversized(grid)
         prepare_grid(grid)
-        statuses = bring_grid(grid, STAGES, wait)
+        statuses = bring(grid, STAGES, watch if wait else None, click.echo)
         missing = unfinished(statuses, grid.name, STAGES) if statuses is not None else ""
     _print(grid, numbers, overrides)
     if missing:

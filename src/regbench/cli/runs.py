@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+import regbench
 from regbench import RegbenchError
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
@@ -37,30 +37,14 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
     Prints the scores and the run directory, which holds config.yaml, checkpoints, histories and record.json. A
     cell that is finished is not trained again.
     """
-    from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.directory import run_directory
-    from regbench.benchmark.rundir.interruption import Interruption
-    from regbench.benchmark.settings.stored import load_config
-    from regbench.benchmark.settings.sweep import load_run
-    from regbench.benchmark.training.distributed import environment_ranks
-    from regbench.datasets.prepare import prepare_all
-    from regbench.slurm.tune import how_chosen
-
-    cell, runtime = load_config(config, overrides) if config else load_run(overrides)
-    if environment_ranks()[2] == 0:
-        prepare_all(cell.datasets, Path(runtime.data_dir))
-    interruption = Interruption()
-    with interruption.listening(signal.SIGINT, signal.SIGTERM):
-        directory = run_directory(runtime, name, cell)
-        chosen = how_chosen(directory, cell, final=True)
-        record = run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
+    record = regbench.train(overrides, name=name, config=config)
     if record is None:  # another rank has it
         return
     if record.diverged:
         click.echo(f"diverged in step {record.diverged['step']}: {record.diverged['reason']}")
     else:
         print_scores(record.scores)
-    click.echo(f"run directory: {directory}")
+    click.echo(f"run directory: {record.path.parent}")
 
 
 @main.command()

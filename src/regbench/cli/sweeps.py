@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -44,6 +42,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench status in20_table2
     """
     from regbench.benchmark.settings.sweep import load_sweep, sweep_names
+    from regbench.slurm.bring import prepare_grid
     from regbench.slurm.plan import refuse_oversized
 
     if name is None:
@@ -60,44 +59,19 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     _score(grid, wait, report)
 
 
-def prepare_grid(grid: Any) -> None:
-    """Prepare the data sets of a grid that can be downloaded, and refuse others that are not prepared."""
-    from regbench.datasets.prepare import prepare_all
-
-    prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
-
-
 def _score(grid: Any, wait: bool, report: bool) -> None:
     """Bring the cells of a grid to their records, and write the report if that is asked for."""
     from regbench.benchmark.settings.runtime import STAGES
+    from regbench.slurm.bring import bring
     from regbench.slurm.status import unfinished
 
-    statuses = bring_grid(grid, STAGES, wait)
+    statuses = bring(grid, STAGES, watch if wait else None, click.echo)
     if statuses is None:
         return
     if report and any(status.state in ("done", "diverged") for status in statuses):
-        folder = Path(grid.runtime.runs_dir) / grid.name
-        write_and_show_report([folder], folder / "report")
+        write_and_show_report(grid.name, runs_dir=grid.runtime.runs_dir)
     if missing := unfinished(statuses, grid.name, STAGES):
         raise click.ClickException(missing)
-
-
-def bring_grid(grid: Any, stages: Sequence[str], wait: bool) -> list[Any] | None:
-    """Bring the cells through the stages and return how they stand; None if Slurm goes on with them."""
-    if grid.scheduler != "slurm":
-        from regbench.slurm.local import run_sweep
-
-        return run_sweep(grid, stages)
-    from regbench.slurm import manage, plan
-    from regbench.slurm.status import ends
-
-    click.echo(plan.summary(plan.plan(grid)))
-    count, arrays = manage.submit_sweep(grid, stages)
-    submitted = f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait"
-    click.echo(f"{submitted}; see: regbench status {grid.name}")
-    folder, cells = Path(grid.runtime.runs_dir) / grid.name, {cell.id for cell in grid.cells}
-    found = [status for status in (watch if wait else manage.statuses)(folder) if status.cell_id in cells]
-    return found if wait or all(status.state in ends(stages) for status in found) else None
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -142,42 +116,26 @@ def tune(
       regbench tune mine.yaml --trials 12                  search where each method says (regbench methods NAME)
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
-    from regbench.benchmark.settings.sweep import load_sweep, read_rows
-    from regbench.slurm import tune as tuning
-    from regbench.slurm.search import propose
-    from regbench.slurm.status import unfinished
+    from regbench.slurm.bring import Unfinished, bring_tuning, proposals
 
     final_seeds = whole_numbers("seeds", seeds) if seeds is not None else None
-    trials = trials or read_rows(name, overrides).trials
-    proposed = functools.partial(propose, name, overrides, trials) if trials else None
-    grid = proposed().sweep if proposed else load_sweep(name, overrides)
     if plan:
-        show_plan(grid)
-        if proposed:
+        proposed = proposals(name, overrides, trials)()
+        show_plan(proposed.sweep)
+        if proposed.search is not None:
+            trials = proposed.search["trials"]
             click.echo(
                 f"\nThis is what the search tries first; in all, each method gets the images of {trials} trainings."
             )
         return
-    tuning.refuse_seeds(final_seeds or (), grid.cells[0])
-    prepare_grid(grid)
-
-    def bring(grid: Any, stages: Sequence[str]) -> bool:
-        statuses = bring_grid(grid, stages, wait)
-        if statuses is not None and (missing := unfinished(statuses, grid.name, stages)):
-            raise click.ClickException(missing)
-        return statuses is not None
-
-    final = tuning.tune(
-        proposed or (lambda: tuning.Proposed(grid, True)),
-        bring,
-        final_seeds=final_seeds,
-        leading=leading,
-        unequal=unequal_budgets,
-    )
+    options: dict[str, Any] = {"leading": leading, "trials": trials, "unequal": unequal_budgets}
+    try:
+        final = bring_tuning(name, overrides, watch if wait else None, click.echo, final_seeds=final_seeds, **options)
+    except Unfinished as error:
+        raise click.ClickException(str(error)) from error
     if final is None:
         click.echo("when they have ended, the same command goes on")
         return
-    click.echo(f"\n{tuning.choice_table(tuning.choose(Path(grid.runtime.runs_dir) / grid.name))}\n")
     _score(final, wait, report)
 
 

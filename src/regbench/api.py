@@ -1,0 +1,263 @@
+"""What the commands do, as functions: train, sweep, tune, report, and the records as a table.
+
+A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword, `method="vicreg", epochs=2`.
+A keyword takes numbers, text, lists and None; a dictionary sets members of a group: `optimizer={"base_lr": 0.5}`,
+`method={"name": "sfrik", "alignment_weight": 250}`. Keywords count as if they were written last. What is refused is a
+`RegbenchError` of one line.
+
+Each function imports what it needs when it is called, so that `import regbench` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regbench import RegbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from regbench.benchmark.rundir.record import Record
+    from regbench.benchmark.settings.sweep import Sweep
+    from regbench.reports import Report
+
+__all__ = ["load_records", "report", "sweep", "train", "tune"]
+
+
+def train(
+    overrides: str | Sequence[str] = (), *, name: str = "manual", config: str | Path | None = None, **settings: Any
+) -> Record | None:
+    """Train and evaluate one cell, as `regbench train` does, going on from its checkpoint if it was interrupted.
+
+    A cell that is finished is not trained again. Ctrl-C writes a checkpoint first. The run sets the threads and the
+    random generators of this process.
+
+    Args:
+        overrides: Settings in Hydra's grammar: a list, or a line with blanks between them.
+        name: Folder of the run under the runs folder.
+        config: The `config.yaml` of a run directory to repeat, instead of the defaults.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        The record. Its `scores` and `history` hold the numbers, `path.parent` is the run directory. None in processes
+        other than the first, where torchrun started several.
+
+    Raises:
+        RegbenchError: If a setting or the data set is refused, or the run is lost to another process.
+    """
+    from regbench.benchmark.run import run_cell
+    from regbench.benchmark.rundir.directory import run_directory
+    from regbench.benchmark.rundir.interruption import Interruption
+    from regbench.benchmark.settings.stored import load_config
+    from regbench.benchmark.settings.sweep import load_run
+    from regbench.benchmark.training.distributed import environment_ranks
+    from regbench.datasets.prepare import prepare_all
+    from regbench.slurm.tune import how_chosen
+
+    refuse_folder_name("name", name)
+    given = _overrides(overrides, settings)
+    cell, runtime = load_run(given) if config is None else load_config(Path(config), given)
+    if environment_ranks()[2] == 0:
+        prepare_all(cell.datasets, Path(runtime.data_dir))
+    interruption = Interruption()
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other answer signals
+            stack.enter_context(interruption.listening(signal.SIGINT, signal.SIGTERM))
+        chosen = how_chosen(run_directory(runtime, name, cell), cell, final=True)
+        return run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
+
+
+def sweep(
+    name: str | Path,
+    overrides: str | Sequence[str] = (),
+    *,
+    cells: Sequence[str] | None = None,
+    oversized: bool = False,
+    **settings: Any,
+) -> pd.DataFrame:
+    """Run a grid of cells, as `regbench sweep` does, and wait for the end; on a cluster with `cluster="slurm"`.
+
+    Finished cells are skipped, interrupted ones go on, and one that fails does not stop the others.
+
+    Args:
+        name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs folder.
+        overrides: Settings that change every cell. Values separated by commas multiply the cells: `seed=0,1,2`.
+        cells: The grid itself: lines as under `cells:` in a sweep's file, such as `method=vicreg,sfrik_l3 seed=0,1`.
+        oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        A row for each cell and score, as `load_records` gives them.
+
+    Raises:
+        RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
+    """
+    from regbench.benchmark.settings.runtime import STAGES
+    from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep
+    from regbench.slurm.bring import bring_all, prepare_grid
+    from regbench.slurm.manage import follow
+    from regbench.slurm.plan import refuse_oversized
+
+    given = _overrides(overrides, settings)
+    if cells is None:
+        grid = load_sweep(str(name), given)
+    else:
+        refuse_folder_name("name", str(name))
+        rows = tuple((*line_of_overrides(line), *given) for line in cells)
+        grid = load_rows(SweepFile(str(name), "from Python", rows, ()), rows)
+    if not oversized:
+        refuse_oversized(grid)
+    prepare_grid(grid)
+    bring_all(grid, STAGES, follow)
+    return _rows(grid)
+
+
+def tune(
+    name: str | Path,
+    overrides: str | Sequence[str] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    leading: int | None = None,
+    trials: int | None = None,
+    unequal_budgets: bool = False,
+    **settings: Any,
+) -> pd.DataFrame:
+    """Choose hyperparameters on the tuning split, then score the chosen once on the test split, as `regbench tune`.
+
+    Args:
+        name: A preset or the path of a YAML file.
+        overrides: Settings that change every cell.
+        seeds: Of the final runs; None: those of the file, or of the grid.
+        leading: Only so many methods, the best on the tuning split, get all seeds.
+        trials: Search instead of a grid: each method may train as many images as so many of its cells.
+        unequal_budgets: Let methods choose from different numbers of configurations.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        A row for each chosen cell and score, as `load_records` gives them. Why they were chosen is in
+        `tuning_choice.json` of the sweep's folder.
+
+    Raises:
+        RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
+    """
+    from regbench.benchmark.settings.runtime import STAGES
+    from regbench.slurm.bring import bring_all, bring_tuning
+    from regbench.slurm.manage import follow
+
+    final = bring_tuning(
+        str(name),
+        _overrides(overrides, settings),
+        follow,
+        final_seeds=seeds,
+        leading=leading,
+        trials=trials,
+        unequal=unequal_budgets,
+    )
+    assert final is not None  # `follow` waits for Slurm
+    bring_all(final, STAGES, follow)
+    return _rows(final)
+
+
+def report(
+    *sweeps: str | Path,
+    runs_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    paper: bool = False,
+    cost: str | Path | None = None,
+) -> Report:
+    """Write tables, figures and one page from the finished cells, as `regbench report` does.
+
+    Args:
+        *sweeps: Names of sweeps under the runs folder, or paths of folders: sweeps or single run directories. Several
+            are merged into one report.
+        runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
+        out: Folder to write to; None: `report` in the first of the folders.
+        paper: Write all tables of the paper, also those without a number of ours.
+        cost: What `regbench cost` measured; None: `cost/cost.csv` of the runs folder if it is there.
+
+    Returns:
+        The page's path, the leaderboard as text, all files written and what was left out.
+
+    Raises:
+        RegbenchError: If there is no readable record, or `out` cannot be written.
+    """
+    from regbench.reports import write_report
+
+    runs = Path(runs_dir if runs_dir is not None else os.environ.get("REGBENCH_RUNS_DIR") or "runs")
+    folders = [report_folder(runs, sweep) for sweep in sweeps]
+    if not folders:
+        raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
+    measured = runs / "cost" / "cost.csv"
+    if cost is None and measured.exists():
+        cost = measured
+    to = Path(out) if out is not None else folders[0] / "report"
+    return write_report(folders, to, whole_paper=paper, cost=None if cost is None else Path(cost))
+
+
+def load_records(*folders: str | Path) -> pd.DataFrame:
+    """Read the scores of finished cells: a row for each record and score.
+
+    Args:
+        *folders: Folders of sweeps, sweeps or single run directories.
+
+    Returns:
+        Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size, epochs,
+        score, value, unit, split and protocol, then what leads back to the run (such as record, config and command),
+        its cost with units in the names, and its environment. Paths and reasons of what does not fit, and is left
+        out, are in `attrs["skipped"]`.
+
+    Raises:
+        RegbenchError: If a folder does not exist, or no good record is found.
+    """
+    from regbench.reports.find.records import load_records as load
+
+    return load([Path(folder) for folder in folders])
+
+
+def refuse_folder_name(what: str, name: str) -> None:
+    """Refuse a name that would leave the folder that it is to lie in.
+
+    Raises:
+        RegbenchError: Naming it as `what`.
+    """
+    if not name or "/" in name or name.startswith("."):
+        raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
+
+
+def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
+    """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as a `Path`.
+
+    Raises:
+        RegbenchError: If it is neither.
+    """
+    if isinstance(sweep, Path) or "/" in sweep:
+        return Path(sweep)
+    refuse_folder_name("NAMES", sweep)
+    return runs_dir / sweep
+
+
+def _rows(grid: Sweep) -> pd.DataFrame:
+    folder = Path(grid.runtime.runs_dir) / grid.name
+    return load_records(*(folder / cell.id for cell in grid.cells))
+
+
+def _overrides(overrides: str | Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return all settings as overrides, as if those by keyword were written last."""
+    from regbench.benchmark.settings.compose import PLUG_INS
+    from regbench.benchmark.settings.sweep import line_of_overrides
+    from regbench.settings import written
+
+    given = line_of_overrides(overrides) if isinstance(overrides, str) else list(overrides)
+    for key, value in settings.items():
+        members = dict(value) if isinstance(value, Mapping) else None
+        if members is not None and key in PLUG_INS and "name" in members:
+            given.append(f"{key}={written(members.pop('name'))}")
+        found = {key: value} if members is None else {f"{key}.{member}": inner for member, inner in members.items()}
+        given += [f"{name}={written(inner)}" for name, inner in found.items()]
+    return given

@@ -1,0 +1,147 @@
+"""The Python API: what the commands do, from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regbench
+from regbench import RegbenchError, methods
+from regbench.benchmark.settings.sweep import Sweep, load_run
+from regbench.slurm.status import CellStatus, cell_status, plan_of
+
+SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protocols": ["knn"]}}
+
+
+def test_the_package_is_quick_to_import() -> None:
+    program = "import sys, regbench; assert callable(regbench.train); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "pandas", "pydantic", "hydra"} & set(done.stdout.split())
+
+
+def test_what_is_public_is_there() -> None:
+    for name in regbench.__all__:
+        assert getattr(regbench, name)
+    for function in ("train", "sweep", "tune", "report", "load_records"):
+        assert getattr(regbench, function).__doc__
+    assert not hasattr(regbench, "trane")
+
+
+def test_train_returns_the_record_and_does_not_train_twice(tiny: list[str], tmp_path: Path) -> None:
+    record = regbench.train(tiny, name="mine", **SHORT)
+    assert record is not None
+    assert record.path.parent == tmp_path / "runs" / "mine" / record.cell_id
+    assert record.cell_id == load_run([*tiny, "method=vicreg", "epochs=0", "evaluation.protocols=[knn]"])[0].id
+    assert record.score("knn_top1", "test") is not None
+    written_ns = record.path.stat().st_mtime_ns
+    own = [override for override in tiny if override.startswith("runtime.")]
+    again = regbench.train(own, name="mine", config=record.path.with_name("config.yaml"))
+    assert again is not None
+    assert again.sha256 == record.sha256
+    assert record.path.stat().st_mtime_ns == written_ns
+
+
+def test_train_works_beside_the_main_thread(tiny: list[str]) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(regbench.train(tiny, **SHORT)))
+    thread.start()
+    thread.join()
+    assert found[0].status == "done"
+
+
+def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("regbench.datasets.prepare.prepare_all", lambda *_: None)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda cell, runtime, *_, **__: seen.append((cell, runtime)))
+    odd = tmp_path / "it's \\ \\' here, (and) = there\\"
+    regbench.train(
+        "optimizer.base_lr=0.5 method=vicreg method.eps=0.1 seed=3",
+        method={"name": "sfrik", "weights": [1, 2], "alignment_weight": 7},
+        seed=2,
+        embedding_dim=64,
+        micro_batch_size=None,
+        optimizer={"base_lr": 1, "warmup_epochs": 0.5},
+        evaluation={"protocols": ("knn",), "knn": {"k": 7}, "while_training": []},
+        runtime={"compile": False, "data_dir": odd, "runs_dir": str(odd)},
+    )
+    ((cell, runtime),) = seen
+    assert cell.method == methods.build("sfrik", weights=(1.0, 2.0), alignment_weight=7.0)
+    assert (cell.seed, cell.embedding_dim, cell.micro_batch_size) == (2, 64, None)
+    assert (cell.optimizer.base_lr, cell.optimizer.warmup_epochs) == (1.0, 0.5)
+    assert cell.plain()["evaluation"]["knn"]["k"] == 7
+    assert cell.evaluation.protocols == ("knn",)
+    assert runtime.data_dir == runtime.runs_dir == str(odd)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: regbench.train(metod="vicreg"), "unknown setting 'metod'"),
+        (lambda: regbench.train(method="vicregg"), "did you mean vicreg"),
+        (lambda: regbench.train(epochs=object()), "is no setting; give a number"),
+        (lambda: regbench.train("epochs='1"), "quotation mark is not closed"),
+        (lambda: regbench.train(name="../x"), "must be a folder's name"),
+        (lambda: regbench.sweep("quikstart"), "no sweep named 'quikstart'"),
+        (lambda: regbench.sweep("a/b", cells=["method=vicreg"]), "must be a folder's name"),
+        (lambda: regbench.sweep("none", cells=[]), "has no cells"),
+        (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
+        (lambda: regbench.report(), "what shall be reported"),
+        (lambda: regbench.report("nothing"), "is not a folder"),
+        (lambda: regbench.load_records("nowhere"), "is not a folder"),
+        (lambda: regbench.audit.audit("nothing:x", probes=["value"]), "nothing"),
+    ],
+)
+def test_refusals_are_of_one_line(
+    call: Callable[[], object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RegbenchError, match=said) as refusal:
+        call()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_sweep_gives_its_scores_as_a_table(tiny: list[str], tmp_path: Path) -> None:
+    cells = ["method=vicreg seed=0,1"]
+    for seed in (0, 1):  # a sweep leaves alone what is finished, and starts no process
+        regbench.train([*tiny, f"seed={seed}"], name="seeds", **SHORT)
+    frame = regbench.sweep("seeds", tiny, cells=cells, **SHORT)
+    assert set(frame["seed"]) == {0, 1}
+    assert set(frame["sweep"]) == {"seeds"}
+    assert (tmp_path / "runs" / "seeds" / "sweep.json").exists()
+    top1 = frame[(frame["score"] == "knn_top1") & (frame["split"] == "test")]
+    assert top1["value"].between(0, 100).all()
+    assert len(top1) == 2
+    loaded = regbench.load_records(tmp_path / "runs" / "seeds")
+    assert loaded.equals(frame)
+
+
+def test_a_sweep_says_which_cells_did_not_end(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        return [cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell)) for cell in grid.cells]
+
+    monkeypatch.setattr("regbench.slurm.local.run_sweep", fails)
+    with pytest.raises(RegbenchError, match="1 of 1 cells are not finished: untrained seed 0 pending"):
+        regbench.sweep("none", tiny, cells=["method=vicreg"], **SHORT)
+
+
+def test_a_report_of_a_single_run(tiny: list[str], tmp_path: Path) -> None:
+    record = regbench.train(tiny, **SHORT)
+    assert record is not None
+    report = regbench.report(record.path.parent)
+    assert report.page == record.path.parent / "report" / "index.html"
+    assert "untrained" in report.leaderboard
+    by_name = regbench.report("manual", runs_dir=tmp_path / "runs", out=tmp_path / "elsewhere")
+    assert by_name.page == tmp_path / "elsewhere" / "index.html"
+    assert by_name.leaderboard == report.leaderboard
+
+
+def test_an_audit_gives_what_the_command_prints() -> None:
+    (found,) = regbench.audit.audit("tests/benchmark/audited.py:simclr", claims="simclr", probes=["state"])
+    assert (found.probes, found.findings) == (("state",), ())
+    assert found.command == "regbench audit 'tests/benchmark/audited.py:simclr' --claims 'simclr'"
