@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
+from regbench.methods.chebyshev import chebyshev_series
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.pairwise import off_diagonal_mask
 from regbench.spaces import Range, Space
@@ -136,8 +136,7 @@ def _sliced_gaussian(x: Tensor, q: int) -> Tensor:
     """
     half = q / 2
     ratio = x / (x + half)
-    series: Tensor = _Chebyshev.apply(2 * ratio - 1, _sliced_series(q))
-    return (1 + x / half).rsqrt() * series
+    return (1 + x / half).rsqrt() * chebyshev_series(_sliced_series(q), 2 * ratio - 1)
 
 
 @lru_cache(maxsize=64)
@@ -153,22 +152,3 @@ def _sliced_series(q: int) -> tuple[float, ...]:
     x = q / 2 * ratio / (1 - ratio)
     values = np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum() * np.sqrt(1 + 2 * x / q)
     return tuple(np.polynomial.chebyshev.chebfit(nodes, values, degree).tolist())
-
-
-class _Chebyshev(torch.autograd.Function):
-    """Σ_k c_k T_k(s), by Clenshaw's recurrence: three tensors, whatever the degree, and differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-        ctx.save_for_backward(s)
-        ctx.coefficients = coefficients
-        last, before = torch.zeros_like(s), torch.zeros_like(s)
-        for coefficient in reversed(coefficients[1:]):
-            last, before = (2 * s * last).sub_(before).add_(coefficient), last
-        return (s * last).sub_(before).add_(coefficients[0])
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
-        (s,) = ctx.saved_tensors
-        derivative = tuple(np.polynomial.chebyshev.chebder(ctx.coefficients).tolist())
-        return outputs[0] * _Chebyshev.apply(s, derivative), None

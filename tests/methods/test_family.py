@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
-from scipy.special import hyp1f1
+from scipy.special import hyp0f1, hyp1f1
 
 from regbench import RegbenchError, methods
 from tests.methods.forms import Array, draw, terms_of, unit
@@ -91,6 +93,51 @@ def test_weak_sigreg_sees_all_views_through_one_sketch() -> None:
         sketch = torch.randn(9, 4, dtype=torch.float64).numpy() / 3
     expected = [np.linalg.norm(np.cov((z @ sketch).T) - np.eye(4)) for z in (z1, z2)]
     assert found.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
+
+
+def heat_kernel(q: int, time: Decimal) -> Callable[[float], Decimal]:
+    """The series of the heat kernel, in 160 digits, 1 at an inner product of 1."""
+    orders, harmonics = range(1, 300), [Decimal(2 if q == 2 else q)]
+    for k in orders:
+        ratio = Decimal(1) if q == 2 else Decimal((2 * k + q) * (k + q - 2)) / ((2 * k + q - 2) * (k + 1))
+        harmonics.append(harmonics[-1] * ratio)
+    weights = [(-time * k * (k + q - 2)).exp() * harmonics[k - 1] for k in orders]
+
+    def kernel(t: float) -> Decimal:
+        before, last, total = Decimal(1), Decimal(t), Decimal(1)
+        for k, weight in zip(orders, weights, strict=True):
+            total += weight * last
+            before, last = last, ((2 * k + q - 2) * Decimal(t) * last - k * before) / (k + q - 2)
+        return total
+
+    one = kernel(1.0)
+    return lambda t: kernel(t) / one
+
+
+@pytest.mark.parametrize(("n", "q"), [(2, 2), (5, 3), (3, 256), (3, 512)])
+def test_spherical_kl(n: int, q: int) -> None:
+    """Eq. (13) in 160 digits, with embeddings that are nearly opposite too."""
+    z1, z2 = draw(n, q, seed=90 + n)
+    z1[0] = -z1[1] + 0.1 * z1[0]
+    area = math.log(2) + q / 2 * math.log(math.pi) - math.lgamma(q / 2)
+    with localcontext(prec=160):
+        kernel = heat_kernel(q, Decimal(2) / q)
+        logs = [
+            float((sum((kernel(float(u[i] @ u[j])) for j in range(n) if j != i), Decimal(0)) / (n - 1)).ln())
+            for u in (unit(z1), unit(z2))
+            for i in range(n)
+        ]
+    terms = terms_of("spherical_kl", 3 * z1, 0.2 * z2)
+    assert terms == {
+        "alignment": pytest.approx(0.125 * ((unit(z1) - unit(z2)) ** 2).sum() / n, rel=1e-10),
+        "entropy": pytest.approx(0.5 * float(np.mean(logs)) / abs(area), rel=1e-9),
+        "constant": pytest.approx(0.5 if q > 18 else -0.5, rel=1e-12),
+    }
+
+
+def test_a_point_costs_1_by_the_kl_of_the_papers_size() -> None:
+    point = np.ones((4, 256))
+    assert sum(terms_of("spherical_kl", point, point, regularization_weight=1.0).values()) == pytest.approx(1, rel=1e-9)
 
 
 def test_rdmreg_by_sorted_projections() -> None:
@@ -192,7 +239,10 @@ def slices(name: str, term: str, z1: Array, z2: Array, directions: int, seed: in
 def test_susreg_tends_to_its_mmd_as_the_root_of_its_slices() -> None:
     z1, z2 = draw(6, 4, seed=80)
     terms = terms_of("susreg_mmd", z1, z2, regularization_weight=1.0)
-    limit = terms["uniformity"] + terms["diagonal"]
+    # What a single point costs: the paper's statistic counts images, its successor's is 1 there.
+    t, step = np.linspace(0, 9, 2001, retstep=True)
+    point = 6 * 2 * step * ((1 - hyp0f1(2, -(t**2) / 4) ** 2) * np.exp(-(t**2) / 2)).sum()
+    limit = point * (terms["uniformity"] + terms["diagonal"])
     assert slices("susreg", "uniformity", z1, z2, 30_000, 0) == pytest.approx(limit, rel=0.03)
     errors = [
         np.std([slices("susreg", "uniformity", z1, z2, count, seed) - limit for seed in range(30)])
@@ -251,6 +301,8 @@ def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
         ("rdmreg", {"power": 0.0}, "power > 0"),
         ("tregs", {"length_weight": -1.0}, "weights must be >= 0"),
         ("susreg", {"knots": 1}, "knots >= 2"),
+        ("spherical_kl", {"diffusion_time": 0.5}, "diffusion_time must be >= 1"),
+        ("spherical_kl", {"regularization_weight": 2.0}, r"regularization_weight must be in \[0, 1\]"),
         ("kerjepa_sliced_mmd", {"kernel": "imq"}, "statistic sliced_mmd goes with kernel gaussian only"),
         ("kcl_imq", {"scale": -1.0}, "scale must be > 0"),
     ],

@@ -88,10 +88,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"alignment_weight": 25.0, "regularization_weight": 125.0, "directions": 8192},
         **{"power": 1.0, "shift": 0.0},
     },
-    # SPHERE-JEPA (2026); directions and quadrature are ours.
+    # Nicollier et al. (2026), SPHERE-JEPA; the quadrature is ours.
     "susreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 5.0},
-    # Mordacq et al. (NeurIPS 2025); the weights are ours.
-    "tregs": {"alignment_weight": 1.0, "length_weight": 1.0, "sphere_weight": 10.0},
+    # Mordacq et al. (NeurIPS 2025), Section 5.1.
+    "tregs": {"alignment_weight": 10.0, "length_weight": 0.2, "sphere_weight": 8e-4},
     # The release of 2026; the weight is ours.
     "weak_sigreg": {"regularization_weight": 1.0, "sketch_dim": 64},
     # Zhu et al. (2022).
@@ -107,6 +107,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # HaoChen et al. (NeurIPS 2021), on ImageNet.
     "spectral_contrastive": {"mu": 10.0},
     # Nicollier et al. (2026).
+    "spherical_kl": {"regularization_weight": 0.5, "diffusion_time": 2.0},
     "spherical_mmd": SPHERICAL,
     "spherical_mmd_heat": SPHERICAL,
     "spherical_mmd_bandlimited": SPHERICAL | {"spectrum": "bandlimited"},
