@@ -42,7 +42,19 @@ class SignedFile:
             ValueError: Saying what is wrong with it.
             OSError: If it cannot be read.
         """
-        content = path.read_bytes()
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path) -> Self:
+        """Return what a file's content holds.
+
+        Args:
+            content: Of the file.
+            path: Where it was read from.
+
+        Raises:
+            ValueError: Saying what is wrong with it.
+        """
         try:
             raw = parse_json(content)
         except ValueError as error:

@@ -66,7 +66,7 @@ def check_records(folders: Sequence[Path]) -> Check:
             if record.checkpoint and record.place(record.checkpoint).exists():
                 misfits += file_misfits(record, record.checkpoint)
     misfits += _choice_misfits(found, choices)
-    return Check(len(runs), (*map(str, misfits), *_image_misfits(records)))
+    return Check(len(runs), (*map(str, misfits), *image_misfits(records)))
 
 
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
@@ -84,7 +84,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
                 yield Misfit(path, f"{entry.chosen}, chosen for {entry.label}, has no record beside it")
 
 
-def _image_misfits(records: Sequence[Record]) -> Iterator[str]:
+def image_misfits(records: Sequence[Record]) -> Iterator[str]:
     """Check that all records of a data set saw the same images."""
     contents: dict[tuple[str, str], dict[str, list[Path]]] = {}
     for record in records:

@@ -83,7 +83,7 @@ def judge(run: Run, path: Path, choices: TuningChoices) -> Judged:
     if isinstance(record, Misfit):
         return Judged(None, (record,))
     misfits = [
-        *_id_misfits(record),
+        *id_misfits(record),
         *_config_misfits(path.with_name("config.yaml"), record.cell),
         *file_misfits(record, record.metrics),
     ]
@@ -101,7 +101,8 @@ def judge(run: Run, path: Path, choices: TuningChoices) -> Judged:
             misfits.append(Misfit(path, f"its hyperparameters were chosen in another version of {place}"))
     of_evaluations = []
     for later in run.evaluations:
-        added = _with_evaluation(record, later)
+        evaluation = _read(LaterEvaluation, later)
+        added = evaluation if isinstance(evaluation, Misfit) else with_evaluation(record, evaluation)
         if isinstance(added, Misfit):
             of_evaluations.append(added)
         else:
@@ -133,21 +134,18 @@ def _read(kind: type[F], path: Path) -> F | Misfit:
         return Misfit(path, str(error))
 
 
-def _with_evaluation(record: Record, path: Path) -> Record | Misfit:
+def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
     """Add to a record those scores of a later evaluation that it does not have itself."""
-    later = _read(LaterEvaluation, path)
-    if isinstance(later, Misfit):
-        return later
     if later.cell_id != record.cell_id:
-        return Misfit(path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
+        return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
     if on_test(later.choice) and not record.on_test:
-        return Misfit(path, "chosen on the test split, which the record was not: such scores do not go together")
+        return Misfit(later.path, "chosen on the test split, which the record was not: such scores do not go together")
     known = {(s.name, s.split) for s in record.scores}
     new = tuple(s for s in later.scores if (s.name, s.split) not in known)
     return dataclasses.replace(record, scores=record.scores + new)
 
 
-def _id_misfits(record: Record) -> Iterator[Misfit]:
+def id_misfits(record: Record) -> Iterator[Misfit]:
     """Hold a record's cell id against its folder's name and the id of its cell."""
     if record.path.absolute().parent.name != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")

@@ -4,7 +4,19 @@
 when it runs, so that `--help` is quick.
 """
 
-from regbench.cli import auditing, catalogue, data, jobs, machine, measuring, reporting, reproducing, runs, sweeps
+from regbench.cli import (
+    auditing,
+    catalogue,
+    data,
+    jobs,
+    machine,
+    measuring,
+    reporting,
+    reproducing,
+    runs,
+    sharing,
+    sweeps,
+)
 from regbench.cli.group import main
 
 __all__ = [
@@ -18,5 +30,6 @@ __all__ = [
     "reporting",
     "reproducing",
     "runs",
+    "sharing",
     "sweeps",
 ]

@@ -1,0 +1,1 @@
+"""Bundles: finished cells in one file, which goes to others and can be checked there."""

@@ -1,0 +1,78 @@
+"""Which cells of a bundle are computed again, and how near their scores have to come."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.files import cell_id
+from regbench.reports.bundle.bundle import Bundle
+
+_EVALUATED_POINTS = 0.5  # of a score in per cent, from the same weights on another machine
+_EVALUATED_SHARE = 0.01  # of a score that is no percentage
+_UNKNOWN_NOISE = 4.0  # times these where no configuration of the bundle has two seeds
+_SPREADS = 3 * math.sqrt(2)  # of the difference of two runs, in sample standard deviations of one
+
+
+def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
+    """Choose cells by the bundle's hash: nobody else can choose, and everybody finds the same."""
+    able = [record for record in bundle.records if record.status == "done" and "external" not in record.cell]
+    able.sort(key=lambda record: hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest())
+    return able[:count]
+
+
+def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trained: bool, alike: bool) -> list[str]:
+    """List the scores of a cell that did not come again, a line each.
+
+    Args:
+        bundle: Its seeds tell how much scores vary by themselves.
+        record: Of the cell.
+        scores: What came out when it was computed again.
+        trained: Whether it was trained again; else its weights were evaluated again.
+        alike: Whether the scores have to be equal to the last bit.
+    """
+    found = {(score.name, score.split): score.value for score in scores}
+    noise = {} if alike or not trained else _noise(bundle.records)
+    lines = []
+    for score in record.scores:
+        key = score.name, score.split
+        if (value := found.get(key)) is None:
+            if (record.cell_id, *key) not in bundle.later:
+                lines.append(f"{record.path}: {score.name} on {score.split} did not come again")
+            continue
+        tolerance = 0.0 if alike else _tolerance(score, trained=trained, noise=noise)
+        if abs(value - score.value) > tolerance:
+            how = "it was trained again" if trained else "its weights were evaluated again"
+            lines.append(
+                f"{record.path}: {score.name} on {score.split} is {score.value:.6g} there and {value:.6g} here, where "
+                f"{how}; {'they must be equal' if alike else f'{tolerance:.2g} is the tolerance'}"
+            )
+    return lines
+
+
+def _tolerance(score: Score, *, trained: bool, noise: Mapping[tuple[str, str], float]) -> float:
+    least = _EVALUATED_POINTS if score.unit == "%" else _EVALUATED_SHARE * abs(score.value)
+    if not trained:
+        return least
+    spread = noise.get((score.name, score.split))
+    return _UNKNOWN_NOISE * least if spread is None else max(least, _SPREADS * spread)
+
+
+def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Find how much each score varies from seed to seed: the standard deviation pooled over configurations."""
+    groups: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        configuration = cell_id({**record.cell, "seed": 0})
+        for score in record.scores:
+            groups[score.name, score.split][configuration].append(score.value)
+    noise = {}
+    for key, configurations in groups.items():
+        several = [values for values in configurations.values() if len(values) > 1]
+        if freedom := sum(len(values) - 1 for values in several):
+            squares = math.fsum(statistics.variance(values) * (len(values) - 1) for values in several)
+            noise[key] = math.sqrt(squares / freedom)
+    return noise

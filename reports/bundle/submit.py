@@ -1,0 +1,93 @@
+"""Packing finished cells into a bundle."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regbench import RegbenchError
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.reports.bundle.bundle import Contents, one_line, read_bundle, write_bundle
+from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.find.check import check_records
+from regbench.reports.find.runs import find_missing, find_runs
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What `submit` wrote.
+
+    Attributes:
+        sha256: Of the bundle.
+        cells: That are in it.
+        missing: Planned or begun cells that are not, for they are not finished.
+        size_bytes: Of the file.
+    """
+
+    sha256: str
+    cells: int
+    missing: int
+    size_bytes: int
+
+
+def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Submitted:
+    """Pack the finished cells of some sweeps into a bundle.
+
+    Args:
+        folders: Of the sweeps.
+        out: The file to write.
+        weights: Whether to pack the final weights too.
+
+    Raises:
+        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
+            the sweeps, or its weights are asked for and gone.
+    """
+    names = " ".join(folder.name for folder in folders)
+    checked = check_records(folders)
+    if checked.misfits:
+        _refuse(checked.misfits, f"`regbench report {names} --check` tells all")
+    found = find_runs(folders)
+    records: dict[str, tuple[Record, bytes]] = {}
+    contents = Contents([], [], [], [], {})
+    for run in found.runs:
+        if run.record is None:
+            continue
+        content = run.record.read_bytes()
+        record = Record.parse(content, run.record)
+        if (twice := records.get(record.cell_id)) is not None:
+            raise RegbenchError(
+                f"cell {record.cell_id} is in {twice[0].path} and in {record.path}; leave one of the two sweeps out "
+                "and submit it as a bundle of its own"
+            )
+        records[record.cell_id] = record, content
+        contents.evaluations.extend(one_line(path.read_bytes()) for path in run.evaluations)
+    for _, (record, content) in sorted(records.items()):
+        contents.records.append(one_line(content))
+        if record.metrics is not None:
+            contents.histories.append(json.dumps(record.place(record.metrics).read_text()))
+        if weights and record.checkpoint is not None:
+            place = record.place(record.checkpoint)
+            if not place.exists():
+                raise RegbenchError(f"{place} is gone, and cannot be packed; leave out --weights")
+            contents.weights[record.checkpoint.sha256] = place
+    chosen = [folder / TUNING_CHOICE for folder in found.sweeps if (folder / TUNING_CHOICE).exists()]
+    contents.choices.extend(sorted(one_line(path.read_bytes()) for path in chosen))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        written = Path(folder) / out.name
+        write_bundle(contents, written)
+        bundle = read_bundle(written)
+        if misfits := claim_misfits(bundle):
+            _refuse(misfits, "docs/leaderboard.md says what is checked")
+        size_bytes = written.stat().st_size
+        written.replace(out)
+    return Submitted(bundle.sha256, len(records), len(find_missing(found)), size_bytes)
+
+
+def _refuse(misfits: Sequence[str], remedy: str) -> None:
+    more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+    raise RegbenchError(f"what does not check out cannot be submitted: {misfits[0]}{more}; {remedy}")

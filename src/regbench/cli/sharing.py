@@ -1,0 +1,84 @@
+"""Commands that bring results to others: submit, verify."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from regbench.cli.completion import complete_started
+from regbench.cli.group import main
+from regbench.cli.options import folder_name, runs_dir_option
+
+
+@main.command()
+@click.argument("names", nargs=-1, required=True, shell_complete=complete_started, callback=folder_name)
+@runs_dir_option
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The bundle to write.")
+@click.option("--weights", is_flag=True, help="Pack the final weights too, so that others need not train again.")
+def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
+    r"""Pack the finished cells of the sweeps NAMES into one file, a bundle, that others can check.
+
+    Refuses what `regbench report --check` or `regbench verify` would refuse. docs/leaderboard.md says what is in it.
+
+    \b
+      regbench submit quickstart --out results/our-lab.zip
+      regbench verify results/our-lab.zip
+    """
+    from regbench.reports.bundle.submit import submit
+
+    done = submit([runs_dir / name for name in names], out, weights=weights)
+    click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")
+    if done.missing:
+        click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("runtime", nargs=-1)
+@click.option(
+    "--recompute",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="Compute K cells again, chosen by the bundle's hash.",
+)
+@click.pass_context
+def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int) -> None:
+    r"""Check a BUNDLE of results: print a line for each thing that does not fit, and exit with 1 if there is any.
+
+    With --recompute, cells whose training took up to ten minutes are trained again, others evaluated from the weights
+    in the bundle. Scores must be equal to the last bit on the same kind of CPU, elsewhere as near as other seeds would
+    come. RUNTIME is settings that say where and with what:
+
+    \b
+      regbench verify results/our-lab.zip
+      regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
+    """
+    from regbench.benchmark import recompute as again
+    from regbench.reports.bundle.again import differences, drawn_cells
+    from regbench.reports.bundle.bundle import read_bundle, unpack_weights
+    from regbench.reports.bundle.claims import claim_misfits
+
+    read = read_bundle(bundle)
+    misfits = [*claim_misfits(read), *filter(None, map(again.cell_misfit, read.records))]
+    for record in [] if misfits else drawn_cells(read, recompute):
+        saved = record.checkpoint
+        with tempfile.TemporaryDirectory() as temporary:
+            weights = saved is not None and saved.sha256 in read.weights
+            if weights:
+                unpack_weights(read, record, Path(temporary))
+            done = again.recompute(record, Path(temporary), weights=weights, overrides=runtime)
+        found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
+        misfits += found
+        how = "trained again" if done.trained else "evaluated again from its weights"
+        verdict = "not the same" if found else "equal to the last bit" if done.alike else "as near as other seeds come"
+        click.echo(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}")
+    for misfit in misfits:
+        click.echo(misfit)
+    counted = f"{len(read.records)} {'cell' if len(read.records) == 1 else 'cells'}"
+    noun = "misfit" if len(misfits) == 1 else "misfits"
+    click.echo(f"{len(misfits)} {noun} in {counted}" if misfits else f"{counted} check out; sha256 {read.sha256}")
+    ctx.exit(1 if misfits else 0)

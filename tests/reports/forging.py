@@ -1,0 +1,220 @@
+"""An honest sweep for bundles, and what changes a bundle and computes every digest anew."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from regbench import methods
+from regbench.benchmark.rundir.record import Cost, Images, NamedFile, PastAttempt, Record, Saved, Score
+from regbench.benchmark.rundir.tuning_choice import (
+    TUNING_CHOICE,
+    ChosenConfiguration,
+    RankedConfiguration,
+    TuningChoice,
+)
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.sweep import load_run
+from regbench.files import cell_id, digest
+
+Json = dict[str, Any]
+
+STEPS = 3
+EPOCHS = 2
+RATES = {"0.1": 60.0, "0.5": 65.0}
+
+
+def tuned_sweep(runs: Path, name: str = "mine") -> Path:
+    """Writes a finished tuning of two methods with two configurations each, and two final seeds, as runs leave it."""
+    base = load_run(
+        [
+            *("dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny", "embedding_dim=64"),
+            *("batch_size=32", f"epochs={EPOCHS}", "optimizer.warmup_epochs=1"),
+            "evaluation.probe.learning_rates=[0.1,0.5]",
+        ]
+    )[0]
+    folder, entries = runs / name, []
+    for place, method in enumerate(("vicreg", "auh")):
+        cells = [
+            replace(base, method=methods.build(method), optimizer=replace(base.optimizer, base_lr=rate))
+            for rate in (0.5, 0.3)
+        ]
+        values = [70.0 + place, 66.0]
+        ranking = tuple(
+            RankedConfiguration(
+                cell_id=cell.id,
+                configuration=cell.id,
+                epochs=EPOCHS,
+                value=value,
+                status="tuned",
+                hyperparameters={"optimizer.base_lr": cell.optimizer.base_lr},
+            )
+            for cell, value in zip(cells, values, strict=True)
+        )
+        _write(folder, cells[1], 66.0, "tuned", 1, {})
+        setting = {"dataset": "fashion_mnist", "backbone": "resnet_tiny", "embedding_dim": 64, "batch_size": 32}
+        entries.append(
+            ChosenConfiguration(
+                label=cells[0].label,
+                method=method,
+                setting=setting | {"epochs": EPOCHS},
+                chosen=cells[0].id,
+                configuration=cells[0].id,
+                ranking=ranking,
+                edges={},
+                images=2 * STEPS * EPOCHS * 32,
+            )
+        )
+    choice = TuningChoice(
+        selected_on="tuning",
+        score="knn_top1",
+        budget=2,
+        seeds=(0,),
+        choices=tuple(entries),
+        created="2026-11-22T06:00:00+00:00",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TUNING_CHOICE).write_text(choice.text())
+    how = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "record": str(folder / TUNING_CHOICE)}
+    how["sha256"] = TuningChoice.read(folder / TUNING_CHOICE).sha256
+    for place, method in enumerate(("vicreg", "auh")):
+        for seed in (0, 1):
+            cell = replace(
+                base, method=methods.build(method), seed=seed, optimizer=replace(base.optimizer, base_lr=0.5)
+            )
+            rate = {"selected_on": "tuning", "chosen": 0.5, "candidates": RATES}
+            chosen = {"hyperparameters": {**how, "edges": {}}, "probe_learning_rate": rate}
+            _write(folder, cell, 70.0 + place, "done", 3 + seed, chosen)
+    return folder
+
+
+def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice: Json) -> None:
+    draw = int(cell.id, 16)  # no two runs take equally long
+    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3]
+    rows = [
+        {"epoch": e, "loss": 5.0 / e, "effective_rank": 30.0, "epoch_s": s, "images": STEPS * 32}
+        for e, s in enumerate(epoch_s, 1)
+    ]
+    history = "".join(json.dumps(row) + "\n" for row in rows)
+    splits = ("tuning", "test") if status == "done" else ("tuning",)
+    scores = [("knn_top1", knn), ("knn_top5", 90.0), *([("linear_top1", 65.0)] if status == "done" else [])]
+    day = "2026-11-22T0{}:{:02}:00+00:00"
+    attempts = [PastAttempt(number=1, started=day.format(hour, 0), finished=day.format(hour, 30))]
+    if status == "done":
+        attempts.append(PastAttempt(number=2, started=day.format(7, 0), finished=day.format(7, 30)))
+    weights = f"weights of {cell.id}".encode()
+    sha256 = hashlib.sha256(weights).hexdigest()
+    saved = Saved(f"checkpoint-0001-{STEPS * EPOCHS:09d}-{sha256[:16]}.pt", sha256, STEPS * EPOCHS)
+    record = Record(
+        cell_id=cell.id,
+        sweep=folder.name,
+        label=cell.label,
+        method=methods.registry_name(cell.method),
+        seed=cell.seed,
+        status=status,
+        cell=cell.plain(),
+        scores=tuple(Score(n, v, split, f"how {n} is measured", n) for n, v in scores for split in splits),
+        cost=Cost(train_s=sum(epoch_s), evaluate_s=1.0, step_ms=9.0, peak_memory_bytes=2**30),
+        environment={"hardware": "1 x Example", "git": "abc1234", "torch": "2.14", "regbench": "0.1.0"},
+        data=Images("fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}),
+        attempts=tuple(attempts),
+        command=f"regbench train --config runs/{folder.name}/{cell.id}/config.yaml",
+        choice=choice,
+        regularizer={"reference": "somebody, 2021", "formula": "a + b"},
+        metrics=NamedFile("metrics-0001.jsonl", hashlib.sha256(history.encode()).hexdigest()),
+        checkpoint=saved,
+    )
+    run = folder / cell.id
+    run.mkdir(parents=True)
+    (run / record.file_name).write_text(record.text())
+    (run / "metrics-0001.jsonl").write_text(history)
+    (run / saved.file).write_bytes(weights)
+    (run / "config.yaml").write_text(yaml.safe_dump(record.cell, sort_keys=False))
+
+
+class Parts:
+    """What a bundle holds, to be changed."""
+
+    def __init__(self, bundle: Path) -> None:
+        with zipfile.ZipFile(bundle) as archive:
+            self.members = {name: archive.read(name) for name in archive.namelist()}
+        self.records: list[Json] = self._list("records")
+        self.choices: list[Json] = self._list("choices")
+        self.evaluations: list[Json] = self._list("evaluations")
+        self.histories: list[str] = self._list("histories")
+        self._choice_sha256 = [choice["sha256"] for choice in self.choices]
+
+    def _list(self, name: str) -> list[Any]:
+        return [json.loads(line) for line in self.members[f"{name}.jsonl"].splitlines()]
+
+    @property
+    def final(self) -> list[Json]:
+        """The records with scores of the test split."""
+        return [record for record in self.records if record["status"] == "done"]
+
+    def score(self, record: Json, name: str = "knn_top1", split: str = "test") -> Json:
+        """A score of a record."""
+        return next(s for s in record["scores"] if (s["name"], s["split"]) == (name, split))
+
+    def history(self, record: Json, change: Callable[[list[Json]], object]) -> None:
+        """Changes a record's history, and the digest of it that the record states."""
+        texts = {hashlib.sha256(text.encode()).hexdigest(): i for i, text in enumerate(self.histories)}
+        place = texts[record["metrics"]["sha256"]]
+        rows = [json.loads(line) for line in self.histories[place].splitlines()]
+        change(rows)
+        self.histories[place] = "".join(json.dumps(row) + "\n" for row in rows)
+        record["metrics"]["sha256"] = hashlib.sha256(self.histories[place].encode()).hexdigest()
+
+    def settle(self, record: Json) -> None:
+        """Gives a record the id of its settings."""
+        record["cell_id"] = cell_id(record["cell"])
+
+    def copy(self, record: Json) -> Json:
+        """Adds another record that is the same."""
+        self.records.append(copy.deepcopy(record))
+        return self.records[-1]
+
+    def write(self, out: Path, *, signed: bool = True, manifest: bool = True) -> Path:
+        """Writes the bundle.
+
+        Args:
+            out: Where to.
+            signed: Whether records and choices get their digests anew.
+            manifest: Whether the manifest does.
+        """
+        if signed:
+            anew = {}
+            for old, choice in zip(self._choice_sha256, self.choices, strict=False):
+                anew[old] = _sign(choice)
+            for record in self.records:
+                how = record["choice"].get("hyperparameters", {})
+                how["sha256"] = anew.get(how.get("sha256"), how.get("sha256"))
+                _sign(record)
+            for later in self.evaluations:
+                _sign(later)
+        for name in ("records", "choices", "evaluations", "histories"):
+            self.members[f"{name}.jsonl"] = "".join(json.dumps(e) + "\n" for e in getattr(self, name)).encode()
+        if manifest:
+            stated = json.loads(self.members["manifest.json"])
+            files = {n: hashlib.sha256(c).hexdigest() for n, c in self.members.items() if n != "manifest.json"}
+            stated["files"] = files
+            _sign(stated)
+            self.members["manifest.json"] = json.dumps(stated).encode()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, content in self.members.items():
+                archive.writestr(name, content)
+        return out
+
+
+def _sign(data: Json) -> str:
+    data.pop("sha256", None)
+    data["sha256"] = digest(data)
+    return str(data["sha256"])

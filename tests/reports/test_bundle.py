@@ -1,0 +1,337 @@
+"""Bundles: what is packed, and forgeries of it, each of which is refused with its reason."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench.cli import main
+from tests.reports.conftest import later, score
+from tests.reports.forging import Json, Parts, tuned_sweep
+
+LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tuning, with weights and a later evaluation."""
+    folder = tmp_path_factory.mktemp("honest")
+    sweep = tuned_sweep(folder / "runs")
+    later(next(sweep.glob("*/record.json")), score("voc07_map", 50.0))
+    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.zip", "--weights")
+    assert done.exit_code == 0, done.stderr
+    return folder / "lab.zip"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_an_honest_bundle_checks_out(honest: Path) -> None:
+    done = run("verify", honest)
+    assert (done.exit_code, done.output.partition(";")[0]) == (0, "6 cells check out")
+
+
+def test_the_same_cells_give_the_same_file(honest: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    assert run("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", again, "--weights").exit_code == 0
+    assert again.read_bytes() == honest.read_bytes()
+    light = tmp_path / "light.zip"
+    assert run("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", light).exit_code == 0
+    assert light.stat().st_size < 5000 * 6
+    assert not any(name.startswith("weights/") for name in zipfile.ZipFile(light).namelist())
+    assert run("verify", light).exit_code == 0
+
+
+def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "lab.zip"
+    sweep = tuned_sweep(runs)
+    command = ("submit", "mine", "--runs-dir", runs, "--out", out)
+    record = next(sweep.glob("*/record.json"))
+    text = record.read_text()
+    record.write_text(text.replace("70.0", "80.0").replace("71.0", "81.0"))
+    done = run(*command)
+    assert done.exit_code == 2
+    assert "cannot be submitted" in done.stderr and "its content is not what its sha256" in done.stderr
+    record.write_text(text)
+    (sweep / "tuning_choice.json").rename(tmp_path / "tuning_choice.json")
+    assert "which is not here" in run(*command).stderr
+    assert list(tmp_path.glob("*.zip")) == []
+    (tmp_path / "tuning_choice.json").rename(sweep / "tuning_choice.json")
+    next(sweep.glob("*/checkpoint-*.pt")).unlink()
+    done = run(*command, "--weights")
+    assert "is gone, and cannot be packed; leave out --weights" in done.stderr
+    assert run(*command).exit_code == 0
+
+
+def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs")
+    tuned_sweep(tmp_path / "runs", "other")
+    done = run("submit", "mine", "other", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
+    assert done.exit_code == 2
+    assert "leave one of the two sweeps out" in done.stderr
+
+
+Change = Callable[[Parts], Any]
+
+
+def _set(record: Json, path: str, value: object) -> None:
+    *groups, name = path.split(".")
+    for group in groups:
+        record = record[group]
+    record[name] = value
+
+
+def _both_seeds(parts: Parts, record: Json) -> tuple[Json, Json]:
+    other = next(r for r in parts.final if r["method"] == record["method"] and r["seed"] != record["seed"])
+    return record, other
+
+
+def _another_seed(parts: Parts) -> None:
+    made = parts.copy(parts.final[0])
+    made["seed"] = made["cell"]["seed"] = 7
+    parts.settle(made)
+
+
+def _another_sweep(parts: Parts) -> None:
+    parts.copy(parts.final[0])["sweep"] = "other"
+
+
+def _another_method(parts: Parts) -> None:
+    for record in parts.records:
+        record["label"] = "SFRIK (L=3)"
+
+
+def _shorter(parts: Parts) -> None:
+    parts.final[0]["cell"]["epochs"] = 1
+    parts.settle(parts.final[0])
+
+
+def _fewer_images(parts: Parts) -> None:
+    record = parts.final[0]
+    record["cell"]["batch_size"] = 16
+    parts.settle(record)
+
+
+def _unknown_setting(parts: Parts) -> None:
+    record = parts.records[0]
+    record["cell"]["optimizer"]["boost"] = 2
+    parts.settle(record)
+
+
+def _given(parts: Parts) -> None:
+    given = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+    parts.final[0]["choice"]["hyperparameters"] = given
+
+
+def _early_test(parts: Parts) -> None:
+    record = next(r for r in parts.records if r["status"] == "tuned")
+    record["scores"].append({**record["scores"][0], "split": "test"})
+
+
+def _test_choice(parts: Parts) -> None:
+    record = parts.final[0]
+    record["cell"]["evaluation"]["select_on"] = "test"
+    parts.settle(record)
+
+
+def _worse_chosen(parts: Parts) -> None:
+    entry = parts.choices[0]["choices"][0]
+    entry["ranking"].reverse()
+    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
+
+
+def _praised(parts: Parts) -> None:
+    parts.choices[0]["choices"][0]["ranking"][0]["value"] = 72.0
+
+
+def _invented(parts: Parts) -> None:
+    for entry in parts.choices[0]["choices"]:
+        entry["ranking"].append({**entry["ranking"][1], "cell_id": "0" * 12, "configuration": "0" * 12, "value": 60.0})
+    _budget(parts, 3)
+
+
+def _hidden(parts: Parts) -> None:
+    entry = parts.choices[0]["choices"][1]
+    dropped = entry["ranking"].pop()
+    parts.records = [record for record in parts.records if record["cell_id"] != dropped["cell_id"]]
+
+
+def _budget(parts: Parts, number: int) -> None:
+    parts.choices[0]["budget"] = number
+    for record in parts.final:
+        record["choice"]["hyperparameters"]["budget"] = number
+
+
+def _untraceable(parts: Parts) -> None:
+    parts.choices.clear()
+
+
+def _other_images(parts: Parts) -> None:
+    parts.final[0]["data"]["content_sha256"]["test"] = "12" * 32
+
+
+def _others_weights(parts: Parts) -> None:
+    one, other = _both_seeds(parts, parts.final[0])
+    one["checkpoint"]["sha256"] = other["checkpoint"]["sha256"]
+
+
+def _others_evaluation(parts: Parts) -> None:
+    parts.evaluations[0]["cell_id"] = "0" * 12
+
+
+def _evaluation_on_test(parts: Parts) -> None:
+    parts.evaluations[0]["choice"] = {"svm_cost": {"selected_on": "test"}}
+
+
+FORGERIES: dict[str, tuple[Change, str]] = {
+    "a setting, under the old id": (
+        lambda p: _set(p.final[0], "cell.optimizer.weight_decay", 0.1),
+        r"its cell id is \w+, that of its cell is",
+    ),
+    "a setting that is none": (_unknown_setting, "its settings are none of a run of this version: .*boost"),
+    "shorter training than was done": (_shorter, "its history has 2 epochs, its settings 1"),
+    "smaller batches than were used": (_fewer_images, "its 6 steps of 16 images are not the 192 of its history"),
+    "another seed's number": (lambda p: _set(p.final[0], "seed", 5), "its seed is 5, that of its settings is"),
+    "another method's name": (
+        lambda p: _set(p.final[0], "method", "sfrik"),
+        "its method is 'sfrik', that of its settings is",
+    ),
+    "another method's label": (_another_method, r"it is called 'SFRIK \(L=3\)', and is"),
+    "the same cell in two sweeps": (_another_sweep, "is in it twice, as mine and as other"),
+    "one run as two seeds": (_another_seed, "its history is that of cell .*: one run under two names"),
+    "weights of another seed": (_others_weights, "its weights are those of cell .*: one run under two names"),
+    "a score above 100 %": (lambda p: _set(p.score(p.final[0]), "value", 170.0), "is 170 %, outside 0 to 100 %"),
+    "top-1 above top-5": (lambda p: _set(p.score(p.final[0]), "value", 99.0), "more than its top-5 of 90 %"),
+    "a shorter training time": (
+        lambda p: _set(p.final[0], "cost.train_s", 5.0),
+        r"its training took 5.0 s, the epochs of its history 2\d",
+    ),
+    "quicker epochs in the history": (
+        lambda p: p.history(p.final[0], lambda rows: _set(rows[0], "epoch_s", 1.0)),
+        "its training took .* the epochs of its history 1",
+    ),
+    "an epoch less in the history": (
+        lambda p: p.history(p.final[0], lambda rows: rows.pop()),
+        "its history has 1 epochs, its settings 2",
+    ),
+    "no history": (lambda p: _set(p.final[0], "metrics", None), "it has trained and names no history"),
+    "images of another test split": (_other_images, "the test split has 2 contents"),
+    "no word on what was chosen": (
+        lambda p: p.final[0]["choice"].clear(),
+        "nothing says how its hyperparameters were chosen",
+    ),
+    "a tuned cell as given": (_given, "the tuning mine has not chosen it"),
+    "a choice without its tuning": (_untraceable, "chosen by a tuning that is not in the bundle"),
+    "a test score before the choice": (
+        lambda p: _set(p.choices[0], "created", "2026-11-22T09:00:00+00:00"),
+        "its last attempt began at 2026-11-22T07:00:00.*, before its tuning chose at 2026-11-22T09",
+    ),
+    "a choice before its tuning's end": (
+        lambda p: _set(p.choices[0], "created", "2026-11-22T01:00:00+00:00"),
+        "was finished after the choice",
+    ),
+    "a tuned cell with a test score": (_early_test, "scores of the test split, before its tuning has chosen"),
+    "chosen on test, called tuning": (_test_choice, "its settings choose on the test split, its choice says 'tuning'"),
+    "a worse configuration as chosen": (_worse_chosen, "though .* scored higher"),
+    "a value of the ranking": (_praised, r"ranked for \w+ with 72.0, has 7\d.0 in its records"),
+    "a configuration never tried": (_invented, "000000000000, ranked for .*, has no record in the bundle"),
+    "a larger budget than there was": (lambda p: _budget(p, 12), "it claims a budget of 12, and its longest ranking"),
+    "a smaller budget for one method": (_hidden, "the methods had unequal budgets, in configurations: .* 2, .* 1"),
+    "a worse learning rate of the probe": (
+        lambda p: _set(p.final[0], "choice.probe_learning_rate.chosen", 0.1),
+        "its probe learning rate is 0.1, though 0.5 scored higher",
+    ),
+    "a later evaluation of no cell": (_others_evaluation, "voc07 of cell 000000000000, which has no record"),
+    "a later evaluation chosen on test": (_evaluation_on_test, "chosen on the test split, which the record was not"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_with_all_digests_anew_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
+    change, reason = FORGERIES[name]
+    parts = Parts(honest)
+    change(parts)
+    done = run("verify", parts.write(tmp_path / "forged.zip"))
+    assert done.exit_code in (1, 2)
+    assert re.search(reason, done.output), done.output
+
+
+def test_what_is_written_anew_without_a_change_checks_out(honest: Path, tmp_path: Path) -> None:
+    assert run("verify", Parts(honest).write(tmp_path / "same.zip")).exit_code == 0
+
+
+UNSIGNED: dict[str, tuple[bool, bool, str]] = {
+    "a score, no digest anew": (False, False, "records.jsonl is not what the manifest's SHA-256 was taken of"),
+    "a score, the manifest's digests anew": (False, True, "its content is not what its sha256 was taken of"),
+}
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_a_forgery_without_all_digests_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
+    signed, manifest, reason = UNSIGNED[name]
+    parts = Parts(honest)
+    parts.score(parts.final[0])["value"] = 75.0
+    done = run("verify", parts.write(tmp_path / "forged.zip", signed=signed, manifest=manifest))
+    assert done.exit_code == 2
+    assert reason in done.stderr
+
+
+def _other_weights(parts: Parts) -> None:
+    name = next(name for name in parts.members if name.startswith("weights/"))
+    parts.members[name] = b"others"
+
+
+def _more(parts: Parts) -> None:
+    parts.members["../outside.json"] = b"{}"
+
+
+OF_THE_FILE: dict[str, tuple[Change, str]] = {
+    "a history, under the old digest": (
+        lambda p: p.histories.__setitem__(0, p.histories[0].replace('"loss": 5.0', '"loss": 1.0')),
+        "its history is not in the bundle, or is not what its SHA-256 was taken of",
+    ),
+    "other weights, under the old digest": (_other_weights, "weights/.*.pt is not what it is named after"),
+    "a file that does not belong there": (_more, "../outside.json does not belong into a bundle"),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_FILE)
+def test_a_forgery_of_the_file_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
+    change, reason = OF_THE_FILE[name]
+    parts = Parts(honest)
+    change(parts)
+    done = run("verify", parts.write(tmp_path / "forged.zip"))
+    assert done.exit_code in (1, 2)
+    assert re.search(reason, done.output), done.output
+
+
+def test_the_documents_table_has_every_forgery() -> None:
+    table = LEADERBOARD.read_text().partition("\n## Forgeries\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
+    structural = [name.strip() for name, how in rows if "only by computing again" not in how]
+    assert structural == [*UNSIGNED, *OF_THE_FILE, *FORGERIES]
+
+
+def test_what_is_no_bundle_is_refused_in_one_line(honest: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.zip"
+    for content in (b"", b"words", honest.read_bytes()[:2000], honest.read_bytes()[2000:]):
+        broken.write_bytes(content)
+        done = run("verify", broken)
+        assert done.exit_code == 2
+        assert "is no bundle as `regbench submit` writes it" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_swapped_seeds_fit_until_they_are_computed_again(honest: Path, tmp_path: Path) -> None:
+    """Which is why there is --recompute: tests/benchmark/test_recompute.py."""
+    parts = Parts(honest)
+    for record, other in [_both_seeds(parts, parts.final[0])]:
+        record["scores"], other["scores"] = other["scores"], record["scores"]
+    assert run("verify", parts.write(tmp_path / "swapped.zip")).exit_code == 0
