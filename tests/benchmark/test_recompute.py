@@ -59,12 +59,20 @@ def test_a_raised_score_is_found_from_the_weights(
     assert done.exit_code == 1
     assert done.stdout.count("its weights were evaluated again; they must be equal") == 1
     assert done.stdout.count("measured_nowhere on tuning did not come again") == 1
-    for record in parts.records:  # elsewhere the last bits may differ
+
+
+@pytest.mark.slow
+def test_elsewhere_scores_may_differ_a_little(
+    trained: Path, tiny_data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_weights(monkeypatch)
+    parts = Parts(trained)
+    for record in parts.records:
         record["environment"]["hardware"] = "another"
-        record["scores"].pop()
+        parts.score(record)["value"] += 0.4
     assert verify(parts.write(tmp_path / "near.zip"), tiny_data_dir).exit_code == 0
     for record in parts.records:
-        parts.score(record)["value"] -= 5
+        parts.score(record)["value"] += 0.2
     assert "0.5 is the tolerance" in verify(parts.write(tmp_path / "far.zip"), tiny_data_dir).stdout
 
 
