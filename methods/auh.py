@@ -11,7 +11,7 @@ from torch import Tensor
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import energy, mask_diagonal
+from regbench.methods.pairwise import energy, fused, mask_diagonal
 from regbench.spaces import Range, Space
 
 
@@ -78,11 +78,10 @@ class AUH(Decomposed):
     ) -> Addends:
         """Compute it in Gram form, see `Decomposed.add_regularizer`."""
         n = shard.n
-
-        def phi(t: Tensor) -> tuple[Tensor, Tensor]:
-            value = (t - 1).mul_(2 * self.scale).exp_()
-            return value, 2 * self.scale * value
-
-        total = shard.sum(energy(z_NQ, inverse_N, phi, gradient_NQ, shard))
+        total = shard.sum(energy(z_NQ, inverse_N, fused(self._energy_and_slope), gradient_NQ, shard))
         gradient_NQ.mul_(2 * share / total)
         return {"uniformity": (total / (n * (n - 1))).log()}
+
+    def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        value = (t - 1).mul_(2 * self.scale).exp_()
+        return value, 2 * self.scale * value

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
+from regbench.methods.pairwise import fusing
 from regbench.methods.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
@@ -382,7 +383,7 @@ class _Eager(torch.autograd.Function):
         if shard.n < 2:
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
         form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
-        with method._drawing(shard, engine, views_NQ[0].device):
+        with method._drawing(shard, engine, views_NQ[0].device), fusing(engine.compile):
             terms, gradients_NQ = method.value_and_gradient(
                 [z_NQ.detach().to(dtype) for z_NQ in views_NQ], global_views, shard, form
             )

@@ -37,6 +37,8 @@ class Engine:
             make a GPU wait.
         draw_seed: Gives the seed of what a random method draws: the same on all ranks, another in each step. None: a
             number of torch's CPU generator, of the first rank's, which makes a GPU wait if there are several.
+        compile: Whether torch.compile builds functions of single pairs, such as a kernel with its derivative: one pass
+            over a panel of the Gram matrix in place of many. The first call then takes some ten seconds.
 
     Raises:
         RegbenchError: If `form` is none of these.
@@ -46,6 +48,7 @@ class Engine:
     group: dist.ProcessGroup | None = None
     even: bool = False
     draw_seed: Callable[[], int] | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Refuse unknown forms."""
@@ -106,24 +109,26 @@ class Shard:
 
     def gather(self, local: Tensor) -> Tensor:
         """Gather the rows of all ranks in order, shape (n, …), without a gradient."""
-        return local.detach() if self.group is None else torch.cat(self._start_gather(local)())
+        return local.detach() if self.group is None else self._start_gather(local)()
 
-    def _start_gather(self, local: Tensor) -> Callable[[], list[Tensor]]:
-        """Start to gather; the function that is returned waits for the end and gives the rows of each rank."""
-        # Every backend gathers equal shapes; only batches of uneven length pay for the copy.
+    def _start_gather(self, local: Tensor) -> Callable[[], Tensor]:
+        """Start to gather; the function that is returned waits for the end and gives the rows of all ranks."""
+        # Every backend gathers equal shapes; only batches of uneven length pay for copies.
         longest = max(self.sizes)
         padded = _pad(local, longest)
         gathered = padded.new_empty(self.world * longest, *local.shape[1:])
         work: Any = all_gather(gathered, padded, group=self.group, async_op=True)
 
-        def finish() -> list[Tensor]:
+        def finish() -> Tensor:
             work.wait()
-            return [block[:size] for block, size in zip(gathered.split(longest), self.sizes, strict=True)]
+            if min(self.sizes) == longest:
+                return gathered
+            return torch.cat([rows[:size] for rows, size in zip(gathered.split(longest), self.sizes, strict=True)])
 
         return finish
 
     def others(self, *local: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Start to gather the tensors `local`; the iterator gives, rank after rank, those of each other rank.
+        """Start to gather the tensors `local`; the iterator gives those of the ranks after this one, then before it.
 
         They travel while the caller works on its own rows.
         """
@@ -131,10 +136,11 @@ class Shard:
             return iter(())
         return self._gathered([self._start_gather(tensor) for tensor in local])
 
-    def _gathered(self, pending: Sequence[Callable[[], list[Tensor]]]) -> Iterator[tuple[Tensor, ...]]:
+    def _gathered(self, pending: Sequence[Callable[[], Tensor]]) -> Iterator[tuple[Tensor, ...]]:
         gathered = [finish() for finish in pending]
-        for step in range(1, self.world):
-            yield tuple(blocks[(self.rank + step) % self.world] for blocks in gathered)
+        for rows in (slice(self.rows.stop, self.n), slice(0, self.rows.start)):
+            if rows.start < rows.stop:
+                yield tuple(tensor[rows] for tensor in gathered)
 
     def gather_with_gradient(self, local_NQ: Tensor) -> Tensor:
         """Gather the rows of all ranks; backward hands this rank its own rows' gradient, times the number of ranks.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import energy, off_diagonal_energy, quadratic_energy
+from regbench.methods.pairwise import energy, fused, off_diagonal_energy, quadratic_energy
 from regbench.spaces import Range, Space
 
 
@@ -69,7 +69,8 @@ class KernelEnergy(Decomposed):
         if form == "covariance" and coefficients is not None:
             total = quadratic_energy(z_NQ, inverse_N, coefficients, gradient_NQ, shard)
         else:
-            total = energy(z_NQ, inverse_N, lambda t: self.kernel_and_derivative(t, q), gradient_NQ, shard)
+            phi = fused(self.kernel_and_derivative)
+            total = energy(z_NQ, inverse_N, lambda t: phi(t, q), gradient_NQ, shard)
         gradient_NQ.mul_(2 * share / n**2)
         uniformity = shard.sum(total) / n**2
         return {"uniformity": uniformity, "diagonal": self.kernel(torch.ones_like(uniformity), q) / n}

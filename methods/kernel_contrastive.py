@@ -10,7 +10,14 @@ from torch import Tensor
 
 from regbench.methods.base import Metadata, Regularizer, register
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import energy, inverse_lengths, normalize, off_diagonal_energy, to_embedding_gradient
+from regbench.methods.pairwise import (
+    energy,
+    fused,
+    inverse_lengths,
+    normalize,
+    off_diagonal_energy,
+    to_embedding_gradient,
+)
 from regbench.spaces import Range, Space
 
 
@@ -127,7 +134,7 @@ class KernelContrastive(Regularizer):
         total = torch.zeros((), dtype=torch.float64, device=z1_NQ.device)
         for z_NQ, gradient_NQ in ((z1_NQ, gradient1_NQ), (z2_NQ, gradient2_NQ)):
             inverse_N, energy_NQ = inverse_lengths(z_NQ), torch.zeros_like(z_NQ)
-            total += energy(z_NQ, inverse_N, self._energy_and_slope, energy_NQ, shard)
+            total += energy(z_NQ, inverse_N, fused(self._energy_and_slope), energy_NQ, shard)
             to_embedding_gradient(energy_NQ, z_NQ, inverse_N)
             gradient_NQ.add_(energy_NQ, alpha=2 * self.energy_weight / pairs)
         alignment, total = shard.sum(torch.stack([attraction.detach().double(), total]))

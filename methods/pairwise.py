@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,33 @@ def panels_of(device: str) -> Iterator[None]:
         yield
     finally:
         _planned_device.reset(token)
+
+
+_fusing: ContextVar[bool] = ContextVar("fusing", default=False)
+
+
+@contextlib.contextmanager
+def fusing(enabled: bool) -> Iterator[None]:
+    """Let torch.compile build what `fused` is asked for, or nothing."""
+    token = _fusing.set(enabled)
+    try:
+        yield
+    finally:
+        _fusing.reset(token)
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of tensors of any one shape, made of elementwise operations, as one kernel where `fusing`.
+
+    Args:
+        function: A bound method or a function of a module: one that is made anew would be compiled anew.
+    """
+    return _compiled(function) if _fusing.get() else function
+
+
+@lru_cache(maxsize=64)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 def _panel_bytes(like: Tensor) -> int:

@@ -74,7 +74,19 @@ def losses(bench: Bench) -> Outcome:
                 outcome.failures.append(f"{name}: {worst[dtype]:.2g} in {_short(dtype)}, allowed are {bound:g}")
     outcome.table = tabulate(rows, ("method", "forms", "float64", "float32"), "github", floatfmt=".1e")
     outcome.notes.append("Largest norm of a difference over the norm of the CPU's.")
+    compiled = _compiled_error(bench)
+    outcome.notes.append(f"sfrik_l3 with its kernel built by torch.compile: {compiled:.1e} in float32")
+    if not compiled <= 1e-3:
+        outcome.failures.append(f"sfrik_l3, compiled: {compiled:.2g} in float32, allowed are 0.001")
     return outcome
+
+
+def _compiled_error(bench: Bench) -> float:
+    views, method = draw_views(192, 384, 2), methods.build("sfrik_l3")
+    wanted, _ = value_and_gradients(method, views, Engine(form="textbook"), 2)
+    there = [view.to(bench.device, torch.float32) for view in views]
+    found, _ = value_and_gradients(method, there, Engine(form="gram", compile=True), 2)
+    return max(map(_relative, found, wanted))
 
 
 def _along_directions_of(device: torch.device, method: Regularizer) -> Regularizer:

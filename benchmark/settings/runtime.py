@@ -33,7 +33,7 @@ class Runtime:
             published formula under plain autograd).
         shard_optimizer: Whether the ranks of a run share the optimizer's state of matrices (ZeRO-1) instead of each
             keeping all of it.
-        compile: Whether torch.compile builds the network.
+        compile: Whether torch.compile builds the network, and the kernels of losses over pairs.
         checkpoint_minutes: Minutes between checkpoints.
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.

@@ -172,7 +172,13 @@ class _Training:
     ) -> None:
         self.cell, self.compute, self.directory = cell, compute, directory
         self.world, self.attempt, self.interruption = world, attempt, interruption
-        self.engine = Engine(form=compute.runtime.loss_form, group=world.group, even=True, draw_seed=self._step_seed)
+        self.engine = Engine(
+            form=compute.runtime.loss_form,
+            group=world.group,
+            even=True,
+            draw_seed=self._step_seed,
+            compile=compute.runtime.compile,
+        )
         for what, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{what}={size} cannot be shared equally between {world.size} processes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,43 @@ def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
         (found,) = torch.autograd.grad(loss, weight)
         torch.testing.assert_close(loss, step(x1, x2, engine))
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["sfrik_l3", "auh", "kcl_gaussian"])
+def test_functions_of_pairs_are_compiled_once_where_that_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+        assert dynamic  # panels are ragged
+        compiled.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**12)
+    method, views = methods.build(name), draw(60, 8)
+    losses = [method.loss(*views, engine=Engine(form="gram", compile=asked)) for asked in (False, True, True, False)]
+    assert len(compiled) == 1
+    assert losses == [losses[0]] * 4
+
+
+@pytest.mark.slow  # the compiler
+@pytest.mark.parametrize("name", ["sfrik_l3", "quadratic"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_compiled_functions_of_pairs_are_like_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One states its derivative, whose series begin with `full_like`, of the other autograd finds it."""
+    monkeypatch.setitem(pairwise.PANEL_BYTES, "cpu", 2**14)
+    method, views = methods.build(name), [view.requires_grad_() for view in draw(150, 30, torch.float32)]
+    found, made = [], []
+    for asked in (False, True):
+        engine = Engine(form="gram", compile=asked)
+        method.loss(*views, engine=engine)  # compiles
+        with torch.profiler.profile(acc_events=True) as profile:
+            loss = method.loss(*views, engine=engine)
+        made.append(any(event.name == "aten::full_like" for event in profile.events()))
+        found.append([loss, *torch.autograd.grad(loss, views)])
+    assert made == [name == "sfrik_l3", False]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_rows_shorter_than_1e_12_count_as_zero() -> None:
