@@ -95,6 +95,38 @@ def test_weak_sigreg_sees_all_views_through_one_sketch() -> None:
     assert found.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
 
 
+@pytest.mark.parametrize("statistic", ["cglt", "derivative"])
+def test_ur_jepa(statistic: str) -> None:
+    """ur_jepa/cglt.py of SPATIOLYX/UR-JEPA, in loops; every embedding of either view is an anchor."""
+    z1, z2 = draw(4, 3, seed=95)
+    z = np.concatenate([z1, z2])
+    largest = float(np.median([np.linalg.norm(x - z.mean(axis=0)) for x in z]))
+    radii = [largest * 8 ** (-k / (5 * 2)) for k in range(6)]
+    step = math.log(8) / (5 * 2)
+
+    def log_density(x: Array, r: float) -> float:
+        return math.log(sum(math.exp(-(((x - y) ** 2).sum()) / (2 * r * r)) for y in z) / 8 / r**2)
+
+    def slope(x: Array, r: float) -> float:
+        """Of the logarithm of the density against that of the radius."""
+        return (log_density(x, r * (1 + 1e-5)) - log_density(x, r * (1 - 1e-5))) / math.log((1 + 1e-5) / (1 - 1e-5))
+
+    total, regularity = 0.0, 0.0
+    for k, r in enumerate(radii):
+        logs = [log_density(x, r) for x in z]
+        regularity += float(np.var(logs)) / 6
+        if statistic == "derivative":
+            total += float(np.mean([slope(x, r) ** 2 for x in z]))
+        elif k:
+            total += float(np.mean([(a - log_density(x, radii[k - 1])) ** 2 for a, x in zip(logs, z, strict=True)]))
+    terms = terms_of("ur_jepa", z1, z2, statistic=statistic, dimension=2, regularization_weight=0.1, scale=10.0)
+    assert terms == {
+        "alignment": pytest.approx(0.9 * 0.25 * ((z1 - z2) ** 2).mean(), rel=1e-10),
+        "rectifiability": pytest.approx(step * total, rel=1e-10 if statistic == "cglt" else 1e-8),
+        "regularity": pytest.approx(0.1 * regularity, rel=1e-10),
+    }
+
+
 def heat_kernel(q: int, time: Decimal) -> Callable[[float], Decimal]:
     """The series of the heat kernel, in 160 digits, 1 at an inner product of 1."""
     orders, harmonics = range(1, 300), [Decimal(2 if q == 2 else q)]
@@ -301,6 +333,8 @@ def test_sliced_gaussian_kernel_by_quadrature(q: int, digits: int) -> None:
         ("rdmreg", {"power": 0.0}, "power > 0"),
         ("tregs", {"length_weight": -1.0}, "weights must be >= 0"),
         ("susreg", {"knots": 1}, "knots >= 2"),
+        ("ur_jepa", {"statistic": "beta"}, "statistic must be cglt or derivative"),
+        ("ur_jepa", {"dimension": 0}, "dimension and scales must be >= 1"),
         ("spherical_kl", {"diffusion_time": 0.5}, "diffusion_time must be >= 1"),
         ("spherical_kl", {"regularization_weight": 2.0}, r"regularization_weight must be in \[0, 1\]"),
         ("kerjepa_sliced_mmd", {"kernel": "imq"}, "statistic sliced_mmd goes with kernel gaussian only"),

@@ -33,6 +33,10 @@ def test_the_papers_methods_are_there() -> None:
 VICREG = {"alignment_weight": 25.0, "variance_weight": 25.0, "covariance_weight": 1.0, "epsilon": 1e-4}
 SPHERICAL = {"statistic": "mmd", "spectrum": "heat", "diffusion_time": 5.0, "order": 2, "regularization_weight": 0.05}
 KCL = {"kernel": "gaussian", "scale": 2.0, "energy_weight": 16.0}
+UR_JEPA = {
+    **{"statistic": "cglt", "regularization_weight": 0.02, "scale": 1000.0, "dimension": 7, "scales": 5},
+    "regularity_weight": 0.1,
+}
 KERJEPA = {"statistic": "ksd", "kernel": "imq", "regularization_weight": 10.0, "bandwidth": 1.0}  # all ours
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Zheng et al. (ICLR 2023), appendix, at q = 8192 on IN20 %.
@@ -92,6 +96,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "susreg": {"regularization_weight": 0.05, "directions": 1024, "knots": 17, "largest_frequency": 5.0},
     # Mordacq et al. (NeurIPS 2025), Section 5.1.
     "tregs": {"alignment_weight": 10.0, "length_weight": 0.2, "sphere_weight": 8e-4},
+    # Le (2026), the release.
+    "ur_jepa": UR_JEPA,
+    "ur_jepa_derivative": UR_JEPA | {"statistic": "derivative"},
     # The release of 2026; the weight is ours.
     "weak_sigreg": {"regularization_weight": 1.0, "sketch_dim": 64},
     # Zhu et al. (2022).
@@ -176,6 +183,7 @@ def test_methods_are_frozen_and_can_be_sent_to_another_process(name: str) -> Non
 
 PRESETS = (
     {("kerjepa", name) for name in ("kerjepa_mmd", "kerjepa_sliced_mmd", "kerjepa_ksd_gaussian", "kerjepa_ksd_imq")}
+    | {("ur_jepa", "ur_jepa_derivative")}
     | {("kcl", name) for name in ("kcl_gaussian", "kcl_log", "kcl_imq", "kcl_riesz")}
     | {("sfrik", name) for name in ("sfrik_l1", "sfrik_l2", "sfrik_l3")}
     | {
