@@ -12,10 +12,14 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from regbench import RegbenchError
 from regbench.files import write_atomically, write_bytes
+
+if TYPE_CHECKING:
+    from regbench.reports.find.records import Records
+    from regbench.reports.page.cost_curves import Line
 
 __all__ = ["Report", "write_report"]
 
@@ -46,7 +50,8 @@ def write_report(
 
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
     evaluation) share a leaderboard, whatever their sweeps; those that the test split chose have one of their own. The
-    files are index.html, tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
+    files are index.html, report.json (what the report was made of: while that is as it was, the report is not made
+    again), tidy.{csv,parquet} (one row per record and score), leaderboard.{md,tex,csv},
     significance.{md,tex,csv} (p-values of all pairs of rows), indicators and sensitivity where several configurations
     were tried, the tables accuracy, time, memory, convergence and energy
     (where they were measured) and hyperparameters as .md and .tex, accuracy_vs_time.png and
@@ -74,11 +79,29 @@ def write_report(
 
 
 def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cost: Path | None) -> Report:
+    from regbench.reports.find.records import read_records
+    from regbench.reports.latest import keep, latest, made_of
+
+    costs = []
+    if cost is not None:
+        from regbench.reports.page.cost_curves import read_cost  # draws, too
+
+        costs = read_cost(cost)
+    found = read_records(runs)
+    state = made_of(found, whole_paper, cost)
+    report = latest(out, state)
+    if report is None:
+        report = _made(found, out, whole_paper, costs)
+        keep(report, state)
+    return report
+
+
+def _made(found: Records, out: Path, whole_paper: bool, costs: Sequence[Line]) -> Report:
     from pyarrow import csv, parquet
 
-    from regbench.reports.find.records import read_records, tidy
+    from regbench.reports.find.records import tidy
+    from regbench.reports.latest import LATEST
     from regbench.reports.page import figures
-    from regbench.reports.page.cost_curves import read_cost
     from regbench.reports.page.drawing import styles
     from regbench.reports.page.page import render_page
     from regbench.reports.rows.summary import summarize
@@ -91,8 +114,6 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     from regbench.reports.tables.sensitivity import sensitivity
     from regbench.reports.tables.table import to_latex, to_markdown, to_terminal
 
-    costs = [] if cost is None else read_cost(cost)
-    found = read_records(runs)
     summaries = summarize(found.records, found.missing, found.choices, found.short)
     style = styles(r.label for r in found.records if not r.untrained)
     data = tidy(found.records)
@@ -128,8 +149,9 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
     for stem, table in named.items():
         contents[f"{stem}.md"] = to_markdown(table)
         contents[f"{stem}.tex"] = to_latex(table)
+    together = None if comparison is None else (comparison, named["over_tasks"])
     contents["index.html"] = render_page(
-        summaries, tables, found, style, [table for table, _ in papers], costs, comparison
+        summaries, tables, found, style, [table for table, _ in papers], costs, together
     )
 
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
@@ -141,5 +163,5 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
                 write_bytes(out / name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
-    files, skipped = tuple(out / name for name in contents), tuple(map(str, found.skipped))
+    files, skipped = tuple(out / name for name in (*contents, LATEST)), tuple(map(str, found.skipped))
     return Report(out / "index.html", "\n\n".join(texts), files, skipped, found.warning)

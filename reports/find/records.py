@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from tqdm import tqdm
 
 from regbench import RegbenchError
@@ -20,6 +19,7 @@ from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow
 
 

@@ -37,7 +37,6 @@ from regbench.reports.page.sensitivity import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
 from regbench.reports.rows.tasks import Comparison
-from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.table import Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
@@ -70,7 +69,7 @@ def render_page(
     style: Mapping[str, Style],
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
-    comparison: Comparison | None = None,
+    together: tuple[Comparison, Table] | None = None,
 ) -> str:
     """Make the page of some tasks.
 
@@ -81,7 +80,7 @@ def render_page(
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
         costs: What `regbench cost` measured, as `read_cost` gives it.
-        comparison: Of the methods over all tasks.
+        together: A comparison of the methods over all tasks, and its table.
 
     Returns:
         HTML that needs no other file and no network.
@@ -102,7 +101,7 @@ def render_page(
         paper=[_placed(table, "", {}, {}, 1) for table in paper],
         methods=_methods(summaries, style),
         costs=_costs(costs),
-        together=None if comparison is None else _together(comparison, style),
+        together=None if together is None else _together(*together, style),
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
@@ -210,12 +209,12 @@ def _placed(
     return {"id": f"{prefix}-{table.slug}".strip("-"), "table": table, "rows": rows, "searched": searched}
 
 
-def _together(comparison: Comparison, style: Mapping[str, Style]) -> dict[str, object]:
+def _together(comparison: Comparison, table: Table, style: Mapping[str, Style]) -> dict[str, object]:
     """Prepare the section over all tasks."""
     keys = {one.label: style[one.label].key for one in comparison.standings}
     drawing = profile_drawing(comparison, style)
     return {
-        "table": _placed(over_tasks_table(comparison), "", keys, {}, 1),
+        "table": _placed(table, "", keys, {}, 1),
         "legend": {label: style[label] for label in sorted(keys)},
         "drawings": [replace(drawing, svg=unique_ids(drawing.svg, "together"))],
     }

@@ -112,10 +112,12 @@ def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comp
 
 def _interval(ranks_of: Sequence[Array]) -> Array:
     """Return the ends of the 95 % intervals of the mean ranks: tasks are drawn, then blocks within each."""
-    rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(_SAMPLES):
-        chosen = [ranks_of[i] for i in rng.integers(len(ranks_of), size=len(ranks_of))]
-        drawn.append(np.concatenate([r[rng.integers(len(r), size=len(r))] for r in chosen]).mean(axis=0))
-    ends: Array = np.percentile(drawn, [2.5, 97.5], axis=0)
+    rng, tasks = np.random.default_rng(0), len(ranks_of)
+    # Only how often each task, and each of its blocks, is drawn matters.
+    times_of = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=_SAMPLES).T
+    sums, blocks = np.zeros((_SAMPLES, ranks_of[0].shape[1])), np.zeros((_SAMPLES, 1))
+    for ranks, times in zip(ranks_of, times_of, strict=True):
+        drawn = rng.multinomial(times * len(ranks), np.full(len(ranks), 1 / len(ranks)))
+        sums, blocks = sums + drawn @ ranks, blocks + drawn.sum(axis=1, keepdims=True)
+    ends: Array = np.percentile(sums / blocks, [2.5, 97.5], axis=0)
     return ends

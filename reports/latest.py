@@ -1,0 +1,81 @@
+"""The last report of a folder, which is given again while all that it was made of is as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import regbench
+from regbench import RegbenchError
+from regbench.files import file_sha256, read_json, write_text
+
+if TYPE_CHECKING:
+    from regbench.reports import Report
+    from regbench.reports.find.records import Records
+
+LATEST = "report.json"
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """What `report.json` holds.
+
+    Attributes:
+        made_of: See the function of that name.
+        files: Size and time of each file of the report, by name.
+        leaderboard: As of `Report`, like what follows.
+    """
+
+    made_of: str
+    files: dict[str, list[int]]
+    leaderboard: str
+    skipped: list[str]
+    warning: str
+
+
+def made_of(found: Records, whole_paper: bool, cost: Path | None) -> str:
+    """Return a digest of all that a report is made of: what was read, the options and the code."""
+    records = [[(str(r.path), r.sha256, r.scores) for r in those] for those in (found.records, found.short)]
+    choices = [(str(path), choice.sha256) for path, choice in found.choices.items()]
+    measured = None if cost is None else file_sha256(cost)
+    parts = records, choices, found.skipped, found.missing, found.folders, whole_paper, measured, sorted(_code())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _code() -> Iterator[tuple[str, list[int]]]:
+    for folder, _, names in os.walk(Path(regbench.__file__).parent, followlinks=True):
+        for name in names:
+            if not name.endswith(".pyc"):
+                yield os.path.join(folder, name), _state(Path(folder, name))  # noqa: PTH118  # ten times as quick
+
+
+def _state(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]
+
+
+def latest(out: Path, state: str) -> Report | None:
+    """Return the report that lies in `out` if it is made of what `state` says and nobody has touched it."""
+    from regbench.reports import Report
+
+    try:
+        last = read_json(out / LATEST, _Latest, "it is made again")
+        if last.made_of != state or any(_state(out / name) != seen for name, seen in last.files.items()):
+            return None
+    except (OSError, RegbenchError):
+        return None
+    files = tuple(out / name for name in (*last.files, LATEST))
+    return Report(out / "index.html", last.leaderboard, files, tuple(last.skipped), last.warning)
+
+
+def keep(report: Report, state: str) -> None:
+    """Write down what a report was made of, once its files are written."""
+    files = {path.name: _state(path) for path in report.files if path.name != LATEST}
+    last = _Latest(state, files, report.leaderboard, list(report.skipped), report.warning)
+    write_text(report.page.with_name(LATEST), json.dumps(dataclasses.asdict(last), indent=1))
