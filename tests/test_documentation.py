@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
+import shlex
 import socket
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 import yaml
 
 import regbench
-from regbench import methods
+from regbench import RegbenchError, methods
 from regbench.benchmark.conformance import check_names, run_check
-from regbench.benchmark.settings.sweep import load_sweep, read_rows
+from regbench.benchmark.settings.listing import listing
+from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows, sweep_names
 from regbench.cli import main
+from regbench.settings import plain
 from regbench.slurm.search import propose
 from tests.ranks import launch
+from tests.test_own_images import QUICK, call, draw
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
@@ -36,11 +42,12 @@ def blocks(document: str, language: str) -> list[str]:
 
 def test_snippets_run() -> None:
     (readme,), (_, page, _) = blocks("README.md", "python"), blocks("docs/python.md", "python")
-    for snippet in (readme, page):
+    for snippet, name in ((readme, "vicreg"), (page, "sfrik")):
         names: dict[str, Any] = {}
         exec(snippet, names)
         assert names["loss"].ndim == 0
-        torch.testing.assert_close(names["loss"], sum(names["sfrik"](names["z1"], names["z2"]).terms.values()))
+        method = names.get(name) or methods.build(name)
+        torch.testing.assert_close(names["loss"], sum(method(names["z1"], names["z2"]).terms.values()))
 
 
 @pytest.mark.slow
@@ -99,7 +106,7 @@ def test_the_distributed_example_gives_the_same_on_two_processes(one_process: li
 
 
 def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = (block for block in blocks("CONTRIBUTING.md", "python") if '@register("imq")' in block)
+    (example,) = blocks("docs/tutorials/add_a_regularizer.md", "python")
     (tmp_path / "imq.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("imq")
@@ -116,6 +123,108 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         methods.METHODS.unregister("imq")
         del sys.modules["imq"]
+
+
+# How many code blocks a document has: each is run or loaded by a test, here or in tests/test_plugins.py.
+RUN = {
+    "python": {
+        **{"README.md": 1, "docs/python.md": 3, "docs/tutorials/add_a_regularizer.md": 1, "CONTRIBUTING.md": 4},
+        **{"docs/audit.md": 1, "docs/reports.md": 1},
+    },
+    "yaml": {
+        **{"docs/tutorials/own_images.md": 1, "docs/tutorials/cluster.md": 1, "docs/cluster.md": 1},
+        **{"docs/tuning.md": 1, "docs/data.md": 1, "CONTRIBUTING.md": 2},
+    },
+    "toml": {"docs/tutorials/add_a_regularizer.md": 1},
+}
+
+
+def test_every_block_of_code_is_run_by_a_test() -> None:
+    found: dict[str, dict[str, int]] = {}
+    for document in DOCUMENTS:
+        for language in re.findall(r"^```(\w+)\n", (ROOT / document).read_text(), re.MULTILINE):
+            of_language = found.setdefault(language, {})
+            of_language[document] = of_language.get(document, 0) + 1
+    del found["text"]
+    assert found == RUN
+
+
+@pytest.mark.parametrize("document", ["docs/cluster.md", "docs/tutorials/cluster.md"])
+def test_the_clusters_of_the_documents_are_profiles(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = preset_of(document, "cluster", tmp_path, monkeypatch)
+    cluster = load_sweep("in20_table2", ["cluster=mine"]).clusters[0]
+    assert {name: plain(getattr(cluster, name)) for name in profile if name != "defaults"} == {
+        name: value for name, value in profile.items() if name != "defaults"
+    }
+
+
+def preset_of(document: str, group: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The one YAML block of a document, made a preset of the user's with the name `mine`."""
+    (preset,) = blocks(document, "yaml")
+    path = folder / "regbench" / group / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(preset)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    found: dict[str, Any] = yaml.safe_load(preset)
+    return found
+
+
+def test_the_views_of_the_datas_page_are_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = preset_of("docs/data.md", "augmentation", tmp_path, monkeypatch)["views"]
+    cell, _ = load_run(["augmentation=mine"])
+    assert {name: kind.count for name, kind in cell.augmentation.views.items()} == {
+        name: kind["count"] for name, kind in views.items()
+    }
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first two steps, on tiny images."""
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "FOLDER", 40)
+    prepare, sweep, *_ = "".join(blocks("docs/tutorials/own_images.md", "")).splitlines()
+    call(*prepare.split()[1:])
+    call(*sweep.split()[1:], *QUICK)
+    assert "records check out" in call("report", "own_images", "--check").output
+    # What the page on reports reads them by.
+    names: dict[str, Any] = {}
+    exec(blocks("docs/reports.md", "python")[0].replace("quickstart", "own_images"), names)
+    assert set(names["frame"]["label"]) == {"SFRIK (L=2)", "SFRIK (L=3)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
+
+
+def test_the_tutorial_on_own_images_tunes_with_equal_budgets(tmp_path: Path) -> None:
+    path = tmp_path / "birds.yaml"
+    path.write_text(blocks("docs/tutorials/own_images.md", "yaml")[0])
+    sweep = load_sweep(str(path))
+    assert Counter(cell.label for cell in sweep.cells) == dict.fromkeys(("SFRIK (L=3)", "AUH", "VICReg", "SimCLR"), 3)
+    assert sweep.final_seeds == (0, 1, 2)
+
+
+@pytest.mark.slow
+def test_the_audits_page_shows_a_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "losses.py").write_text(MY_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    (shown,) = blocks("docs/audit.md", "python")
+    exec(shown.replace("gathers=True", 'gathers=True, probes=("value",)'), names)  # without its processes
+    names["test_my_loss_is_sound"]()
+
+
+MY_LOSS = """
+from regbench import methods
+
+
+class MyLoss:
+    def __init__(self, temperature):
+        self.method = methods.build("simclr", temperature=temperature)
+
+    def __call__(self, z1, z2):
+        return self.method.loss(z1, z2)
+"""
 
 
 def test_contributing_sweep_loads(tmp_path: Path) -> None:
@@ -137,13 +246,112 @@ def test_the_search_space_of_the_tunings_page_is_one(tmp_path: Path) -> None:
     assert proposed.sweep.final_seeds == (0, 1, 2)
 
 
+def test_the_readme_is_short_and_shows_rows_of_the_quickstarts_table() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.split()) <= 700
+    shown = table(re.findall(r"<!-- result -->\n(.*?)<!-- /result -->", readme, re.DOTALL)[0])
+    whole = table((ROOT / "docs" / "results" / "quickstart.md").read_text())
+    assert shown == [{name: row[name] for name in shown[0]} for row in whole]
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """The rows of the first table."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
+    ]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+def test_identities_are_those_of_tests_that_exist() -> None:
+    named = re.findall(r"\| `(test_\w+)` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE)
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests" / "methods").glob("test_*.py"))
+    assert named
+    assert set(named) <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    of_methods = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "identities.md").read_text())) - set(named)
+    assert of_methods - {"pdist"} <= set(methods.names())
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_commands_exist_and_links_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text()
-    named = set(re.findall(r"^regbench ([\w-]+)", "\n".join(blocks(document, "")), re.MULTILINE))
-    named |= set(re.findall(r"`regbench ([\w-]+)[^`]*`", text))
-    assert named <= set(main.commands)
+def test_links_lead_somewhere_and_make_has_its_targets(document: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(document, "")), re.MULTILINE)) <= targets
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", (ROOT / document).read_text()):
-        assert ((ROOT / document).parent / target).exists(), target
+        if "docs/reference/" not in str(made := (ROOT / document).parent / target):  # which the site makes
+            assert made.exists(), target
+
+
+# What documents name as their reader's own.
+IMAGINED = {"imq", "plants", "mine"}
+PRESETS = ("method", "dataset", "augmentation", "network", "optimizer", "cluster")
+
+
+@functools.cache
+def setting_names() -> set[str]:
+    names = {setting.name for _, settings in listing() for setting in settings}
+    names |= {f"method.{key}" for name in methods.names() for key in methods.defaults(name)}
+    return names | set(PRESETS) | {"network.backbone", "dataset.source"}
+
+
+def prose(document: str) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(document: str) -> list[str]:
+    """What a document, or the help of a command, tells its reader to type after `regbench`."""
+    if document in main.commands:
+        # Two spaces lead to what is said of a command, a backslash to its next line.
+        told = main.commands[document].help or ""
+        return re.findall(r"^ +regbench (\S+(?: \S+)*?)(?: \\)?(?:  .*)?$", told, re.MULTILINE)
+    lines = [line for block in blocks(document, "") for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(document))
+    found = (re.match(r"(?:torchrun .*|\.venv/bin/)?regbench (.+)", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+@functools.cache  # many are in several documents
+def understand(text: str) -> None:
+    """Fail unless the command exists and has these options, and all that it sets are settings with possible values."""
+    name, *rest = shlex.split(text, comments=True)
+    assert name in main.commands
+    words = [word for word in rest if word not in ("…", "...", "--help")]
+    if not words:
+        return
+    try:
+        parameters = main.commands[name].make_context(name, list(words)).params
+    except click.BadParameter as error:
+        if "does not exist" in str(error):  # a file or folder of the reader's
+            return
+        raise
+    overrides = [word for word in words if re.match(r"[\w.]+=", word)]
+    for override in overrides:
+        setting, _, value = override.partition("=")
+        assert in_listing(setting) in setting_names() or value in IMAGINED, override
+    overrides += ["epochs=100"] * ("…" in rest)
+    if name in ("sweep", "tune", "reproduce") and parameters["name"] in sweep_names():
+        if not any(override.endswith(f"={one}") for override in overrides for one in IMAGINED):
+            load_sweep(parameters["name"], overrides)
+    elif name in ("train", "evaluate") and not any(one in text for one in IMAGINED):
+        load_run(overrides)
+
+
+def in_listing(setting: str) -> str:
+    """The name of a setting as `regbench settings` has it."""
+    return re.sub(r"^(augmentation\.views)\.\w+", r"\1.KIND", setting)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *sorted(main.commands)])
+def test_commands_are_understood(document: str) -> None:
+    for command in commands(document):
+        try:
+            understand(command)
+        except (AssertionError, RegbenchError, click.ClickException) as error:
+            pytest.fail(f"regbench {command}: {error!r}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_that_are_named_exist(document: str) -> None:
+    of_groups = r"`((?:network|optimizer|runtime|evaluation|dataset|augmentation|cluster)\.(?!md)[a-z][\w.]*)"
+    for named in re.findall(of_groups, prose(document)):
+        setting = re.sub(r"^evaluation\.\w+\.(dataset\.)", r"\1", in_listing(named.rstrip(".")))
+        assert any(f"{name}.".startswith(f"{setting}.") for name in setting_names()), named

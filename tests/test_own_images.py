@@ -101,15 +101,6 @@ def test_prepare_then_train(data_dir: Path, tmp_path: Path, caplog: pytest.LogCa
     assert load_run(["dataset=imagefolder", "method=vicreg", *QUICK, *given])[0].id == directory.name
 
 
-@pytest.mark.slow
-def test_prepare_then_sweep_of_five_methods(data_dir: Path, tmp_path: Path) -> None:
-    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 40))
-    call("sweep", "own_images", "--report", *QUICK)
-    paths = (tmp_path / "runs" / "own_images").glob("*/record.json")
-    labels = {record.label for path in paths if (record := read_record(path.parent))}
-    assert labels == {"SFRIK (L=2)", "SFRIK (L=3)", "AUH", "SimCLR", "VICReg", "Barlow Twins"}
-
-
 # ---------------------------------------------------------------------------------------------------------- splits
 
 

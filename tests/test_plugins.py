@@ -32,7 +32,8 @@ LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "csv": 60}
 def examples() -> dict[str, str]:
     """The code blocks of the walk-through, by the name that they register."""
     found = {}
-    for block in blocks("CONTRIBUTING.md", "python"):
+    documents = ("docs/tutorials/add_a_regularizer.md", "CONTRIBUTING.md")
+    for block in (block for document in documents for block in blocks(document, "python")):
         if match := re.search(r'^@register\("(\w+)"\)', block, re.MULTILINE):
             found[match[1]] = block
     return found

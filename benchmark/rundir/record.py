@@ -82,7 +82,12 @@ class Cost:
         monitor_s: Of evaluations while training.
         evaluate_s: Of all evaluations after training.
         img_per_s: Images a second in training.
-        step_ms: Of a training step, as of its parts below: the median over epochs of the medians over steps.
+        step_ms: Of a training step; here and in its parts the median over epochs of the medians over steps.
+        data_ms: Of it: waiting for images.
+        forward_ms: Of it: the network's forward pass.
+        loss_ms: Of it: the loss with its gradient.
+        backward_ms: Of it: the network's backward pass.
+        optimizer_ms: Of it: the update of the weights.
         peak_memory_bytes: Of the process that needed most.
         peak_reserved_bytes: The same of what the allocator held.
         peak_memory_kind: What the two count.
@@ -123,7 +128,12 @@ class Searched:
 
 @dataclass(frozen=True)
 class NamedFile:
-    """A file beside the record that belongs to it: its name and its SHA-256."""
+    """A file beside the record that belongs to it.
+
+    Attributes:
+        file: Its name.
+        sha256: Of its content.
+    """
 
     file: str
     sha256: str
@@ -131,7 +141,11 @@ class NamedFile:
 
 @dataclass(frozen=True)
 class Saved(NamedFile):
-    """A file of tensors, with the number in its name: the steps done."""
+    """A file of tensors.
+
+    Attributes:
+        step: How many steps were done when it was written; the number in its name.
+    """
 
     step: int
 
@@ -151,7 +165,17 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class PastAttempt:
-    """An attempt at a run; times are in ISO 8601, `from_step` is the step that it went on from."""
+    """An attempt at a run.
+
+    Attributes:
+        number: 1 for the first.
+        started: When, in ISO 8601.
+        finished: When, in ISO 8601.
+        ended: How.
+        error: What stopped it, if something did.
+        hostname: Of the machine.
+        from_step: The step that it went on from.
+    """
 
     number: int | None = None
     started: str | None = None
@@ -231,8 +255,16 @@ class Record(SignedFile):
     """One finished cell: its `record.json`, or its `tuning.json` if it was a point of a tuning grid.
 
     Attributes:
+        cell_id: The hash of the settings that decide the result; the name of the run's folder.
+        sweep: Its name.
+        label: The method's name in tables.
+        method: The method's registered name.
+        seed: Of all random numbers.
         status: "tuned" of a cell that has not seen the test split.
         cell: Its settings as plain data.
+        scores: What evaluations gave.
+        cost: What it took.
+        data: The images that it saw.
         choice: What was chosen on which split among how many, by what was chosen ("hyperparameters",
             "probe_learning_rate", ...); empty where nothing was evaluated on the test split.
         regularizer: What the method says of itself, by name: reference, url, formula and so on.
@@ -378,6 +410,8 @@ class LaterEvaluation(SignedFile):
     Attributes:
         cell_id: Of the record.
         protocol: The evaluation's name.
+        scores: What it gave.
+        environment: As of a record.
         seconds: That it took.
         choice: As of a record.
         finished: When, ISO 8601.

@@ -43,6 +43,7 @@ class ChosenConfiguration:
     """What a tuning chose for a method in one setting.
 
     Attributes:
+        label: The method's name in tables.
         method: Its registered name.
         setting: Data set, backbone, embedding dimension, batch size and epochs.
         chosen: The cell id of the best.
@@ -72,6 +73,7 @@ class TuningChoice(SignedFile):
         score: The name of the score that decided.
         budget: The most configurations that any method had.
         seeds: Of the grid.
+        choices: What was chosen, by method and setting.
         created: When, ISO 8601.
     """
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 import posixpath
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from latex2mathml.converter import convert
@@ -17,13 +19,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pydantic import TypeAdapter
 from tabulate import tabulate
 
 from regbench import methods
+from regbench.benchmark.rundir.record import LaterEvaluation, Record
+from regbench.benchmark.rundir.signed_file import SCHEMA_VERSION, SignedFile
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.listing import listing
 from regbench.cli import main
 from regbench.cli.catalogue import KINDS
-from regbench.settings import describe
+from regbench.methods.spectrum import kernel_spectrum, spectrum_rows
+from regbench.settings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +39,21 @@ PAGES = {"README.md": "index.md"} | {
     name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 }
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+NOTATION = (
+    "**Notation.** A batch has n images with V views each. An embedding has q dimensions. Z_v is the matrix of the "
+    "embeddings of view v, shape (n, q), and z_{v,i} its row for image i. Sums over v go over the views, those over "
+    "i and j over the images unless the page says otherwise. ‖·‖_F is the Frobenius norm and ‖·‖_* the nuclear norm. "
+    "With two views V = 2."
+)
+
+SPECTRUM_DIM = 512  # q of the quickstart
+
+SIGNED: dict[type[SignedFile], str] = {
+    Record: "record.json",
+    LaterEvaluation: "evaluations/PROTOCOL.json",
+    TuningChoice: TUNING_CHOICE,
+}
 
 # Modules whose public names have a page, by the page.
 API = {
@@ -76,6 +98,7 @@ def generated() -> Iterator[tuple[str, str]]:
         yield f"methods/{name}.md", _method_page(name)
     yield "reference/commands.md", _commands_page()
     yield "reference/settings.md", _settings_page()
+    yield "reference/record.md", _record_page()
     for place, (title, modules) in API.items():
         yield place, f"# {title}\n\n" + "\n".join(f"::: {module}\n" for module in modules)
 
@@ -115,8 +138,9 @@ def _methods_page() -> str:
         rows.append([f"[`{name}`]({name}.md)", methods.build(name).label, data.reference, data.time, data.memory])
     table = tabulate(rows, ["method=", "label", "published", "time", "memory"], tablefmt="github")
     return (
-        "# Methods\n\nEach is a loss on the embeddings of an image's views, with n images in a batch and q dimensions. "
-        f"Time and memory are those of value and gradient, beyond the embeddings.\n\n{table}\n"
+        "# Methods\n\nEach is a loss on the embeddings of an image's views. "
+        "[Some are the same loss](../identities.md), or become the same in a limit.\n\n"
+        f"{NOTATION}\n\nTime and memory are those of value and gradient, beyond the embeddings.\n\n{table}\n"
     )
 
 
@@ -125,11 +149,13 @@ def _method_page(name: str) -> str:
     data = method.metadata
     source = f"[{data.reference}]({data.url})" if data.url else data.reference
     about = (inspect.getdoc(method) or "").partition("\nAttributes:")[0]
-    parts = [f"# {method.label}", f"`method={name}`, {source}", _formula(data), about]
-    meanings = {setting.name: setting.meaning for setting in describe(type(method))}
+    lengths = "Embeddings are scaled to unit length first. " if data.scale_invariant else ""
+    notation = f"{lengths}[Notation](index.md)."
+    parts = [f"# {method.label}", f"`method={name}`, {source}", _formula(data), notation, about]
+    texts = meanings(type(method))
     space = method.space or {}
     rows = [
-        [f"`{key}`", f"`{list(value) if isinstance(value, tuple) else value}`", meanings[key], str(space.get(key, ""))]
+        [f"`{key}`", f"`{list(value) if isinstance(value, tuple) else value}`", texts[key], str(space.get(key, ""))]
         for key, value in methods.defaults(name).items()
     ]
     if rows:
@@ -144,9 +170,32 @@ def _method_page(name: str) -> str:
         "Forms": ", ".join(method.forms),
     }
     parts += ["## Facts", "\n".join(f"- {key}: {text}" for key, text in facts.items() if text)]
+    parts += _spectrum(method)
+    if known := _identities(name):
+        parts += ["## Identities", *known, "[All identities](../identities.md), with the tests that hold them."]
     use = f'from regbench import methods\n\nloss = methods.build("{name}")(z1, z2).total'
     parts += ["## Use", f"```\nregbench train method={name}\n```", f"```python\n{use}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _spectrum(method: methods.Regularizer) -> list[str]:
+    """Show which orders of spherical harmonics a kernel weighs; nothing of a method without a kernel."""
+    coefficients = kernel_spectrum(method, SPECTRUM_DIM, 6)
+    if coefficients is None:
+        return []
+    rows = [[f"{order}", f"{b:.4g}", f"{share:.2%}"] for order, b, share in spectrum_rows(coefficients)]
+    table = tabulate(rows, ["order ℓ", "b_ℓ", "share of b_1 to b_6"], tablefmt="github", disable_numparse=True)
+    about = (
+        f"The kernel is φ(t) = Σ b_ℓ P_ℓ(q; t) with the Legendre polynomials P_ℓ, here at q = {SPECTRUM_DIM} with the "
+        "default hyperparameters. b_ℓ is what the regularizer pays for harmonics of order ℓ."
+    )
+    return ["## Spectrum", about, table]
+
+
+def _identities(name: str) -> list[str]:
+    """Find the lines of the table of identities that speak of a method."""
+    lines = re.findall(r"^\| (.*`.*) \| `test_\w+` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE)
+    return [f"- {line}" for line in lines if f"`{name}`" in line]
 
 
 def _formula(data: methods.Metadata) -> str:
@@ -166,6 +215,50 @@ def _commands_page() -> str:
         context = click.Context(command, info_name=name, parent=group)
         parts += [f"## regbench {name}", f"```text\n{command.get_help(context)}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _record_page() -> str:
+    """Tell of each file that runs and tunings sign, field by field, from the classes that write and read it."""
+    parts = [
+        "# The record",
+        "A finished run leaves `record.json` in its folder, a signed JSON file. This page is made of the classes that "
+        "write and read it. Each signed file has two more fields: `schema_version`, now "
+        f"{SCHEMA_VERSION}, and `sha256`, the digest of all the others. A reader refuses a file whose digest does not "
+        "fit. [Records in Python](records.md) reads them, and `regbench report NAME --check` verifies them.",
+    ]
+    for cls, file in SIGNED.items():
+        schema = TypeAdapter(cls).json_schema()
+        parts += [f"## {cls.__name__}: `{file}`", (inspect.getdoc(cls) or "").partition("\n")[0], _fields(cls, schema)]
+        for part, definition in schema.get("$defs", {}).items():
+            if f"### {part}" not in parts:
+                described = getattr(sys.modules[cls.__module__], part)
+                summary = (inspect.getdoc(described) or "").partition("\n")[0]
+                parts += [f"### {part}", summary, _fields(described, definition)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields(cls: type, schema: Mapping[str, Any]) -> str:
+    texts, rows = meanings(cls), []
+    for name, field in schema["properties"].items():
+        if name not in ("path", "sha256") or not issubclass(cls, SignedFile):
+            if not texts.get(name):
+                raise PluginError(f"{cls.__name__}: the docstring does not say what {name} is")
+            rows.append([f"`{name}`", _kind(field), texts[name]])
+    return tabulate(rows, ["field", "type", "meaning"], tablefmt="github", disable_numparse=True)
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    """Say in words what a JSON schema takes."""
+    if "$ref" in field:
+        part = field["$ref"].rpartition("/")[2]
+        return f"[{part}](#{part.lower()})"
+    if "anyOf" in field:
+        return " or ".join(map(_kind, field["anyOf"]))
+    if "enum" in field:
+        return ", ".join(f'"{value}"' for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_kind(field['items'])}"
+    return {"object": "mapping", "integer": "whole number"}.get(field.get("type", ""), field.get("type", "anything"))
 
 
 def _settings_page() -> str:

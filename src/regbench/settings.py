@@ -245,14 +245,14 @@ def describe(cls: Any, prefix: str = "") -> list[Setting]:
         cls: The class.
         prefix: What stands before the names in overrides.
     """
-    found, meanings, known = [], _meanings(cls), defaults(cls)
+    found, texts, known = [], meanings(cls), defaults(cls)
     for field in dataclasses.fields(cls):
         hint, name = _hints(cls)[field.name], f"{prefix}{field.name}"
         if is_dataclass(hint):
             found += describe(hint, f"{name}.")
             continue
         text = shown(known[field.name]) if field.name in known else None
-        found.append(Setting(name, _words(hint), text, meanings.get(field.name, "")))
+        found.append(Setting(name, _words(hint), text, texts.get(field.name, "")))
     return found
 
 
@@ -266,7 +266,7 @@ def defaults(cls: Any) -> dict[str, Any]:
     return found
 
 
-def _meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type) -> dict[str, str]:
     """Read the lines under "Attributes:" in the docstrings of a class and of those that it derives from."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
