@@ -218,7 +218,7 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
 
 def to_png(figure: Figure) -> bytes:
     """Make a picture of the figure, on white."""
-    figure.set_facecolor("white")
+    figure.patch.set(facecolor="white", alpha=1)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     return buffer.getvalue()

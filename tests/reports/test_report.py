@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Images, PastAttempt
@@ -98,7 +99,8 @@ def test_the_files(site: tuple[Report, Page]) -> None:
     expected |= {"accuracy_vs_time.png", "accuracy_vs_effective_rank.png"}
     assert {path.name for path in out.iterdir()} == expected == {path.name for path in report.files}
     for quantity in ("time", "effective_rank"):
-        assert (out / f"accuracy_vs_{quantity}.png").read_bytes().startswith(b"\x89PNG")
+        with Image.open(out / f"accuracy_vs_{quantity}.png") as picture:  # on white, for dark pages too
+            assert picture.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o644 for path in out.iterdir())
     with (out / "tidy.csv").open() as file:
         lines = list(csv.DictReader(file))
