@@ -6,6 +6,7 @@ with one class: see docs/tutorials/add_a_regularizer.md.
 
 from regbench.methods.base import METHODS, Loss, Metadata, Regularizer, register
 from regbench.methods.engine import Engine
+from regbench.methods.module import LossModule
 
 build, defaults, names, registry_name = METHODS.build, METHODS.defaults, METHODS.names, METHODS.name
 
@@ -13,6 +14,7 @@ __all__ = [
     "METHODS",
     "Engine",
     "Loss",
+    "LossModule",
     "Metadata",
     "Regularizer",
     "build",

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.methods.engine import Engine, Shard
+from regbench.methods.module import LossModule
 from regbench.methods.pairwise import fusing
 from regbench.methods.views import pairs
 from regbench.plugins import Registry
@@ -253,6 +254,14 @@ class Regularizer(ABC):
     ) -> Tensor:
         """Compute the total alone: a differentiable scalar; arguments as for a call."""
         return self(*views_NQ, engine=engine, global_views=global_views).total
+
+    def module(self, *, form: str = "auto") -> LossModule:
+        """Make a `torch.nn.Module` of the loss, see `LossModule`.
+
+        Raises:
+            RegbenchError: If there is no such form.
+        """
+        return LossModule(self, form=form)
 
     def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
         terms: dict[str, Tensor] = {}

@@ -41,13 +41,19 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def test_snippets_run() -> None:
-    (readme,), (_, page, _) = blocks("README.md", "python"), blocks("docs/python.md", "python")
+    (readme,), (_, page, *_) = blocks("README.md", "python"), blocks("docs/python.md", "python")
     for snippet, name in ((readme, "vicreg"), (page, "sfrik")):
         names: dict[str, Any] = {}
         exec(snippet, names)
         assert names["loss"].ndim == 0
         method = names.get(name) or methods.build(name)
         torch.testing.assert_close(names["loss"], sum(method(names["z1"], names["z2"]).terms.values()))
+
+
+def test_the_snippet_of_modules_runs() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/python.md", "python")[2], names)
+    assert names["total"].requires_grad
 
 
 @pytest.mark.slow

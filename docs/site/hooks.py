@@ -58,7 +58,10 @@ SIGNED: dict[type[SignedFile], str] = {
 # Modules whose public names have a page, by the page.
 API = {
     "reference/python.md": ("Commands in Python", ["regbench.api", "regbench.audit"]),
-    "reference/methods.md": ("Losses in Python", ["regbench.methods.base", "regbench.methods.engine"]),
+    "reference/methods.md": (
+        "Losses in Python",
+        ["regbench.methods.base", "regbench.methods.module", "regbench.methods.engine"],
+    ),
     "reference/records.md": (
         "Records in Python",
         ["regbench.reports.find.records", "regbench.benchmark.rundir.record", "regbench.reports"],

@@ -225,7 +225,8 @@ def warnings_of_losses(here: Place) -> list[tuple[str, str]]:
     z1, z2 = torch.randn(2, 6, 4).unbind()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        methods.build("vicreg").loss(z1, z2, engine=Engine(group=dist.group.WORLD))
+        shared = methods.build("vicreg").loss(z1, z2, engine=Engine(group=dist.group.WORLD))
+        assert methods.build("vicreg").module()(z1, z2) == shared  # a module finds the group by itself
         assert not caught
         for name in ("vicreg", "vicreg", "simclr"):
             methods.build(name).loss(z1, z2)

@@ -1,0 +1,78 @@
+"""Losses as modules: in a list, copied, pickled and saved with a model."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from regbench import RegbenchError, methods
+from regbench.methods import Engine
+
+EVERY = methods.names()
+
+
+@pytest.fixture
+def views() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    first, second = torch.randn(2, 8, 6).unbind()
+    return first, second
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_module_is_the_loss_and_has_no_state(name: str, views: tuple[torch.Tensor, torch.Tensor]) -> None:
+    method = methods.build(name)
+    module = method.module()
+    assert not module.state_dict()
+    assert not list(module.parameters())
+    torch.manual_seed(1)
+    expected = method.loss(*views)
+    torch.manual_seed(1)
+    assert saved(copy.deepcopy(module))(*views).item() == expected.item()
+    assert str(method) in str(module)
+
+
+def saved(module: nn.Module) -> nn.Module:
+    """What is left of a module that was saved whole and loaded."""
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 6)
+        self.losses = nn.ModuleList([methods.build("vicreg").module()])
+
+    def forward(self, *views: torch.Tensor) -> torch.Tensor:
+        return torch.stack([loss(*map(self.head, views)) for loss in self.losses]).sum()
+
+
+def test_modules_live_in_a_model(views: tuple[torch.Tensor, torch.Tensor]) -> None:
+    model = Model()
+    model.load_state_dict(Model().state_dict())
+    assert set(model.state_dict()) == {"head.weight", "head.bias"}
+    model.to(torch.float64)
+    total: torch.Tensor = model(*(view.double() for view in views))
+    assert total.dtype == torch.float64
+    total.backward()
+    assert model.head.weight.grad is not None
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+def test_views_and_form_reach_the_loss(views: tuple[torch.Tensor, torch.Tensor]) -> None:
+    method, three = methods.build("vicreg"), (*views, views[0] + 1)
+    assert method.module()(*three, global_views=2) == method.loss(*three, global_views=2)
+    assert method.module()(*three) != method.loss(*three, global_views=2)
+    first = views[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(method.module(form="textbook")(first, views[1]), first, create_graph=True)
+    assert gradient.requires_grad  # of the textbook form alone there are second derivatives
+    assert method.module(form="textbook")(*views) == method.loss(*views, engine=Engine(form="textbook"))
+    with pytest.raises(RegbenchError, match="unknown form 'quick'"):
+        method.module(form="quick")
