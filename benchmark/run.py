@@ -48,6 +48,7 @@ from regbench.benchmark.settings.stored import load_cell, load_config
 from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Diverged, Progress, Trained, train, write_metrics
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed, write_new
 from regbench.methods.spectrum import kernel_spectrum
@@ -87,6 +88,7 @@ def run_cell(
         Interrupted: If a signal asked to stop.
         LeaseLost: If another process took over or finished the run, or the run directory was removed.
     """
+    require_sinks(runtime.sinks)
     run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
+from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.prepare import prepare_all
 from regbench.slurm import tune as tuning
 from regbench.slurm.search import propose
@@ -25,7 +26,9 @@ class Unfinished(RegbenchError):
 
 
 def prepare_grid(grid: Sweep) -> None:
-    """Prepare the data sets of a grid that can be downloaded, and refuse others that are not prepared."""
+    """Prepare the data sets of a grid that can be downloaded; refuse others, and sinks that are not installed."""
+    if grid.scheduler != "slurm":  # elsewhere, a job's Python may have what this one lacks
+        require_sinks(grid.runtime.sinks)
     prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
 
 

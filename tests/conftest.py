@@ -47,6 +47,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             fashion_mnist.DEBIAN_FOLDER.is_dir(),
             "apt-get install dataset-fashion-mnist",
         ),
+        (
+            "TensorBoard's files",
+            importlib.util.find_spec("tensorboard"),
+            "pip install 'regbench[tensorboard]', as make test does",
+        ),
         ("FFCV's loader", importlib.util.find_spec("ffcv"), "make install; .venv/ffcv.log tells why it failed"),
         ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
     ]

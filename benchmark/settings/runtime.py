@@ -38,6 +38,7 @@ class Runtime:
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.
         parallel: Runs at a time in a sweep on this machine; 0: one for each GPU, or for each core without GPUs.
+        sinks: Programs that are given the numbers of each epoch, to draw curves: tensorboard, wandb, trackio.
     """
 
     data_dir: Annotated[str, Field(min_length=1)] = field(
@@ -58,6 +59,7 @@ class Runtime:
     checkpoint_epochs: AtLeastOne = 1
     lease_s: Positive = 60.0
     parallel: AtLeastZero = 0
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
 
 
 @settings

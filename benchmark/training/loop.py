@@ -36,6 +36,7 @@ from regbench.benchmark.rundir.record import NamedFile, Saved, Score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.sinks import Sinks
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -229,7 +230,9 @@ class _Training:
             write_metrics(self.attempt, self.progress)
 
     def run(self) -> Trained:
-        with self._writer:
+        names = () if self.attempt is None else self.compute.runtime.sinks
+        done = len(self.progress.history) - self.progress.is_unscored(self.cell)
+        with self._writer, Sinks(names, self.cell, self.directory, done + 1) as self.sinks:
             self._train()
             return Trained(network=self.network, progress=self.progress, checkpoint=self._written())
 
@@ -239,6 +242,7 @@ class _Training:
         if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
             with self.interruption.deferred():
                 self._stop(self._evaluate())
+                self.sinks.write(progress.history[-1])
                 self._checkpoint()
         if len(progress.history) < cell.epochs:
             loader = PretrainingLoader(
@@ -334,6 +338,8 @@ class _Training:
                 bar.update()
         if not stop and progress.is_unscored(cell):
             stop = self._evaluate()
+        if not progress.is_unscored(cell):
+            self.sinks.write(progress.history[-1])
         done = len(progress.history)
         if stop or write or done == cell.epochs or done % self.compute.runtime.checkpoint_epochs == 0:
             self._checkpoint()

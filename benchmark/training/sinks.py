@@ -1,0 +1,182 @@
+"""Sinks: programs that draw curves while a run trains. They are fed with the rows of `metrics.jsonl`.
+
+A sink is a convenience: if it fails, that is said once and training goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from regbench import RegbenchError
+from regbench.benchmark.settings.cell import Cell
+
+log = logging.getLogger("regbench")
+
+
+class Sink(Protocol):
+    """Where the numbers of a run go."""
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """Take the numbers of a finished epoch, by name."""
+
+    def close(self) -> None:
+        """Take nothing more."""
+
+
+class TensorBoard:
+    """Event files in the folder `tensorboard` of the run directory: `tensorboard --logdir RUNS_DIR` shows them."""
+
+    def __init__(self, cell: Cell, directory: Path, first: int) -> None:
+        """Open an event file; what an earlier attempt wrote of the epoch `first` and later ones is hidden."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first)
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, epoch)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep, that a resumed cell goes on with.
+
+    W&B ignores epochs that it has; they would be the same.
+    """
+
+    def __init__(self, cell: Cell, directory: Path, first: int) -> None:
+        """Begin the run, or take it up."""
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "regbench",
+            group=directory.parent.name,
+            id=run_id(directory),
+            name=f"{cell.label} seed {cell.seed}",
+            config=cell.plain(),
+            dir=str(directory),
+            resume="allow",
+            settings=wandb.Settings(console="off"),
+        )
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._run.log({"epoch": epoch, **numbers}, step=epoch)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run of the project regbench, grouped by sweep, that a resumed cell goes on with: `trackio show` draws it."""
+
+    def __init__(self, cell: Cell, directory: Path, first: int) -> None:
+        """Begin the run, or take it up."""
+        import trackio
+
+        self._run = trackio.init(
+            project="regbench",
+            group=directory.parent.name,
+            name=run_id(directory),
+            config={"label": cell.label, **cell.plain()},
+            resume="allow",
+            embed=False,
+        )
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._run.log({"epoch": epoch, **numbers}, step=epoch)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+"""The sinks by the names of `runtime.sinks`, which are those of their packages and of our extras."""
+
+
+def require_sinks(names: Sequence[str]) -> None:
+    """Refuse sinks whose packages are not installed.
+
+    Raises:
+        RegbenchError: Naming the first, and what installs it.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise RegbenchError(f"runtime.sinks: {name} is not installed here; pip install 'regbench[{name}]'")
+
+
+def run_id(directory: Path) -> str:
+    """Return what tells a run from others: its sweep and its cell's id, in the letters that services take."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', directory.parent.name)}-{directory.name}"
+
+
+class Sinks:
+    """The sinks of one run."""
+
+    def __init__(self, names: Sequence[str], cell: Cell, directory: Path, first: int) -> None:
+        """Open them.
+
+        Args:
+            names: Of `SINKS`.
+            cell: What is trained.
+            directory: Its run directory.
+            first: The first epoch that they will be given.
+        """
+        self._open: dict[str, Sink] = {}
+        for name in dict.fromkeys(names):
+            self._try(name, partial(self._begin, name, cell, directory, first))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Give a row of the history to all of them."""
+        numbers = flat(row)
+        for name, sink in list(self._open.items()):
+            self._try(name, partial(sink.write, row["epoch"], numbers))
+
+    def close(self) -> None:
+        """Close all of them."""
+        for name, sink in list(self._open.items()):
+            self._try(name, sink.close)
+
+    def _begin(self, name: str, cell: Cell, directory: Path, first: int) -> None:
+        self._open[name] = SINKS[name](cell, directory, first)
+
+    def _try(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._open.pop(name, None)
+            log.warning("%s failed and gets nothing more of this run: %s: %s", name, type(error).__name__, error)
+
+    def __enter__(self) -> Sinks:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close all of them."""
+        self.close()
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row: its addends as `terms/NAME`, its scores as `scores/NAME_SPLIT`."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "epoch"}
+    numbers |= {f"terms/{name}": value for name, value in row.get("terms", {}).items()}
+    return numbers | {f"scores/{score['name']}_{score['split']}": score["value"] for score in row.get("scores", ())}

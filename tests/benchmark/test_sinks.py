@@ -1,0 +1,148 @@
+"""Sinks: what they are given, over kills too, and that none of them stops a training."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench import RegbenchError
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import numbered_files, run_directory
+from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training.sinks import SINKS, Sinks
+
+SHORT = ("method=vicreg", "evaluation.protocols=[knn]", "evaluation.while_training=[knn]")
+
+
+class Service:
+    """Stands in for the modules wandb and trackio, whose functions it has with the arguments that we give.
+
+    Attributes:
+        begun: What each run was begun with.
+        given: Step and numbers, in order.
+        ended: How many runs were ended.
+        before: Called with each step before it is taken.
+    """
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[dict[str, Any]] = []
+        self.given: list[tuple[int, Mapping[str, float]]] = []
+        self.ended = 0
+        self.before: Callable[[int], None] = lambda step: None
+        module = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(init={"wandb": self.wandb, "trackio": self.trackio}[name], Settings=dict)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def wandb(
+        self, *, project: str, group: str, id: str, name: str, config: Any, dir: str, resume: str, settings: Any
+    ) -> Service:
+        assert settings == {"console": "off"}
+        return self.begin(id=id, resume=resume, group=group, config=config, where=dir)
+
+    def trackio(self, *, project: str, group: str, name: str, config: Any, resume: str, embed: bool) -> Service:
+        return self.begin(id=name, resume=resume, group=group, config=config)
+
+    def begin(self, **arguments: Any) -> Service:
+        self.begun.append(arguments)
+        return self
+
+    def log(self, numbers: Mapping[str, float], *, step: int) -> None:
+        self.before(step)
+        self.given.append((step, numbers))
+
+    def finish(self) -> None:
+        self.ended += 1
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()]
+
+
+def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    services = [Service(name, monkeypatch) for name in ("wandb", "trackio")]
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
+    directory = run_directory(runtime, "a sweep", cell)
+
+    def interrupt(step: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    services[0].before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, runtime, "a sweep")
+    services[0].before = lambda step: None
+    record = run_cell(cell, runtime, "a sweep")
+    assert record is not None
+    for service in services:
+        first, second = service.begun
+        assert first == second
+        assert (first["id"], first["resume"], first["group"]) == (f"a_sweep-{cell.id}", "allow", "a sweep")
+        assert first["config"]["method"]["name"] == "vicreg"
+        assert service.ended == 2
+        assert [step for step, _ in service.given] == [1, 2]
+        for row, (step, numbers) in zip(rows(directory), service.given, strict=True):
+            assert numbers["epoch"] == step == row["epoch"]
+            assert (numbers["loss"], numbers["learning_rate"]) == (row["loss"], row["learning_rate"])
+            assert {f"terms/{name}" for name in row["terms"]} <= set(numbers)
+            (score,) = (score for score in row["scores"] if score["name"] == "knn_top1")
+            assert numbers[f"scores/knn_top1_{score['split']}"] == score["value"]
+
+
+@pytest.mark.parametrize("where", ["init", "log"])
+def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
+    where: str, tiny: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    failing, other = Service("wandb", monkeypatch), Service("trackio", monkeypatch)
+    failing.before = fails
+    if where == "init":
+        monkeypatch.setattr(importlib.import_module("wandb"), "init", fails)
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb,trackio]"])
+    record = run_cell(cell, runtime, "manual")
+    assert record is not None
+    assert record.status == "done"
+    assert record.cell_id == load_run([*tiny, *SHORT])[0].id  # a sink is no part of what is run
+    (said,) = (entry.message for entry in caplog.records if entry.levelname == "WARNING")
+    assert said == "wandb failed and gets nothing more of this run: OSError: no route to host"
+    assert [step for step, _ in other.given] == [1, 2]
+
+
+def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*SINKS, "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
+    for name in SINKS:
+        cell, runtime = load_run([*tiny, *SHORT, f"runtime.sinks=[{name}]"])
+        with pytest.raises(RegbenchError, match=rf"runtime.sinks: {name} is not .* pip install 'regbench\[{name}\]'"):
+            run_cell(cell, runtime, "manual")
+    with pytest.raises(RegbenchError, match="sinks"):
+        load_run(["runtime.sinks=[tensorbord]"])
+    assert not (tmp_path / "runs").exists()
+    untrained = load_run([*tiny, "epochs=0", "evaluation.protocols=[knn]"])
+    assert run_cell(*untrained, "manual") is not None
+
+
+def test_tensorboard_shows_each_epoch_once_after_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'regbench[tensorboard]'")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    cell = load_run([])[0]
+    for attempt, epochs in ((1, (1, 2, 3)), (2, (2, 3, 4))):
+        with Sinks(Runtime(sinks=("tensorboard",)).sinks, cell, tmp_path, epochs[0]) as sinks:
+            for epoch in epochs:
+                sinks.write({"epoch": epoch, "loss": 10.0 * attempt + epoch, "terms": {"variance": 0.5}})
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "terms/variance"}
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 11), (2, 22), (3, 23), (4, 24)]
