@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import pynvml
 import torch
-from torch import Tensor
+from torch import Tensor, autograd
 from torch._C._profiler import _EventType, _ExtraFields_Allocation
 
 
@@ -86,21 +87,22 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
     """
     if device.type == "cuda":
         run()
-    gc.collect()
-    if device.type == "cuda":
+        gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in run())}
         return max(0, torch.cuda.max_memory_allocated(device) - before - sum(storages.values()))
-    activities = [torch.profiler.ProfilerActivity.CPU]
+    # Its library says on standard error when it starts and stops, and that there is no GPU.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # `torch.profiler.profile` would import the compiler first: more than a second, and 150 MiB of the process's memory.
     # PyTorch 2.11 warns unless events are said to be kept.
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+    with autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
         kept_tensors = run()
-    assert profile.profiler is not None and profile.profiler.kineto_results is not None
+    assert profile.kineto_results is not None
     # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
     # autograd does not accumulate gradients in place while one is active.
-    events = sorted(_allocations(profile.profiler.kineto_results.experimental_event_tree()), key=lambda event: event[0])
+    events = sorted(_allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0])
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
     left_out = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
     # What was there before may be released meanwhile; that makes no room for what is measured.

@@ -122,7 +122,7 @@ class Processes:
                     stdout=said,
                     stderr=said,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **variables, "KINETO_LOG_LEVEL": "99"},
+                    env={**os.environ, **variables},
                 )
             theirs.close()
             self._running.append((process, ours))

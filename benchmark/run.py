@@ -347,6 +347,7 @@ def _cost(progress: Progress, evaluate_s: float) -> Cost:
         peak_memory_bytes=progress.peak_memory_bytes or None,
         peak_reserved_bytes=progress.peak_reserved_bytes or None,
         peak_memory_kind=progress.peak_memory_kind,
+        loss_extra_bytes=progress.loss_extra_bytes or None,
         **{f"energy_{kind}_joules": joules for kind, joules in progress.energy_joules.items()},
     )
 

@@ -91,6 +91,8 @@ class Cost:
         peak_memory_bytes: Of the process that needed most.
         peak_reserved_bytes: The same of what the allocator held.
         peak_memory_kind: What the two count.
+        loss_extra_bytes: Peak of value and gradient of the loss alone beyond embeddings and gradients, as `regbench
+            cost` measures it; of the process that needed most.
         energy_gpu_joules: Of all GPUs, in training.
         energy_cpu_joules: Of the whole machine's processors, in training.
     """
@@ -109,6 +111,7 @@ class Cost:
     peak_memory_bytes: FiniteFloat | None = None
     peak_reserved_bytes: FiniteFloat | None = None
     peak_memory_kind: str | None = None
+    loss_extra_bytes: FiniteFloat | None = None
     energy_gpu_joules: FiniteFloat | None = None
     energy_cpu_joules: FiniteFloat | None = None
 

@@ -73,6 +73,7 @@ class Progress:
         peak_memory_bytes: Of the rank that needed most, over all attempts.
         peak_reserved_bytes: The same of what the allocator held.
         peak_memory_kind: What the two count.
+        loss_extra_bytes: See `Step.loss_extra_bytes`; of the rank that needed most.
         last_good: Step, loss and feature spread when the loop last looked at them.
     """
 
@@ -88,6 +89,7 @@ class Progress:
     peak_memory_bytes: int = 0
     peak_reserved_bytes: int = 0
     peak_memory_kind: str = ""
+    loss_extra_bytes: int = 0
     last_good: dict[str, float] | None = None
 
     def is_unscored(self, cell: Cell) -> bool:
@@ -265,6 +267,10 @@ class _Training:
                 if progress.step:
                     log.info("%s: goes on after step %d of %d", cell.label, progress.step, cell.epochs * len(loader))
                 step = self._step()
+                if not progress.loss_extra_bytes:
+                    size = cell.batch_size // world.size, cell.embedding_dim, cell.augmentation.count
+                    (extra,) = world.maximum(step.loss_extra_bytes(*size, self.compute.device))
+                    progress.loss_extra_bytes = int(extra)
                 while len(progress.history) < cell.epochs:
                     self._epoch(step, loader)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from regbench.benchmark.meters import peak_extra_bytes
 from regbench.methods import Engine, Regularizer
 
 PARTS = ("forward", "loss", "backward", "optimizer")
@@ -67,9 +68,7 @@ class Step:
         marks.append(self.mark())
         # The loss acts on leaves of its own, so that its cost can be told from the network's.
         leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
-        loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
-        gradients = torch.autograd.grad(loss, leaves_NQ)
-        del loss
+        terms, gradients = self._loss(leaves_NQ)
         marks.append(self.mark())
         if len(parts) == 1:
             torch.autograd.backward(views_NQ, [g_NQ.to(views_NQ[0].dtype) for g_NQ in gradients])
@@ -81,6 +80,28 @@ class Step:
         self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
         marks.append(self.mark())
         return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
+
+    def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
+        """Measure the peak memory of the loss on this rank, beyond embeddings and their gradients.
+
+        As `regbench cost` does, on random embeddings; they come from a generator of their own.
+
+        Args:
+            n: Images of this rank.
+            q: Embedding dimension.
+            views: Of each image.
+            device: Of the training.
+        """
+        generator = torch.Generator().manual_seed(0)
+        first_NQ = torch.randn(n, q, generator=generator)
+        others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
+        leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
+        return peak_extra_bytes(lambda: self._loss(leaves_NQ)[1], device)
+
+    def _loss(self, leaves_NQ: Sequence[Tensor]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Return the loss's addends and its gradient with respect to each view."""
+        loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
+        return terms, torch.autograd.grad(loss, leaves_NQ)
 
     def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Cut the batch into parts, each with all views of some images."""

@@ -75,6 +75,7 @@ TRAINING_TIME = Against("train_s", "training time", time_unit)
 COSTS = (
     TRAINING_TIME,
     Against("peak_memory_bytes", "peak memory", memory_unit),
+    Against("loss_extra_bytes", "memory of the loss", memory_unit),
     Against("energy_gpu_joules", "energy of the GPUs", energy_unit),
     Against("energy_cpu_joules", "energy of the CPUs", energy_unit),
 )

@@ -12,7 +12,7 @@ from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, rea
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.significance import MIN_PAIRS, compare, holm
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, is_setting
-from regbench.reports.tables.leaderboard import accuracies, leaderboard
+from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import Column, Entry, Filled, Table, cost_column, cost_in, spread, table_of_rows
 from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit
 
@@ -154,7 +154,7 @@ def _some(found: Reached) -> str:
 
 
 def memory_table(summary: Summary) -> Table:
-    """Set the peak memory of training."""
+    """Set the peak memory of training, and of the loss alone."""
 
     def kinds(row: Row) -> str:
         found = {r.cost.peak_memory_kind for r in row.records if r.cost.peak_memory_kind}
@@ -162,7 +162,9 @@ def memory_table(summary: Summary) -> Table:
 
     unit = memory_unit(largest(summary.rows, "peak_memory_bytes"))
     columns = [cost_in(unit, "peak_memory_bytes", "peak memory"), (Column("measured as", numeric=False), kinds)]
-    return table_of_rows(summary, "memory", "Memory", columns, [])
+    if extra := largest(summary.rows, "loss_extra_bytes"):
+        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory"))
+    return table_of_rows(summary, "memory", "Memory", columns, [LOSS_MEMORY] if extra else [])
 
 
 def energy_table(summary: Summary) -> Table | None:

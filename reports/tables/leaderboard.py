@@ -30,7 +30,21 @@ from regbench.reports.tables.units import energy_units, largest, memory_unit, ti
 # Of the embeddings at the end of training: how many decimals are shown.
 DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
 
-_COSTS = ["train_s", "img_per_s", "step_ms", "loss_ms", "peak_memory_bytes", "energy_gpu_joules", "energy_cpu_joules"]
+LOSS_MEMORY = (
+    "Loss memory is the peak of value and gradient of the loss alone, beyond the embeddings and their gradients, at "
+    "the run's own size."
+)
+
+_COSTS = [
+    "train_s",
+    "img_per_s",
+    "step_ms",
+    "loss_ms",
+    "peak_memory_bytes",
+    "loss_extra_bytes",
+    "energy_gpu_joules",
+    "energy_cpu_joules",
+]
 
 
 def leaderboard(summary: Summary) -> Table:
@@ -41,7 +55,7 @@ def leaderboard(summary: Summary) -> Table:
     """
     rows = summary.rows
     seconds, memory = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
-    energies = energy_units(rows)
+    energies, extra = energy_units(rows), largest(rows, "loss_extra_bytes")
     measured = {name: n for name, n in DECIMALS_AT_END.items() if any(row.at_end(name) for row in rows)}
     columns: list[Filled] = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
     if (headline := summary.headline) and any(row.untrained for row in rows):
@@ -53,7 +67,8 @@ def leaderboard(summary: Summary) -> Table:
         cost_in(seconds, "train_s", "train time", mean),
         cost_column("img_per_s", "images/s", 0, show=mean, spare=7),
         cost_column("loss_ms", "loss (ms/step)", 2, show=mean),
-        cost_in(memory, "peak_memory_bytes", "peak memory", mean),
+        cost_in(memory, "peak_memory_bytes", "peak memory", mean, spare=5 if extra else 0),
+        *([cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory", mean)] if extra else []),
     ]
     for kind, unit in energies.items():
         columns.append(cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6))
@@ -68,6 +83,8 @@ def leaderboard(summary: Summary) -> Table:
             "embeddings of an image's two views: 0 the same, 2 orthogonal) are of the embeddings of the last training "
             "batch."
         )
+    if extra:
+        notes.append(LOSS_MEMORY)
     if "gpu" in energies:
         notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
     if "cpu" in energies:

@@ -26,7 +26,9 @@ def time_unit(largest_s: float) -> Unit:
 
 def memory_unit(largest_bytes: float) -> Unit:
     """Choose MiB up to 4 GiB, else GiB."""
-    return Unit("MiB", 2**20, 0) if largest_bytes < 4 * 2**30 else Unit("GiB", 2**30, 2)
+    if largest_bytes >= 4 * 2**30:
+        return Unit("GiB", 2**30, 2)
+    return Unit("MiB", 2**20, 0 if largest_bytes >= 100 * 2**20 else 2)
 
 
 def energy_unit(largest_joules: float) -> Unit:

@@ -24,10 +24,12 @@ import torch.nn.functional as F
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.compute import default_workers, resolve, usable_cpus
+from regbench.benchmark.cost.ranks import Case, value_and_gradient
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine import environment
+from regbench.benchmark.meters import peak_extra_bytes
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
@@ -51,6 +53,7 @@ from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from regbench.methods import Engine
 from tests.benchmark.steps import before_steps
 from tests.conftest import TINY
 from tests.waiting import PATIENCE_S
@@ -296,6 +299,9 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
     assert record.searched["method.alignment_weight"] == Searched("log", balances=True)
     assert record.searched["optimizer.base_lr"] == Searched("log", balances=False)
+    views = Case(method="sfrik", n=cell.batch_size, q=cell.embedding_dim).embeddings(torch.device("cpu"))
+    alone = value_and_gradient(cell.method, views, Engine(form="textbook"))
+    assert record.cost.loss_extra_bytes == pytest.approx(peak_extra_bytes(alone, torch.device("cpu")), abs=200)
     assert record.metrics
     assert len((directory / record.metrics.file).read_text().splitlines()) == 2
 

@@ -71,6 +71,7 @@ def golden(recorder: Any, tmp_path_factory: pytest.TempPathFactory) -> Summary:
                     "loss_ms": 4.0 + number / 4,
                     "peak_memory_bytes": (5 + number / 8) * 2**30,
                     "peak_memory_kind": "CUDA allocated",
+                    "loss_extra_bytes": (2 + number / 8) * 2**20,
                     "energy_gpu_joules": 3.6e6 * (13 + 3 * number),
                     "energy_cpu_joules": 3600.0 * (31 + 4 * number),
                 },
@@ -89,14 +90,21 @@ def golden(recorder: Any, tmp_path_factory: pytest.TempPathFactory) -> Summary:
 
 def test_golden_leaderboard(golden: Summary) -> None:
     head = ["method", KNN, LINEAR, "n", "linear − untrained", "effective rank", "alignment", "train time (h)"]
-    head += ["images/s", "loss (ms/step)", "peak memory (GiB)", "GPU energy (kWh)", "CPU energy (Wh)"]
+    head += [
+        "images/s",
+        "loss (ms/step)",
+        "peak memory (GiB)",
+        "loss memory (MiB)",
+        "GPU energy (kWh)",
+        "CPU energy (Wh)",
+    ]
     auh = ["AUH", "63.00 ± 1.00", "**70.00 ± 2.50**", "3", "+10.50", "72.0 ± 2.0", "0.42 ± 0.02", "22.00", "2,600"]
     vicreg = ["VICReg", "**71.00 ± 1.00**", "**79.00 ± 2.00**", "3 of 5", "+19.50", "52.0 ± 2.0", "0.22 ± 0.02"]
     assert texts(leaderboard(golden)) == [
         head,
-        [*vicreg, "12.00", "1,600", "4.25", "5.12", "16.00", "35.00"],
-        [*auh, "6.75", "6.38", "46.00", "75.00"],
-        ["untrained", "49.00", "59.50", "1", *["–"] * 9],
+        [*vicreg, "12.00", "1,600", "4.25", "5.12", "2.12", "16.00", "35.00"],
+        [*auh, "6.75", "6.38", "3.38", "46.00", "75.00"],
+        ["untrained", "49.00", "59.50", "1", *["–"] * 10],
     ]
 
 
@@ -126,6 +134,7 @@ def test_golden_leaderboard_in_numbers(golden: Summary) -> None:
         "step_ms": [160.0, 260.0, None],
         "loss_ms": [4.25, 6.75, None],
         "peak_memory_bytes": [5.125 * 2**30, 6.375 * 2**30, None],
+        "loss_extra_bytes": [2.125 * 2**20, 3.375 * 2**20, None],
         "energy_gpu_joules": [16 * 3.6e6, 46 * 3.6e6, None],
         "energy_cpu_joules": [35 * 3600.0, 75 * 3600.0, None],
         "effective_rank": [52.0, 72.0, None],
@@ -162,9 +171,9 @@ def test_golden_costs(golden: Summary) -> None:
         ["AUH", "22.00 ± 1.00", "43.0 ± 2.0", "2,600 ± 100", "260.0 ± 10.0", "6.75 ± 0.25", "2.6"],
     ]
     assert texts(memory_table(golden)) == [
-        ["method", "peak memory (GiB)", "measured as"],
-        ["VICReg", "5.12 ± 0.12", "CUDA allocated"],
-        ["AUH", "6.38 ± 0.12", "CUDA allocated"],
+        ["method", "peak memory (GiB)", "measured as", "loss memory (MiB)"],
+        ["VICReg", "5.12 ± 0.12", "CUDA allocated", "2.12 ± 0.12"],
+        ["AUH", "6.38 ± 0.12", "CUDA allocated", "3.38 ± 0.12"],
     ]
     energy = energy_table(golden)
     assert energy is not None
