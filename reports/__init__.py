@@ -44,7 +44,12 @@ class Report:
 
 
 def write_report(
-    runs: Path | Sequence[Path], out: Path, *, whole_paper: bool = False, cost: Path | None = None
+    runs: Path | Sequence[Path],
+    out: Path,
+    *,
+    whole_paper: bool = False,
+    cost: Path | None = None,
+    against: Path | Sequence[Path] = (),
 ) -> Report:
     """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
 
@@ -63,22 +68,26 @@ def write_report(
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
         whole_paper: Whether to write also those tables of the paper in which no number of ours has a place.
         cost: The cost.csv of `regbench cost`, whose curves the page shows too.
+        against: Former runs, likewise; what changed since then is a table (against.{md,tex,csv}).
 
     Raises:
-        RegbenchError: If there is no readable record, `cost` is no such file, or `out` cannot be written.
+        RegbenchError: If there is no readable record, `cost` is no such file, nothing of `against` is of a task of
+            `runs`, or `out` cannot be written.
     """
     # Of ten thousand records nothing is garbage before the report is written, and looking for some takes a quarter of
     # the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _write_report(runs, out, whole_paper, cost)
+        return _write_report(runs, out, whole_paper, cost, [against] if isinstance(against, Path) else against)
     finally:
         if collecting:
             gc.enable()
 
 
-def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cost: Path | None) -> Report:
+def _write_report(
+    runs: Path | Sequence[Path], out: Path, whole_paper: bool, cost: Path | None, against: Sequence[Path]
+) -> Report:
     from regbench.reports.find.records import read_records
     from regbench.reports.latest import keep, latest, made_of
 
@@ -87,16 +96,16 @@ def _write_report(runs: Path | Sequence[Path], out: Path, whole_paper: bool, cos
         from regbench.reports.page.cost_curves import read_cost  # draws, too
 
         costs = read_cost(cost)
-    found = read_records(runs)
-    state = made_of(found, whole_paper, cost)
+    found, former = read_records(runs), read_records(against) if against else None
+    state = made_of(found, former, whole_paper, cost)
     report = latest(out, state)
     if report is None:
-        report = _made(found, out, whole_paper, costs)
+        report = _made(found, former, out, whole_paper, costs)
         keep(report, state)
     return report
 
 
-def _made(found: Records, out: Path, whole_paper: bool, costs: Sequence[Line]) -> Report:
+def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, costs: Sequence[Line]) -> Report:
     from pyarrow import csv, parquet
 
     from regbench.reports.find.records import tidy
@@ -106,6 +115,7 @@ def _made(found: Records, out: Path, whole_paper: bool, costs: Sequence[Line]) -
     from regbench.reports.page.page import render_page
     from regbench.reports.rows.summary import summarize
     from regbench.reports.rows.tasks import over_tasks
+    from regbench.reports.tables.against import compared
     from regbench.reports.tables.details import significance_frame, tables_of
     from regbench.reports.tables.indicators import indicators
     from regbench.reports.tables.leaderboard import leaderboard_frame
@@ -128,23 +138,32 @@ def _made(found: Records, out: Path, whole_paper: bool, costs: Sequence[Line]) -
         named["over_tasks"] = over_tasks_table(comparison)
         contents["over_tasks.csv"] = over_tasks_frame(comparison).to_csv(index=False)
     tables = [tables_of(summary) for summary in summaries]
+    before = [] if former is None else summarize(former.records, former.missing, former.choices)
+    since = compared(summaries, before) if before else {}
     texts = []
     for summary, of_task in zip(summaries, tables, strict=True):
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
-        for slug, told in (("indicators", indicators(summary)), ("sensitivity", sensitivity(summary))):
+        more = {"indicators": indicators(summary), "sensitivity": sensitivity(summary)}
+        for slug, told in (more | {"against": since.get(summary.name)}).items():
             if told is not None:
                 of_task[slug], frame = told
                 contents[f"{slug}{suffix}.csv"] = frame.to_csv(index=False)
         named |= {f"{slug}{suffix}": table for slug, table in of_task.items()}
         contents[f"leaderboard{suffix}.csv"] = leaderboard_frame(summary).to_csv(index=False)
         contents[f"significance{suffix}.csv"] = significance_frame(summary).to_csv(index=False)
-        for stem, against in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
-            if (png := figures.scatter_png(summary, style, against)) is not None:
+        for stem, quantity in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
+            if (png := figures.scatter_png(summary, style, quantity)) is not None:
                 contents[f"accuracy_vs_{stem}{suffix}.png"] = png
         leaderboard = of_task["leaderboard"]
         lines = [f"{summary.name}: {len(summary.records)} cells", to_terminal(leaderboard)]
         notes = ["* stands for bold.", *leaderboard.notes]
         lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]
+        if "against" in of_task:
+            lines += ["", of_task["against"].title, to_terminal(of_task["against"])]
+            lines += [
+                textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ")
+                for note in of_task["against"].notes
+            ]
         texts.append("\n".join(lines))
     for stem, table in named.items():
         contents[f"{stem}.md"] = to_markdown(table)

@@ -39,13 +39,17 @@ class _Latest:
     warning: str
 
 
-def made_of(found: Records, whole_paper: bool, cost: Path | None) -> str:
+def made_of(found: Records, former: Records | None, whole_paper: bool, cost: Path | None) -> str:
     """Return a digest of all that a report is made of: what was read, the options and the code."""
+    measured = None if cost is None else file_sha256(cost)
+    parts = _read(found), former and _read(former), whole_paper, measured, sorted(_code())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _read(found: Records) -> tuple[object, ...]:
     records = [[(str(r.path), r.sha256, r.scores) for r in those] for those in (found.records, found.short)]
     choices = [(str(path), choice.sha256) for path, choice in found.choices.items()]
-    measured = None if cost is None else file_sha256(cost)
-    parts = records, choices, found.skipped, found.missing, found.folders, whole_paper, measured, sorted(_code())
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return records, choices, found.skipped, found.missing, found.folders
 
 
 def _code() -> Iterator[tuple[str, list[int]]]:

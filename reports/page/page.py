@@ -178,6 +178,7 @@ def _section(
         "filters": {name: values for name, values in filters.items() if len(values) > 1},
         "leaderboard": placed(tables["leaderboard"]),
         "on_test": summary.on_test,
+        "against": placed(tables["against"]) if "against" in tables else None,
         "scatter": drawn(scatter_drawings(summary, style, COSTS), "scatter"),
         "rank": drawn(scatter_drawings(summary, style, [EFFECTIVE_RANK]), "rank"),
         "dimension": drawn(dimension_drawings(summary, style), "dimension"),

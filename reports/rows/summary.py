@@ -315,6 +315,16 @@ def _name(sweeps: tuple[str, ...], records: tuple[Record, ...]) -> str:
 _Settings = tuple[tuple[str, str], ...]
 
 
+def task_of(record: Record) -> tuple[bool, _Settings]:
+    """Return what is the same of two records whose accuracies compare: the split that chose and the task's settings."""
+    return record.on_test, _task(row_settings(record))
+
+
+def row_settings(record: Record) -> _Settings:
+    """Return the settings that are the same of two records of one method in one row."""
+    return _settings(_configuration(record))
+
+
 def _task(settings: _Settings) -> _Settings:
     """Choose the settings that an accuracy depends on beside the method and its training."""
     parts = ("dataset.", "network.", "evaluation.")

@@ -170,6 +170,7 @@ def report(
     out: str | Path | None = None,
     paper: bool = False,
     cost: str | Path | None = None,
+    against: Sequence[str | Path] = (),
 ) -> Report:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
@@ -180,12 +181,14 @@ def report(
         out: Folder to write to; None: `report` in the first of the folders.
         paper: Write all tables of the paper, also those without a number of ours.
         cost: What `regbench cost` measured; None: `cost/cost.csv` of the runs folder if it is there.
+        against: Former sweeps, given likewise; what changed since then is shown too.
 
     Returns:
         The page's path, the leaderboard as text, all files written and what was left out.
 
     Raises:
-        RegbenchError: If there is no readable record, or `out` cannot be written.
+        RegbenchError: If there is no readable record, nothing of `against` is of a task of `sweeps`, or `out` cannot be
+            written.
     """
     from regbench.reports import write_report
 
@@ -197,7 +200,9 @@ def report(
     if cost is None and measured.exists():
         cost = measured
     to = Path(out) if out is not None else folders[0] / "report"
-    return write_report(folders, to, whole_paper=paper, cost=None if cost is None else Path(cost))
+    former = [report_folder(runs, sweep) for sweep in against]
+    costs = None if cost is None else Path(cost)
+    return write_report(folders, to, whole_paper=paper, cost=costs, against=former)
 
 
 def load_records(*folders: str | Path) -> pd.DataFrame:

@@ -29,6 +29,12 @@ from regbench.cli.options import runs_dir_option
     type=click.Path(path_type=Path),
     help="What `regbench cost` measured, for its curves.  [default: RUNS_DIR/cost/cost.csv if it is there]",
 )
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="NAME",
+    help="Also show what changed since this sweep of RUNS_DIR, or folder of runs: rows, settings, differences, tests.",
+)
 @click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
 @click.pass_context
 def report(
@@ -38,6 +44,7 @@ def report(
     out: Path | None,
     paper: bool,
     cost: Path | None,
+    against: Sequence[str],
     check: bool,
 ) -> None:
     """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
@@ -56,7 +63,7 @@ def report(
         checked = check_records([report_folder(runs_dir, name) for name in names])
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
-    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, cost=cost)
+    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, cost=cost, against=against)
 
 
 def write_and_show_report(*names: str, **options: Any) -> None:
