@@ -6,6 +6,8 @@ as its box, and half of the budget. Each later one has a box around the best so 
 where nothing was tried beyond the best value of a hyperparameter, the box is the next half of the space in that
 direction: so a search goes on beyond an end of the space where the best lies there, and closes in where it does not.
 
+With several seeds each configuration is trained with all of them, which the budget counts, and judged by its mean.
+
 What is tried follows from the budget and the scores alone, so a search goes on wherever it was stopped. How much is
 tried does not depend on scores: all methods train equally many images in each setting.
 """
@@ -40,11 +42,12 @@ _FIRST = 4
 
 @dataclass(frozen=True)
 class _Search:
-    """One search: a cell with all that stays, and the space of each setting that is searched."""
+    """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial."""
 
     cell: Cell
     cluster: Cluster
     space: Mapping[str, Range | Choice]
+    seeds: tuple[int, ...]
 
     def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
         """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""
@@ -69,11 +72,27 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A configuration at one length of training, and its score: None before it has ended, 0 if it diverged."""
+    """A configuration at one length of training: a cell for each seed, with its score.
+
+    A score is None before its cell has ended, and 0 if it diverged.
+    """
 
     values: Mapping[str, Any]
-    cell: Cell
-    score: float | None
+    cells: tuple[Cell, ...]
+    scores: tuple[float | None, ...]
+
+    @property
+    def epochs(self) -> int:
+        """Of its training."""
+        return self.cells[0].epochs
+
+    @property
+    def score(self) -> float | None:
+        """The mean over the seeds: None before all have ended, 0 if any diverged."""
+        known = [score for score in self.scores if score is not None]
+        if len(known) < len(self.scores):
+            return None
+        return min(known) and math.fsum(known) / len(known)
 
 
 def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
@@ -97,6 +116,8 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
         raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
     first = load_rows(file, [_fixed(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
+    if len({search.seeds for search in searches if search.space}) > 1:
+        raise RegbenchError(f"sweep {name} gives its searches different seeds; give all the same")
     if (begun := read_search(folder)) and begun["trials"] != trials:
         raise RegbenchError(
             f"{folder / SEARCH}: this search began with --trials {begun['trials']}; go on with that, or give a search "
@@ -115,12 +136,13 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for number, each in enumerate(rounds):
             for trial in each:
-                cells.setdefault(trial.cell.id, (trial.cell, search.cluster))
-                if trial.cell.epochs < search.cell.epochs:
-                    short[trial.cell.id] = search.cell.epochs
                 settings = [f"{key}={shown(value)}" for key, value in trial.values.items()]
-                entry = {"label": trial.cell.label, "round": number, "cell_id": trial.cell.id}
-                log.append(entry | {"epochs": trial.cell.epochs, "settings": settings, "score": trial.score})
+                for cell, found in zip(trial.cells, trial.scores, strict=True):
+                    cells.setdefault(cell.id, (cell, search.cluster))
+                    if cell.epochs < search.cell.epochs:
+                        short[cell.id] = search.cell.epochs
+                    entry = {"label": cell.label, "round": number, "cell_id": cell.id, "seed": cell.seed}
+                    log.append(entry | {"epochs": cell.epochs, "settings": settings, "score": found})
     chosen, clusters = zip(*cells.values(), strict=True)
     sweep = replace(first, cells=chosen, clusters=clusters)
     return Proposed(sweep, complete, {"trials": trials, "short": short, "tried": log})
@@ -128,8 +150,13 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
 
 def _rounds(search: _Search, trials: int, score: Callable[[Cell], float | None]) -> Iterator[list[_Trial]]:
     """Yield the rounds of a search, up to the first that has not ended."""
+
+    def trial(values: Mapping[str, Any], cell: Cell) -> _Trial:
+        cells = tuple(replace(cell, seed=seed) for seed in search.seeds)
+        return _Trial(values, cells, tuple(map(score, cells)))
+
     if not search.space:
-        yield [_Trial({}, search.cell, score(search.cell))]
+        yield [trial({}, search.cell)]
         return
     box = dict.fromkeys(search.space, (0.0, 1.0))
     tried: list[_Trial] = []
@@ -140,13 +167,13 @@ def _rounds(search: _Search, trials: int, score: Callable[[Cell], float | None])
         alive: list[Mapping[str, Any]] = [_values(search.space, box, point) for point in points]
         for epochs, number in _lengths(search.cell.epochs):
             next_up = [(values, search.at(values, epochs)) for values in alive[: number * size]]
-            found = {cell.id: _Trial(values, cell, score(cell)) for values, cell in next_up}
+            found = {cell.id: trial(values, cell) for values, cell in next_up}
             yield list(found.values())
-            if any(trial.score is None for trial in found.values()):
+            if any(each.score is None for each in found.values()):
                 return
             tried += found.values()
-            alive = [trial.values for trial in sorted(found.values(), key=lambda trial: -(trial.score or 0.0))]
-        best = max(tried, key=lambda trial: (trial.cell.epochs, trial.score))
+            alive = [each.values for each in sorted(found.values(), key=lambda each: -(each.score or 0.0))]
+        best = max(tried, key=lambda each: (each.epochs, each.score))
         box = {key: _next(each, box[key], key, best, tried) for key, each in search.space.items()}
 
 
@@ -158,7 +185,7 @@ def _lengths(epochs: int) -> list[tuple[int, int]]:
 
 def _brackets(search: _Search, trials: int) -> list[int]:
     """List the sizes of the brackets that a budget pays."""
-    cost = sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
+    cost = len(search.seeds) * sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
     count = trials * search.cell.epochs // cost
     if not count:
         least = math.ceil(cost / search.cell.epochs)
@@ -216,7 +243,7 @@ def _searches(file: SweepFile, row: tuple[str, ...]) -> list[_Search]:
         sweep = load_rows(file, [fixed])
         cell = sweep.cells[0]
         if not cell.epochs:
-            found.append(_Search(cell, sweep.clusters[0], {}))
+            found.append(_Search(cell, sweep.clusters[0], {}, (cell.seed,)))
             continue
         stated = {text.partition("=")[0] for text in fixed}
         given = {key: _given(file, fixed, key, *how) for key, how in searched.items()}
@@ -224,10 +251,13 @@ def _searches(file: SweepFile, row: tuple[str, ...]) -> list[_Search]:
         if len(space) > DIMENSIONS:
             raise RegbenchError(f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}")
         keys = sorted(space, key=lambda key: key.startswith("optimizer."))  # the first are spread most evenly
-        found.append(_Search(cell, sweep.clusters[0], {key: space[key] for key in keys}))
-    if len({search.cell.seed for search in found}) > 1:
-        raise RegbenchError("a search has one seed; give one seed=, and --seeds for the final runs")
-    return found
+        found.append(_Search(cell, sweep.clusters[0], {key: space[key] for key in keys}, (cell.seed,)))
+    by_cell: dict[Cell, _Search] = {}
+    for search in found:
+        first = by_cell.setdefault(replace(search.cell, seed=0), search)
+        if first is not search:
+            by_cell[replace(search.cell, seed=0)] = replace(first, seeds=first.seeds + search.seeds)
+    return list(by_cell.values())
 
 
 def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:

@@ -403,6 +403,32 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
 
 
+def test_a_search_with_several_seeds_judges_by_their_mean(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Seed 0 alone would choose a weight of 10 and seed 1 one of 1000; all of their trainings are paid."""
+
+    def surface(cell: Cell) -> float:
+        away = math.log10(cell.plain()["method"]["alignment_weight"] / 100.0)
+        return 50 - 5 * away**2 + (10 * away if cell.seed else -10 * away)
+
+    row, own = "method=tcr optimizer.base_lr=1 seed=0,1", ["epochs=4", "batch_size=8", "embedding_dim=16"]
+    (entry,) = search(sweep_file(tmp_path, [row], [*settings, *own]), folder, 18, surface).choices
+    assert 50 < entry.ranking[0].hyperparameters["method.alignment_weight"] < 200
+    assert entry.ranking[0].value == pytest.approx(50, abs=1)
+    cells = tried(folder, "TCR")
+    assert Counter(cell.seed for cell in cells) == {0: 21, 1: 21}
+    assert sum(cell.epochs for cell in cells) == 18 * 4
+
+
+def test_one_seed_that_diverges_rules_a_configuration_out(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    def surface(cell: Cell) -> float | None:
+        weight = cell.plain()["method"]["alignment_weight"]
+        return None if cell.seed and weight > 50 else peak(1e6)(cell)
+
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 12, surface).choices
+    assert entry.ranking[0].hyperparameters["method.alignment_weight"] <= 50
+
+
 def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], folder: Path) -> None:
     def surface(cell: Cell) -> float | None:
         weight = cell.plain()["method"]["alignment_weight"]
@@ -442,7 +468,8 @@ def test_a_search_that_cannot_be_made_is_refused(
 
     refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
     refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=4")
-    refused("a search has one seed", ["method=tcr seed=0,1"], 6)
+    refused("different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6)
+    refused("--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4")
     with monkeypatch.context() as patch:
         patch.setattr(VICReg, "space", None)
         refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
