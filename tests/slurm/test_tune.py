@@ -425,7 +425,7 @@ def test_one_seed_that_diverges_rules_a_configuration_out(tmp_path: Path, settin
         return None if cell.seed and weight > 50 else peak(1e6)(cell)
 
     path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"])
-    (entry,) = search(path, folder, 12, surface).choices
+    (entry,) = search(path, folder, 6, surface).choices
     assert entry.ranking[0].hyperparameters["method.alignment_weight"] <= 50
 
 
