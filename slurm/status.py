@@ -305,7 +305,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     for status in shown:
         speed = f"{status.img_per_s:.0f}" if status.img_per_s else ""
         epochs = f"{status.epochs_done}/{status.epochs}"
-        left = _duration(status.remaining_s) if status.remaining_s is not None else ""
+        left = duration(status.remaining_s) if status.remaining_s is not None else ""
         logs = log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
         detail = status.detail + (f" (logs: {logs})" if logs else "")
         cell = (status.cell_id, status.label, status.seed, status.state)
@@ -318,6 +318,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     return f"{table}\n\n{total}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Say how long something takes, in hours and minutes."""
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"

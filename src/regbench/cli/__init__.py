@@ -16,6 +16,7 @@ from regbench.cli import (
     runs,
     sharing,
     sweeps,
+    watching,
 )
 from regbench.cli.group import main
 
@@ -32,4 +33,5 @@ __all__ = [
     "runs",
     "sharing",
     "sweeps",
+    "watching",
 ]

@@ -79,6 +79,7 @@ def main(debug: bool) -> None:
       regbench train method=vicreg         one run
       regbench tune quickstart_tuning      choose hyperparameters on the tuning split, then score on the test split
       regbench status quickstart           how a sweep stands
+      regbench watch quickstart            its curves as they grow
       regbench report quickstart           tables and page from what is finished
       regbench cost                        what the losses take, in time and memory
       regbench loader-bench                what the loaders deliver a second, beside torchvision's and FFCV's

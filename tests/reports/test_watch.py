@@ -1,0 +1,94 @@
+"""`regbench watch`: what it shows of a sweep, and that it keeps the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.cli import main
+from tests.reports.conftest import score
+from tests.reports.reading import Make
+
+pytest.importorskip("rich")  # until the environment is the one of pyproject.toml
+
+RUNNING = "0123456789ab"
+
+
+def watch(runs: Path, *arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["watch", "quick", "--runs-dir", str(runs), *arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def sweep(runs: Path, record: Make, claimed: Callable[[Path], Attempt]) -> Path:
+    """A folder with a cell that is done, one that has trained three epochs and goes on, and one that waits."""
+    done = record("VICReg", 0, sweep="quick").parent
+    running = done.with_name(RUNNING)
+    running.mkdir()
+    attempt = claimed(running)
+    attempt.update(epoch=3, epochs=10, img_per_s=1234.0, remaining_s=600.0)
+    attempt.beat()
+    rows = [{"epoch": e, "loss": 8.0 / e, "scores": [asdict(score("knn_top1", 20.0 * e, "tuning"))]} for e in (1, 2, 3)]
+    (running / "metrics-0001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ids = {done.name: "VICReg", RUNNING: "SFRIK [L=3]", "f" * 12: "SimCLR"}
+    cells = [{"id": name, "label": label, "seed": 0, "epochs": 10} for name, label in ids.items()]
+    (done.parent / "sweep.json").write_text(json.dumps({"description": "", "cells": cells}))
+    return done.parent
+
+
+def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Path) -> None:
+    output = watch(runs, "--once").output
+    running, *_ = (line for line in output.splitlines() if line.startswith(RUNNING))
+    for part in ("SFRIK [L=3]", "running", "3/10", "1234", "10 min", "█▃▁", "2.667", "▁▅█", "60.00 knn_top1"):
+        assert part in running
+    assert output.index(RUNNING) < output.index("SimCLR") < output.index("VICReg")  # what runs comes first
+    assert "3 cells: 1 done, 1 running, 1 pending" in output
+    assert f"report: {sweep / 'report' / 'index.html'}" in output
+    assert "VICReg" in (sweep / "report" / "index.html").read_text()
+
+
+def test_a_damaged_history_costs_its_curve_only(tmp_path: Path) -> None:
+    from regbench.slurm.live import read_history
+
+    assert read_history(tmp_path) == []
+    (tmp_path / "metrics-0001.jsonl").write_text('{"epoch": 1, "lo')
+    assert read_history(tmp_path) == []
+
+
+def test_it_ends_with_the_last_cell_and_reports_it(
+    sweep: Path, runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(seconds)
+        plan = json.loads((sweep / "sweep.json").read_text())
+        if len(looks) == 2:  # the others end between two looks
+            ended = record("AUH", 0, sweep="quick").parent.name
+            plan["cells"] = [plan["cells"][0], {"id": ended, "label": "AUH", "seed": 0, "epochs": 10}]
+            (sweep / "sweep.json").write_text(json.dumps(plan))
+
+    monkeypatch.setattr(time, "sleep", wait)
+    output = watch(runs).output
+    assert len(looks) == 2
+    assert "2 cells: 2 done" in output
+    assert "AUH" in (sweep / "report" / "index.html").read_text()
+
+
+def test_a_curve_is_drawn_from_its_lowest_to_its_highest_value() -> None:
+    from regbench.slurm.live import sparkline
+
+    assert sparkline([0.0, 7.0]) == "▁█"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([1.0, float("nan"), 2.0]) == "▁ █"
+    assert sparkline([]) == sparkline([float("inf")]) == ""
+    long = sparkline([float(i) for i in range(1000)])
+    assert (len(long), long[0], long[-1]) == (16, "▁", "█")
