@@ -109,8 +109,8 @@ class KerJEPA(Decomposed):
         r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
         if self.statistic == "sliced_mmd":
             b = self.bandwidth
-            crossed = _sliced_gaussian(squared_N / (2 * b + 2), q).mean()
-            pairs = mean_over_pairs(_sliced_gaussian(r2_NN / (2 * b), q))
+            crossed = sliced_gaussian(squared_N / (2 * b + 2), q).mean()
+            pairs = mean_over_pairs(sliced_gaussian(r2_NN / (2 * b), q))
             discrepancy: Tensor = pairs - 2 * (b / (b + 1)) ** 0.5 * crossed + (b / (b + 2)) ** 0.5
             return discrepancy
         if self.kernel == "gaussian":
@@ -128,7 +128,7 @@ class KerJEPA(Decomposed):
         return squared_distance
 
 
-def _sliced_gaussian(x: Tensor, q: int) -> Tensor:
+def sliced_gaussian(x: Tensor, q: int) -> Tensor:
     """₁F₁(½; q/2; −x) = E exp(−x a²) for a coordinate a of a uniform unit vector, x >= 0 of any shape.
 
     It is (1 + 2x/q)^{−½} times a smooth function of w = x/(x + q/2), whose Chebyshev series is summed: to ten digits

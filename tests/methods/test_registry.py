@@ -314,3 +314,13 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(0.25)
+
+
+def test_the_page_of_comparisons_has_a_row_for_every_method_and_names_tests_that_exist() -> None:
+    folder = Path(__file__).parent
+    text = (folder.parents[1] / "docs" / "results" / "family.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*`test_\w+` \|$", text, re.MULTILINE)
+    assert rows == sorted({methods.registry_name(methods.build(name)) for name in methods.names()})
+    tests = "".join(path.read_text() for path in folder.glob("test_*.py"))
+    missing = {name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests}
+    assert not missing
