@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +114,7 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
     Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
     tuning, `trials` for one that searches, `equal: passes` (`epochs` are those of two views then, and a cell of V views
-    gets 2/V as many), and `deviations` of a published recipe.
+    gets 2/V as many, which must be a whole number), and `deviations` of a published recipe.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -198,14 +199,25 @@ def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+def _with_equal_passes(name: str, cell: Cell) -> Cell:
+    views = cell.augmentation.count
+    epochs, rest = divmod(2 * cell.epochs, views)
+    if rest:
+        raise RegbenchError(
+            f"sweep {name}: equal: passes gives {views} views 2/{views} of epochs={cell.epochs}, which is not a whole"
+            f" number; choose a multiple of {views // math.gcd(2, views)}"
+        )
+    return replace(cell, epochs=epochs)
+
+
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
     notes: dict[str, None] = {}
     for row in rows:
         for point in points(row):
             cell, runtime, cluster, fitting = compose_cell(point)
-            if passes and cell.epochs:
-                cell = replace(cell, epochs=max(1, round(2 * cell.epochs / cell.augmentation.count)))
+            if passes:
+                cell = _with_equal_passes(name, cell)
             cells.setdefault(cell.id, (cell, cluster))
             notes[fitting] = None
     for note in filter(None, notes):

@@ -97,7 +97,7 @@ def _view_notes(summary: Summary) -> list[str]:
     numbers = f"{', '.join(map(str, sorted(set(views))[:-1]))} and {max(views)} views"
     if len(set(epochs)) == 1:
         return [f"Rows of {numbers} saw each image equally often: those of more views took more forward passes."]
-    if max(passes) - min(passes) <= max(views):  # whole epochs
+    if len(set(passes)) == 1:
         return [
             f"Rows of {numbers} took equally many forward passes, so those of more views saw each image less often."
         ]
