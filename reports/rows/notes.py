@@ -80,10 +80,15 @@ def _budget_notes(summary: Summary) -> list[str]:
         (count,) = budgets
         return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
     listed = "; ".join(
-        f"{'given, not tuned' if count is None else f'{count} tried'}: {', '.join(names)}"
+        f"{'given, not tuned' if count is None else f'{count} tried'}: {_few(list(names))}"
         for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
     )
     return [f"Unequal tuning budgets, so compare with care ({listed})."]
+
+
+def _few(names: Sequence[str]) -> str:
+    """Name some of many: leaderboard.csv says of each how many were tried."""
+    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:3])} and {len(names) - 3} others"
 
 
 def _view_notes(summary: Summary) -> list[str]:

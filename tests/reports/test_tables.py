@@ -545,6 +545,14 @@ def test_the_choice_tells_budgets_and_runners_up(runs: Path, record: Make) -> No
     assert any("3 configurations for each method" in note for note in tried.notes)
 
 
+def test_of_many_rows_with_one_budget_some_are_named(runs: Path, record: Make) -> None:
+    record("AUH", choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
+    for dim in range(1, 8):
+        record("VICReg", linear=90.0 - dim, cell={"embedding_dim": dim})
+    (note,) = (note for note in leaderboard(task(runs)).notes if "Unequal tuning budgets" in note)
+    assert "given, not tuned: VICReg, q=1, VICReg, q=2, VICReg, q=3 and 4 others; 3 tried: AUH, q=512" in note
+
+
 def test_what_a_search_stopped_early_is_no_result(runs: Path, record: Make) -> None:
     record("VICReg", tuning=60.0)
     short = record("VICReg", status="diverged", knn=None, linear=None, cell={"epochs": 1}).parent.name
