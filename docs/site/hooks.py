@@ -208,7 +208,7 @@ def _formula(data: methods.Metadata) -> str:
     mathml = convert(data.latex, display="block")
     if "\\" in mathml:
         raise PluginError(f"{data.title}: the formula has a command that cannot be typeset: {data.latex}")
-    return f'<div class="formula">{mathml}</div>'
+    return f'<div class="formula" tabindex="0" role="group" aria-label="formula">{mathml}</div>'
 
 
 def _commands_page() -> str:
