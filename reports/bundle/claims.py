@@ -133,15 +133,17 @@ def _shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
 def _choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
     """Hold what tunings chose against the records of what they tried, and final records against what was chosen."""
     configurations: dict[str, list[Record]] = defaultdict(list)
-    if bundle.choices:
-        for record in bundle.records:
-            configurations[cell_id({**record.cell, "seed": 0})].append(record)
+    configuration_of: dict[Record, str] = {}
+    for record in bundle.records if bundle.choices else ():
+        configuration_of[record] = cell_id({**record.cell, "seed": 0})
+        configurations[configuration_of[record]].append(record)
     tuned_sweeps: set[str] = set()
     for choice in bundle.choices.values():
         for entry in choice.choices:
             yield from _ranking_misfits(choice, entry, configurations)
             tuned_sweeps |= {r.sweep for ranked in entry.ranking for r in configurations.get(ranked.configuration, ())}
         yield from _budget_misfits(choice)
+    winners = {choice.sha256: {entry.configuration for entry in choice.choices} for choice in bundle.choices.values()}
     for record in bundle.records:
         if record.status != "done" or record.untrained or "external" in record.cell:
             continue
@@ -158,7 +160,7 @@ def _choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
             continue
         if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
             yield say(f"it claims a budget of {stated.get('budget')}, its tuning had {chosen.budget}")
-        if cell_id({**record.cell, "seed": 0}) not in {entry.configuration for entry in chosen.choices}:
+        if configuration_of[record] not in winners[chosen.sha256]:
             yield say("its tuning has chosen other hyperparameters")
         began = max((attempt.started for attempt in record.attempts if attempt.started), default="")
         if not _before(chosen.created, began):

@@ -1,72 +1,10 @@
-const DASH = "–";
 const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
 const { cells, scores: SCORE_NAMES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
-const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-
-/** An element; properties whose names have a dash become attributes. Text stays text. */
-function h(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties))
-    name.includes("-") || !(name in element) ? element.setAttribute(name, value) : (element[name] = value);
-  element.append(...children.flat().filter((child) => child != null));
-  return element;
-}
 
 const identifiers = new Map(cells.map((cell) => [cell.id, cell]));
 const scoreOf = (cell, name) => cell.scores.find((s) => s.name === name && s.split === "test")?.value;
 
-// --- numbers and text ---
-
-const format = (value, digits) =>
-  value == null ? DASH : typeof value !== "number" ? String(value)
-  : value.toLocaleString("en", digits === undefined ? { maximumSignificantDigits: 6 } : { minimumFractionDigits: digits, maximumFractionDigits: digits });
-
-function number(text) {
-  const found = text.replaceAll(",", "").replaceAll("−", "-").match(/^[<>≤≥]?\s*([+-]?[\d.]+(?:e[+-]?\d+)?)/i);
-  return found ? Number(found[1]) : null;
-}
-
-/** Ascending, or descending for sign −1; what is not there comes last either way. */
-function compare(a, b, sign) {
-  const [none_a, none_b] = [a == null || a === DASH || a === "", b == null || b === DASH || b === ""];
-  if (none_a || none_b) return none_a - none_b;
-  return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
-}
-
-/** Commas stand for "or", spaces for "and". */
-function matcher(text) {
-  const choices = text.toLowerCase().split(",").map((part) => part.split(/\s+/).filter(Boolean)).filter((words) => words.length);
-  return (candidate) => !choices.length || choices.some((words) => words.every((word) => candidate.toLowerCase().includes(word)));
-}
-
-// --- light and dark ---
-
-document.getElementById("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("regbench-theme", root.dataset.theme); } catch {}
-});
-
 // --- sorting ---
-
-/** Makes the heads of a table buttons. `sort(column, sign)` puts its rows in order. */
-function sortable(table, sort) {
-  const heads = $$("thead th", table);
-  heads.forEach((head, column) => {
-    // The button is for the keyboard and for screen readers; a click anywhere in the cell does the same.
-    head.replaceChildren(h("button", { type: "button" }, ...head.childNodes));
-    head.title = "Sort";
-    head.addEventListener("click", () => {
-      const first = head.classList.contains("n") ? "descending" : "ascending";
-      const other = first === "descending" ? "ascending" : "descending";
-      const next = head.getAttribute("aria-sort") === first ? other : first;
-      heads.forEach((each) => each.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", next);
-      sort(column, next === "ascending" ? 1 : -1);
-    });
-  });
-}
 
 for (const table of $$("table.sortable")) {
   const body = table.tBodies[0];
@@ -236,56 +174,6 @@ document.addEventListener("click", (event) => {
 
 const dialog = document.getElementById("cell");
 
-function facts(entries) {
-  const shown = entries.filter(([, value]) => value != null && value !== "");
-  return h("dl", { class: "facts" }, shown.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value instanceof Node ? value : format(value))]));
-}
-
-function grid(heads, rows) {
-  const numeric = heads.map((_, column) => rows.length && rows.every((row) => row[column] == null || typeof row[column] === "number"));
-  const cell = (tag) => (value, column) => h(tag, { class: numeric[column] ? "n" : String(value).length > 40 ? "long" : "t" }, value instanceof Node ? value : format(value));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(cell("th")))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td")))))));
-}
-
-/** Nested settings as one level of [name, value]. */
-function flat(value, prefix = "") {
-  return Object.entries(value ?? {}).flatMap(([key, v]) =>
-    v && typeof v === "object" && !Array.isArray(v) ? flat(v, `${prefix}${key}.`) : [[prefix + key, Array.isArray(v) ? v.join(", ") : typeof v === "boolean" ? String(v) : v]]);
-}
-
-function copyButton(text) {
-  const button = h("button", { type: "button" }, "Copy");
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch { // where the browser gives pages from disk no clipboard
-      const area = h("textarea", { value: text });
-      dialog.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
-  return button;
-}
-
-const block = (text) => h("div", { class: "command" }, h("pre", {}, text), copyButton(text));
-
-/** In words, what was chosen on which split among how many. */
-function choices(choice) {
-  return Object.entries(choice ?? {}).map(([what, c]) => {
-    const where = c.selected_on === "given" ? "given, not chosen here"
-      : `chosen on the ${c.selected_on} split` + (c.score ? ` by ${SCORE_NAMES[c.score] ?? c.score}` : "") + (c.budget ? `, among ${c.budget} configurations` : "");
-    const among = c.candidates ? `; candidates ${Object.entries(c.candidates).map(([value, score]) => `${value} (${format(score)})`).join(", ")}` : "";
-    const kept = c.record ? `; the choice is in ${c.record}` + (c.sha256 ? ` (sha256 ${c.sha256})` : "") : "";
-    const edges = Object.entries(c.edges ?? {}).map(([key, side]) => `${side} ${key}`).join(", ");
-    const edge = edges ? `; at the edge of what was tried: ${edges}` : "";
-    return [what.replaceAll("_", " "), (c.chosen !== undefined && c.chosen !== null ? `${format(c.chosen)}, ` : "") + where + edge + among + kept];
-  });
-}
-
 function open(cell) {
   const others = cells.filter((other) => other.section === cell.section && other.group === cell.group).sort((a, b) => a.seed - b.seed);
   const seeds = h("span", {}, others.flatMap((other, k) => [k ? ", " : "", other === cell ? h("b", {}, String(cell.seed)) : h("a", { href: `#cell-${other.id}` }, String(other.seed))]));
@@ -308,7 +196,7 @@ function open(cell) {
         ["record", h("code", {}, cell.path)], ["record's sha256", cell.sha256], ["code (git)", git ?? "unknown"], ["seeds of this configuration", seeds],
         ...flat(cell.data).map(([name, value]) => [`data: ${name}`, value])])),
       part("Scores", cell.scores?.length ? grid(["score", "value", "unit", "split", "protocol"], cell.scores.map((s) => [SCORE_NAMES[s.name] ?? s.name, s.value, s.unit, s.split, s.protocol])) : null),
-      part("Choices", cell.choice && facts(choices(cell.choice))),
+      part("Choices", cell.choice && facts(choices(cell.choice, SCORE_NAMES))),
       part("Cost", cell.cost && facts(flat(cell.cost))),
       part("Settings", block(JSON.stringify(cell.config, null, 2))),
       part("Environment", facts(flat(environment))),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
@@ -40,7 +40,7 @@ from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Table
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
-_MARKER_PATHS = {
+MARKER_PATHS = {
     "o": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
     "s": "M-4.5-4.5h9v9h-9z",
     "D": "M0-6L6 0L0 6L-6 0z",
@@ -88,15 +88,16 @@ def render_page(
     sections = [_section(s, made, f"s{i}", style) for i, (s, made) in enumerate(zip(summaries, tables, strict=True), 1)]
     scores = {name: score.head for summary in summaries for name, score in summary.scores.items()}
     # Autoescape: labels, commands and settings are other people's text.
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(_text("page.html"))
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.get_template("page.html")
     names = [s.name for s in summaries]
     return template.render(
         title="regbench: " + (", ".join(names) if len(names) <= 3 else f"{len(names)} sweeps"),
         lead="A comparison of regularizers for self-supervised learning.",
         css=_text("page.css"),
-        js=_text("page.js"),
-        marker_paths=_MARKER_PATHS,
+        js=_text("elements.js") + _text("page.js"),
+        marker_paths=MARKER_PATHS,
         sections=sections,
         paper=[_placed(table, "", {}, {}, 1) for table in paper],
         methods=_methods(summaries, style),

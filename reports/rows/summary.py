@@ -369,7 +369,7 @@ def _fill(summary: Summary, configuration_of: Mapping[Record, _Settings], settin
             summary.unchosen.append(described)
             continue
         cell = {} if chosen.untrained else chosen.first.settings
-        places = {_setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in summary.varying}
+        places = {setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in summary.varying}
         records = tuple(r for r in chosen.records if r.status != "tuned")
         summary.rows.append(Row(records, places, len(configurations)))
     headline = summary.scores[summary.headline] if summary.headline else None
@@ -383,7 +383,8 @@ def _fill(summary: Summary, configuration_of: Mapping[Record, _Settings], settin
     summary.rows.sort(key=order)
 
 
-def _setting_name(key: str) -> str:
+def setting_name(key: str) -> str:
+    """Say what tables call a setting."""
     name = key.removesuffix(".name").rpartition(".")[2]
     return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
 
@@ -434,7 +435,7 @@ def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> 
             more = len(seeds - {r.seed for r in row.records})
             summary.rows[rows[0]] = replace(row, missing=row.missing + more)
         elif not rows and seeds:
-            settings = {_setting_name(k): str(plan.get(k, DASH)) for k in summary.varying}
+            settings = {setting_name(k): str(plan.get(k, DASH)) for k in summary.varying}
             summary.missing.append(MissingRow(label, settings, len(seeds)))
 
 

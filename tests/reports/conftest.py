@@ -6,12 +6,15 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from regbench.benchmark.rundir.record import (
     Cost,
@@ -41,6 +44,8 @@ TITLES = {
 }
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
 RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
+
+PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
 
 Make = Callable[..., Path]
 
@@ -191,3 +196,20 @@ def _recorder(runs: Path) -> Make:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium."""
+    program = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    )
+    if not program:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium: CI has to test the page in one (apt-get install chromium)")
+        pytest.skip("no Chromium to open the page with (apt-get install chromium)")
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        yield browser
+        browser.close()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from regbench import RegbenchError
 from regbench.reports import write_report
 from regbench.reports.page import figures
 from regbench.reports.page.cost_curves import read_cost
+from tests.reports.conftest import PATIENCE_MS
 from tests.reports.reading import Drawn
 
 Make = Callable[..., Path]
@@ -26,7 +25,6 @@ Open = Callable[..., Page]
 
 LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "AUH")
 ODD = {"a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}}, "no": "no", "text": "a: b # c", "none": None, "t": True}
-PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
 EVIL = "</script><img src=x onerror=alert(1)>"
 COST = """method,form,auto,n,q,views,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
 vicreg,textbook,False,64,128,2,1,4.0,8388608,a CPU,1,2.14,float32
@@ -73,23 +71,6 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
     (folder / "cost.csv").write_text(COST)
     return write_report(folder / "runs", folder / "report", cost=folder / "cost.csv").page
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium."""
-    program = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-    )
-    if not program:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium: CI has to test the page in one (apt-get install chromium)")
-        pytest.skip("no Chromium to open the page with (apt-get install chromium)")
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Commands that bring results to others: submit, verify."""
+"""Commands that bring results to others: submit, verify, leaderboard."""
 
 from __future__ import annotations
 
@@ -82,3 +82,25 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     noun = "misfit" if len(misfits) == 1 else "misfits"
     click.echo(f"{len(misfits)} {noun} in {counted}" if misfits else f"{counted} check out; sha256 {read.sha256}")
     ctx.exit(1 if misfits else 0)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write the site to."
+)
+def leaderboard(folder: Path, out: Path) -> None:
+    r"""Make a site of all bundles in FOLDER: tasks, methods, cells, and those that several labs ran.
+
+    The site needs no server and loads nothing from elsewhere: open its index.html from a disk. A bundle that does not
+    check out is left out and named.
+
+    \b
+      regbench leaderboard results --out site
+    """
+    from regbench.reports.board.site import write_site
+
+    site = write_site(folder, out)
+    for name, reason in site.refused:
+        click.echo(f"left out: {name}: {reason}", err=True)
+    click.echo(f"{site.cells:,} cells of {site.bundles} bundles in {site.tasks} tasks: {site.page}")

@@ -1,0 +1,1 @@
+"""The leaderboard of many bundles as a static site."""

@@ -1,0 +1,207 @@
+"""The leaderboard of several bundles: its tables, its cells, and the pages in a real browser without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser, Page, expect
+
+from regbench.cli import main
+from tests.reports.conftest import PATIENCE_MS
+from tests.reports.forging import Json, Parts, tuned_sweep
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of three labs: a tuning; one of its cells with another score; a forged one; and a copy of the first."""
+    folder = tmp_path_factory.mktemp("board")
+    tuned_sweep(folder / "runs")
+    results = folder / "results"
+    command = ["submit", "mine", "--runs-dir", str(folder / "runs"), "--out", str(results / "lab-a.zip")]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    shutil.copy(results / "lab-a.zip", results / "copy.zip")
+    parts = Parts(results / "lab-a.zip")
+    parts.records = parts.final[:1]
+    parts.choices.clear()
+    (record,) = parts.records
+    record["choice"]["hyperparameters"] = GIVEN
+    record["environment"]["hardware"] = EVIL
+    parts.score(record, "linear_top1")["value"] -= 0.75
+    (results / "other").mkdir()
+    parts.write(results / "other" / "lab-b.zip")
+    parts.score(record)["value"] = 99.0
+    parts.write(results / "forged.zip")
+    return results
+
+
+@pytest.fixture(scope="module")
+def site(bundles: Path) -> Path:
+    """The leaderboard of these."""
+    out = bundles.parent / "site"
+    done = CliRunner().invoke(main, ["leaderboard", str(bundles), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "6 cells of 3 bundles in 1 tasks" in done.stdout
+    assert re.match(r"left out: forged: .* more than its top-5", done.stderr)
+    return out
+
+
+def tables(page: Path) -> dict[str, list[Json]]:
+    """The tables of a page by their titles: a row is column -> value."""
+    found = {}
+    text = page.read_text()
+    for title, data in re.findall(
+        r'data-title="([^"]*)">.*?<script type="application/json">(.*?)</script>', text, re.S
+    ):
+        table = json.loads(data)
+        names = [column["name"] for column in table["columns"]]
+        found[title] = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+    return found
+
+
+def script(site: Path, name: str) -> Any:
+    """The data of a script with cells."""
+    (path,) = site.glob(f"data/*/{name}.js")
+    stated, data = re.fullmatch(r'receive\("([^"]*)",(.*)\);\n', path.read_text(), re.S).groups()  # type: ignore[union-attr]
+    assert stated == name
+    return json.loads(data)
+
+
+def test_the_start_page(site: Path) -> None:
+    found = tables(site / "index.html")
+    (task,) = found["Tasks"]
+    assert task["task"] == ["fashion_mnist, resnet_tiny", "tasks/fashion-mnist-resnet-tiny.html"]
+    assert (task["cells"], task["methods"], task["its score"]) == (6, 2, [65.0, 0.0, False])
+    assert [(row["method"][0], row["cells in rows"]) for row in found["Methods"]] == [("AUH", 2), ("VICReg", 2)]
+    assert [(row["bundle"], row["cells"]) for row in found["Bundles"]] == [
+        ("copy", 6),
+        ("lab-a", 6),
+        ("other/lab-b", 1),
+    ]
+    text = (site / "index.html").read_text()
+    assert "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 points" in text
+    assert '<span class="id">forged</span>' in text
+
+
+def test_a_task(site: Path) -> None:
+    found = tables(site / "tasks" / "fashion-mnist-resnet-tiny.html")
+    rows = {row["method"][0]: row for row in found["Leaderboard"]}
+    assert rows["VICReg"]["knn_top1 (%)"] == [70.0, 0.0, False]
+    assert rows["AUH"]["knn_top1 (%)"][0] == 71.0
+    assert rows["AUH"]["seeds"] == rows["AUH"]["tuned among"] == 2
+    assert sorted(row["labs"] for row in rows.values()) == [2, 3]
+    assert rows["AUH"]["method"][1] == "../methods/auh.html"
+    tried = {row["method"][0]: row for row in found["What was tried"]}
+    assert [tried["AUH"][name] for name in ("tried", "best", "worst", "within a point")] == [2, 71.0, 66.0, 1]
+
+
+def test_a_method(site: Path) -> None:
+    page = site / "methods" / "auh.html"
+    (result,) = tables(page)["Results"]
+    assert result["task"][1].startswith("../tasks/fashion-mnist-resnet-tiny.html#row-")
+    assert [row["hyperparameters"] for row in tables(page)["What was tried"]] == [
+        "optimizer.base_lr=0.5",
+        "optimizer.base_lr=0.3",
+    ]
+    assert '<p class="formula">a + b</p>' in page.read_text()
+
+
+def test_the_same_cell_from_two_labs(site: Path) -> None:
+    rows = tables(site / "repeated.html")["Cells that several labs ran"]
+    shown = [(row["score"], row["first in"], row["also in"], row["difference"]) for row in rows]
+    assert sorted(row[0] for row in shown) == ["knn_top1 (%)", "linear_top1 (%)"]
+    by_score = {row[0]: row[1:] for row in shown}
+    assert {by_score["linear_top1 (%)"][2], by_score["knn_top1 (%)"][2]} <= {0.75, -0.75, 0.0}
+    assert {*by_score["linear_top1 (%)"][:2]} == {"copy, lab-a", "other/lab-b"}
+
+
+def test_a_cell_has_all_its_runs(site: Path) -> None:
+    cells = script(site, "cells-")
+    shared = script(site, "shared")["values"]
+    assert len(cells) == len(script(site, "cells")["rows"]) == 6
+    (twice,) = (runs for runs in cells.values() if len(runs) == 2)
+    assert sorted(run["bundles"] for run in twice) == [["copy", "lab-a"], ["other/lab-b"]]
+    assert {shared[run["environment"]["$"]]["hardware"] for run in twice} == {"1 x Example", EVIL}
+    assert all(re.fullmatch("[0-9a-f]{64}", run["sha256"]) for run in twice)
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        text = path.read_text()
+        assert not re.search(r"""(?:src|<link[^>]*href)=["']?(?:https?:)?//""", text)
+        assert "<img" not in text
+
+
+def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts.records[0]["data"]["content_sha256"]["test"] = "99" * 32
+    results = tmp_path / "results"
+    results.mkdir()
+    parts.write(results / "lab-c.zip")
+    shutil.copy(bundles / "copy.zip", results)
+    done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(tmp_path / "site")])
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
+    assert done.exit_code == 2
+    assert "no bundle in" in done.stderr
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Path) -> Any:
+    """Opens a page without a network; any error, message or failed request fails the test."""
+    context = browser.new_context(offline=True, viewport={"width": 390, "height": 800})
+    wrong: list[str] = []
+
+    def go(address: str) -> Page:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("requestfailed", lambda request: wrong.append(request.url))
+        page.goto(f"{site.as_uri()}/{address}")
+        return page
+
+    yield go
+    context.close()
+    assert wrong == []
+
+
+def test_from_the_start_page_to_a_cell(visit: Callable[[str], Page]) -> None:
+    page = visit("index.html")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("link", name="fashion_mnist, resnet_tiny").click()
+    leaderboard = page.locator("#leaderboard tbody tr")
+    expect(leaderboard).to_have_count(2)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#leaderboard thead th", has_text="seeds").get_by_role("button").press("Enter")
+    expect(page.locator("#leaderboard thead th", has_text="seeds")).to_have_attribute("aria-sort", "descending")
+    leaderboard.filter(has_text="AUH").get_by_role("link", name="2 cells").click()
+    expect(page.locator("#cells tbody tr")).to_have_count(2)
+    page.locator("#cells tbody a").first.click()
+    expect(page.locator("dialog h2").first).to_have_text("AUH")
+    expect(page.locator("dialog")).to_contain_text("regbench train --config")
+    page.keyboard.press("Escape")
+    page.locator("#cells .tools button").click()
+    expect(page.locator("#cells tbody tr")).to_have_count(6)
+
+
+def test_a_cell_of_two_labs_shows_both(visit: Callable[[str], Page], site: Path) -> None:
+    cell_id = next(cell_id for cell_id, runs in script(site, "cells-").items() if len(runs) == 2)
+    page = visit(f"tasks/fashion-mnist-resnet-tiny.html#cell-{cell_id}")
+    expect(page.locator("dialog")).to_contain_text("2 labs ran this cell.")
+    expect(page.locator("dialog .warn tbody tr", has_text="linear_top1 (%), test")).to_contain_text("0.75")
+    expect(page.locator("dialog")).to_contain_text(EVIL)
