@@ -29,6 +29,12 @@ def _at_a_step(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
     return loss(torch.stack(list(views_NQ)))
 
 
+def _both_orders(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+    """Call a loss that regularizes its first view only with either view first: the mean is that of both."""
+    z1_NQ, z2_NQ = views_NQ
+    return (loss(z1_NQ, z2_NQ) + loss(z2_NQ, z1_NQ)) / 2
+
+
 def _reference(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
     return loss(views_NQ[0], ref_emb=views_NQ[1])
 
@@ -70,6 +76,13 @@ LIGHTLY = {
         target="lightly.loss:WMSELoss(embedding_dim=q, w_size=n, eps=1e-4)",
         call="concatenated",
         claims="w_mse(epsilon=1e-4)",
+    ),
+    # Without its memory of earlier batches, which the textbook lacks.
+    "TiCoLoss": Adapter(
+        target="lightly.loss:TiCoLoss(beta=0.0, gather_distributed=True)",
+        call=_both_orders,
+        claims="tico",
+        gathers=True,
     ),
     "LeJEPALoss": Adapter(
         target="lightly.loss:LeJEPALoss(gather_distributed=True, sigreg_num_vectors=64)",
@@ -118,6 +131,7 @@ SOLO_LEARN = {
         gathers=True,
     ),
     "vicreg_loss_func": Adapter(target="solo.losses.vicreg:vicreg_loss_func", claims="vicreg", gathers=True),
+    "vibcreg_loss_func": Adapter(target="solo.losses.vibcreg:vibcreg_loss_func", claims="vibcreg", gathers=True),
 }
 
 LEJEPA = {

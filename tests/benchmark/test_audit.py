@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -121,6 +127,31 @@ def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
     assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
     with pytest.raises(AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"):
         assert_sound(f"{FILE}:negative", SIMCLR, probes=quick)
+
+
+def test_pytests_plug_in_imports_nothing_until_it_is_asked_for() -> None:
+    code = "import sys, regbench.pytest_plugin; assert not {'torch', 'regbench.audit'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    groups = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert groups["pytest11"] == {"regbench": "regbench.pytest_plugin"}
+
+
+@pytest.mark.slow
+def test_the_fixture_audits(tmp_path: Path) -> None:
+    text = f"""
+        def test_sound(assert_sound):
+            assert_sound({str(FILE)!r} + ":simclr", {SIMCLR!r}, probes=("value",))
+
+        def test_not_sound(assert_sound):
+            assert_sound({str(FILE)!r} + ":negative", {SIMCLR!r}, probes=("value",))
+    """
+    (tmp_path / "test_losses.py").write_text(textwrap.dedent(text))
+    loaded = [] if any(point.name == "regbench" for point in entry_points(group="pytest11")) else ["-p"]
+    plugin = [*loaded, *["regbench.pytest_plugin"] * len(loaded)]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *plugin, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 failed, 1 passed" in result.stdout, result.stdout
+    assert "wrong sign" in result.stdout
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
