@@ -223,11 +223,12 @@ class EpochLoader:
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
             if self._crops.finishes:
-                views = [view.permute(0, 3, 1, 2) for view in self._shape.split(flat)]
+                views = [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
             else:
                 crops, todo = self._shape.split(self._transfer(flat)), chains_of(indices)
-                views = [self._normalize(photometric(crop, todo[:, v])) for v, crop in enumerate(crops)]
-            return give(indices, [view.to(self._dtype) for view in views])
+                plain = (photometric(crop, todo[:, v]) for v, crop in enumerate(crops))
+                views = [self._normalize(x_NCHW, self._dtype) for x_NCHW in plain]
+            return give(indices, views)
 
         chains_then = chains_of if self._crops.finishes else None
         epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)

@@ -221,7 +221,9 @@ class Normalize:
         """Return a scale and a shift per channel, float32: the normalised value is scale x + shift."""
         return self._scale.flatten().numpy(), self._shift.flatten().numpy()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise (N, C, H, W) in place; the result is `channels_last` if there are three channels."""
-        x = x.mul_(self._scale).add_(self._shift)
-        return x.contiguous(memory_format=torch.channels_last) if x.shape[1] == 3 else x.contiguous()
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Normalise (N, C, H, W) float32, which is written over; the result is `channels_last` with three channels."""
+        layout = torch.channels_last if x.shape[1] == 3 else torch.contiguous_format
+        # A GPU shifts, rounds and reorders in one pass.
+        out = torch.empty_like(x, dtype=dtype, memory_format=layout)
+        return torch.add(x.mul_(self._scale), self._shift, out=out)

@@ -170,6 +170,8 @@ def test_both_ways_are_the_same(size: int) -> None:
 
 def test_normalize() -> None:
     x = torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1).repeat(2, 1, 4, 5)
-    got = photometric.Normalize((0.5, 0.1, 0.25), (0.5, 0.2, 0.25), torch.device("cpu"))(x)
+    normalize = photometric.Normalize((0.5, 0.1, 0.25), (0.5, 0.2, 0.25), torch.device("cpu"))
+    got, rounded = normalize(x.clone()), normalize(x.clone(), torch.bfloat16)
     torch.testing.assert_close(got[1, :, 2, 3], torch.tensor([-1.0, 0.5, 3.0]))
-    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(rounded, got.bfloat16())
+    assert got.is_contiguous(memory_format=torch.channels_last) and got.stride() == rounded.stride()
