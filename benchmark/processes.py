@@ -31,7 +31,7 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-_START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 10.0
 
 
@@ -94,6 +94,7 @@ class Processes:
         Raises:
             WorkFailed: If one fails or ends. Several are all ended, as some may wait for others; the next call starts
                 new ones.
+            RegbenchError: If they do not start in time, which says nothing of the work.
         """
         if not self._running:
             self._start()
@@ -127,7 +128,7 @@ class Processes:
             theirs.close()
             self._running.append((process, ours))
         try:
-            self._tell((self._setup, self._arguments, {}), _START_TIMEOUT_S)
+            self._tell((self._setup, self._arguments, {}), START_TIMEOUT_S)
         except BaseException:
             self._end(at_once=True)
             raise
@@ -147,7 +148,10 @@ class Processes:
         while missing:
             ready = wait(list(missing), timeout_s)
             if not ready:
-                raise WorkFailed(f"not all of {self._world} processes started within {timeout_s:.0f} s")
+                raise RegbenchError(
+                    f"not all of {self._world} processes started within {timeout_s:g} s: the machine has too much other"
+                    " work; try again when it has less"
+                )
             for connection in [each for each in missing if each in ready]:
                 rank = missing.pop(connection)
                 try:

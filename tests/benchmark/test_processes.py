@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from regbench import RegbenchError
+from regbench.benchmark import processes
 from regbench.benchmark.processes import Place, Processes, WorkFailed
 
 
@@ -72,3 +73,12 @@ def test_one_alone_lives_on_after_a_failure() -> None:
         assert one.ask(own_id) == [first]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+def test_a_machine_too_busy_to_start_them_is_no_failure_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "START_TIMEOUT_S", 0.01)
+    with (
+        Processes(2, state, "number") as two,
+        pytest.raises(RegbenchError, match=r"2 processes started within 0\.01 s"),
+    ):
+        two.ask(own_id)

@@ -16,8 +16,6 @@ from regbench.cli import main
 from tests.reports.conftest import score
 from tests.reports.reading import Make
 
-pytest.importorskip("rich")  # until the environment is the one of pyproject.toml
-
 RUNNING = "0123456789ab"
 
 
