@@ -113,7 +113,8 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
     keys = [key for key in summary.varying if key != "epochs"]
     groups: dict[tuple[str | None, ...], dict[int, list[Configuration]]] = {}
     for c in (*summary.configurations, *briefly):
-        if not c.untrained and (c.diverged or c.score(summary.selection, summary.selection_split)):
+        trained = not c.untrained and "external" not in c.first.cell
+        if trained and (c.diverged or c.score(summary.selection, summary.selection_split)):
             place = _place(c, keys, summary)
             groups.setdefault(place, {}).setdefault(int(c.first.cell["epochs"]), []).append(c)
     found = []

@@ -144,7 +144,7 @@ def test_defaults_are_the_published_ones(name: str) -> None:
 
 GREEK = {
     **{"alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "lambda": "λ", "mu": "μ", "nu": "ν", "rho": "ρ"},
-    **{"sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ"},
+    **{"delta": "δ", "theta": "θ", "sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ"},
 }
 
 
