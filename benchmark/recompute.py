@@ -105,7 +105,8 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
         return Recomputed(True, on_cpu and _alike(said, again.environment), again.scores)
     (folder / record.file_name).write_text(record.text())
     scores = evaluate_directory(folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"])
-    return Recomputed(False, on_cpu and _alike(said, {**said, **environment(compute.device)}), scores)
+    now = {**said, "loader": runtime.loader, **environment(compute.device)}
+    return Recomputed(False, on_cpu and _alike(said, now), scores)
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
 
 def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
     """The coefficients of the derivative."""
-    return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist()) or (0.0,)
+    return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist())
 
 
 class _Chebyshev(torch.autograd.Function):

@@ -157,13 +157,10 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
         leaderboard = of_task["leaderboard"]
         lines = [f"{summary.name}: {len(summary.records)} cells", to_terminal(leaderboard)]
         notes = ["* stands for bold.", *leaderboard.notes]
-        lines += [textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ") for note in notes]
+        lines += map(_told, notes)
         if "against" in of_task:
             lines += ["", of_task["against"].title, to_terminal(of_task["against"])]
-            lines += [
-                textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ")
-                for note in of_task["against"].notes
-            ]
+            lines += map(_told, of_task["against"].notes)
         texts.append("\n".join(lines))
     for stem, table in named.items():
         contents[f"{stem}.md"] = to_markdown(table)
@@ -184,3 +181,7 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
     files, skipped = tuple(out / name for name in (*contents, LATEST)), tuple(map(str, found.skipped))
     return Report(out / "index.html", "\n\n".join(texts), files, skipped, found.warning)
+
+
+def _told(note: str) -> str:
+    return textwrap.fill(note, 118, initial_indent="  ", subsequent_indent="    ")

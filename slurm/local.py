@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -122,12 +124,11 @@ def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu:
     executor = LocalExecutor(run_directory(runtime, name, cell) / "logs")
     # submitit's own default would end a local job after two minutes. It takes GPUs by number only, so the job is told.
     executor.update_parameters(timeout_min=60 * 24 * 365)
-    # The job ignores Ctrl-C, which a terminal sends to all processes: only this one answers it, and ends the jobs.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
+            # The job ignores Ctrl-C, which a terminal sends to all processes: this one answers it, and ends the jobs.
+            stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
         return executor.submit(run_local_job, cell.plain(), runtime, name, stages, gpu)  # type: ignore[return-value]
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _end(jobs: Sequence[LocalJob[Any]]) -> None:

@@ -55,6 +55,15 @@ def test_train_works_beside_the_main_thread(tiny: list[str]) -> None:
     assert found[0].status == "done"
 
 
+@pytest.mark.slow
+def test_sweep_works_beside_the_main_thread(tiny: list[str]) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(regbench.sweep("mine", tiny, cells="seed=0", **SHORT)))
+    thread.start()
+    thread.join()
+    assert set(found[0]["status"]) == {"done"}
+
+
 def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("regbench.datasets.prepare.prepare_all", lambda *_: None)

@@ -190,7 +190,7 @@ class PastAttempt:
 
 
 def _is_beside(named: NamedFile) -> NamedFile:
-    if Path(named.file).name != named.file:
+    if named.file in ("", "..") or Path(named.file).name != named.file:
         raise ValueError(f"{named.file!r:.80} is not the name of a file beside the record")
     return named
 

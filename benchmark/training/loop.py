@@ -232,8 +232,8 @@ class _Training:
             write_metrics(self.attempt, self.progress)
 
     def run(self) -> Trained:
-        names = () if self.attempt is None else self.compute.runtime.sinks
         done = len(self.progress.history) - self.progress.is_unscored(self.cell)
+        names = self.compute.runtime.sinks if self.attempt is not None and done < self.cell.epochs else ()
         with self._writer, Sinks(names, self.cell, self.directory, done + 1) as self.sinks:
             self._train()
             return Trained(network=self.network, progress=self.progress, checkpoint=self._written())
@@ -271,8 +271,11 @@ class _Training:
                     size = cell.batch_size // world.size, cell.embedding_dim, cell.augmentation.count
                     (extra,) = world.maximum(step.loss_extra_bytes(*size, self.compute.device))
                     progress.loss_extra_bytes = int(extra)
+                self._leave_out()
                 while len(progress.history) < cell.epochs:
                     self._epoch(step, loader)
+        # What came while the last evaluation or checkpoint was at work.
+        self._stop(self.world.maximum(self.interruption.requested)[0])
 
     def _step(self) -> Step:
         cell, world, device = self.cell, self.world, self.compute.device
@@ -464,12 +467,15 @@ class _Training:
             found = ", ".join(score.text for score in scores)
             if self.attempt is not None:
                 log.info("%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found)
-        # Its memory and energy are not training's.
+        self._leave_out()
+        return int(stop)
+
+    def _leave_out(self) -> None:
+        """Begin to count memory and energy: those spent until now are not training's."""
         if self.compute.device.type == "cuda":
             torch.cuda.empty_cache()
         self.memory = PeakMemory(self.compute.device)
         self._spent_joules = self.energy.read_joules()
-        return int(stop)
 
     def _checkpoint(self) -> float:
         """Begin to write a checkpoint, once the one before is written; training goes on meanwhile.

@@ -9,6 +9,8 @@ import importlib.util
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,9 @@ from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 
 log = logging.getLogger("regbench")
+
+CLOSE_TIMEOUT_S = 30.0
+"""For all sinks of a run to send what they still hold."""
 
 
 class Sink(Protocol):
@@ -152,9 +157,18 @@ class Sinks:
             self._try(name, partial(sink.write, row["epoch"], numbers))
 
     def close(self) -> None:
-        """Close all of them."""
-        for name, sink in list(self._open.items()):
-            self._try(name, sink.close)
+        """Close all of them; one that takes too long is left behind, for a run that is to stop has little time."""
+        closing = {
+            name: threading.Thread(target=self._try, args=(name, sink.close), daemon=True)
+            for name, sink in self._open.items()
+        }
+        for thread in closing.values():
+            thread.start()
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        for name, thread in closing.items():
+            thread.join(max(0.0, end_s - time.monotonic()))
+            if thread.is_alive():
+                log.warning("%s has not ended after %g s and is left behind", name, CLOSE_TIMEOUT_S)
 
     def _begin(self, name: str, cell: Cell, directory: Path, first: int) -> None:
         self._open[name] = SINKS[name](cell, directory, first)

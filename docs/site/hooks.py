@@ -137,8 +137,9 @@ def _place(source: str) -> str:
 def _methods_page() -> str:
     rows = []
     for name in methods.names():
-        data = methods.build(name).metadata
-        rows.append([f"[`{name}`]({name}.md)", methods.build(name).label, data.reference, data.time, data.memory])
+        method = methods.build(name)
+        data = method.metadata
+        rows.append([f"[`{name}`]({name}.md)", method.label, data.reference, data.time, data.memory])
     table = tabulate(rows, ["method=", "label", "published", "time", "memory"], tablefmt="github")
     return (
         "# Methods\n\nEach is a loss on the embeddings of an image's views. "

@@ -198,7 +198,7 @@ async function showCell(id) {
   const [first] = versions;
   const close = h("button", { type: "button", "aria-label": "Close", autofocus: true }, "✕");
   close.addEventListener("click", () => dialog.close());
-  const several = versions.length > 1 ? h("div", { class: "warn" }, h("p", {}, `${versions.length} labs ran this cell.`), difference(versions)) : null;
+  const several = versions.length > 1 ? h("div", { class: "warn" }, h("p", {}, `There are ${versions.length} runs of this cell.`), difference(versions)) : null;
   dialog.replaceChildren(
     h("header", {}, h("div", {}, h("h2", { id: "cell-title" }, first.label), h("p", {}, h("span", { class: "id" }, id), `, seed ${first.seed}, ${first.status}`)), close),
     h("div", { class: "inside" }, several, versions.flatMap((version) => [

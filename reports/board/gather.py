@@ -80,7 +80,7 @@ def gather(folder: Path) -> Gathered:
     Raises:
         RegbenchError: If there is none that can be taken.
     """
-    paths = sorted(folder.rglob("*.zip"))
+    paths = sorted(path for path in folder.rglob("*.zip") if path.is_file())
     large = sum(path.stat().st_size for path in paths) > _LARGE_BYTES and len(paths) > 1
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterable[Submission | tuple[str, str]]] = map
@@ -138,7 +138,8 @@ def _by_cell(submissions: list[Submission]) -> dict[Key, tuple[Version, ...]]:
             of_cell = runs.setdefault(key_of(record), {})
             known = of_cell.get(record.sha256)  # the same run may be in several bundles
             names = (*known.bundles, submission.name) if known else (submission.name,)
-            of_cell[record.sha256] = Version(record, names)
+            most = record if known is None else max(known.record, record, key=lambda each: len(each.scores))
+            of_cell[record.sha256] = Version(most, names)  # later evaluations may be in one of them only
 
     def order(version: Version) -> tuple[bool, str, str]:
         return version.record.status == "tuned", version.record.finished, version.record.sha256

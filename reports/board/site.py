@@ -161,7 +161,7 @@ class _Pages:
         for label, page in self.methods.items():
             own = [row for task in self.tasks for row in task.summary.rows if row.label == label]
             in_tasks = sum(any(row.label == label for row in task.summary.rows) for task in self.tasks)
-            first = sum(task.summary.rows[0].label == label for task in self.tasks)
+            first = sum(any(row.label == label for row in task.summary.rows[:1]) for task in self.tasks)
             reference = own[0].first.regularizer.get("reference", "")
             rows.append([[label, page], reference, in_tasks, first, sum(len(row.records) for row in own)])
         columns = [links("method"), texts("published"), numbers("tasks")]
@@ -237,7 +237,7 @@ class _Pages:
         )
 
     def _rows(self, task: Task) -> Table:
-        """Make the leaderboard of a task: its rows with all scores in per cent, cost, budget and labs."""
+        """Make the leaderboard of a task: its rows with all scores in per cent, cost, budget and bundles."""
         summary = task.summary
         settings = list(summary.rows[0].settings) if summary.rows else []
         names = [name for name, score in summary.scores.items() if score.higher_is_better is not None]
@@ -252,11 +252,11 @@ class _Pages:
             means("training (s)", 1),
             means("peak memory (MiB)", 0),
         ]
-        columns += [means("step (ms)", 1), numbers("tuned among"), numbers("labs")]
+        columns += [means("step (ms)", 1), numbers("tuned among"), numbers("bundles")]
         rows = []
         for number, row in enumerate(summary.rows):
             scores = [_stat(row.score(name), bold=number in best.get(name, ())) for name in names]
-            labs = {
+            bundles = {
                 bundle for r in row.records for version in self.found.cells[key_of(r)] for bundle in version.bundles
             }
             memory = row.cost("peak_memory_bytes")
@@ -271,7 +271,7 @@ class _Pages:
                     _stat(mib),
                     _stat(row.cost("step_ms")),
                     summary.budget(row),
-                    len(labs),
+                    len(bundles),
                     [f"{len(row.records)} cells", f"#row-{number}"],
                 ]
             )

@@ -108,7 +108,7 @@ class Slugs:
         """Return the name of a title, in small letters, digits and dashes."""
         if title not in self._taken:
             kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in title.lower())
-            plain = "-".join(filter(None, kept.split("-"))) or "unnamed"
+            plain = "-".join(filter(None, kept.split("-")))[:80].strip("-") or "unnamed"  # file systems take 255
             slug, number = plain, 1
             while slug in self._taken.values():
                 number += 1

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -36,6 +38,13 @@ _LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.json
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of all members: the same cells give the same file
 _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
 _CHUNK_BYTES = 2**20
+LIST_BYTES = 2**31
+"""Of a list, at most: a record takes some 10 kB, and a small file that unpacks to more was made to fill a memory."""
+
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 
 F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
@@ -131,7 +140,7 @@ def read_bundle(path: Path, *, whole: bool = True) -> Bundle:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path, whole=whole)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except _UNREADABLE as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         raise RegbenchError(f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again") from error
 
@@ -149,13 +158,15 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
 
 
 def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
-    manifest = Manifest.parse(archive.read(_MANIFEST), Path(_MANIFEST))
+    manifest = Manifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
     if missing := set(_LISTS) - set(names):
         raise ValueError(f"{min(missing)} is missing")
     weights = {name: match[1] for name in names if (match := _WEIGHTS.fullmatch(name))}
+    if packed := [name for name in weights if archive.getinfo(name).compress_type != zipfile.ZIP_STORED]:
+        raise ValueError(f"{min(packed)} is compressed, and may unpack to any size")
     if odd := set(names) - {_MANIFEST, *_LISTS, *weights}:
         raise ValueError(f"{min(odd)} does not belong into a bundle")
     records: dict[str, Record] = {}
@@ -208,9 +219,17 @@ def _parsed(kind: type[F], line: bytes, place: Path) -> F:
 
 
 def _lines(archive: zipfile.ZipFile, manifest: Manifest, name: str) -> Iterator[bytes]:
-    content = archive.read(name)
+    content = _content(archive, name)
     _refuse_other(name, hashlib.sha256(content).hexdigest(), manifest)
     return filter(None, iter(content.split(b"\n")))
+
+
+def _content(archive: zipfile.ZipFile, name: str) -> bytes:
+    with archive.open(name) as member:
+        content = member.read(LIST_BYTES + 1)  # the size that the zip states may be a lie
+    if len(content) > LIST_BYTES:
+        raise ValueError(f"{name} unpacks to more than {LIST_BYTES:,} bytes")
+    return content
 
 
 def _refuse_other(name: str, sha256: str, manifest: Manifest) -> None:

@@ -49,7 +49,7 @@ def _caught(misfits: Iterator[Misfit], path: Path) -> Iterator[Misfit]:
     """Yield misfits, and as the last one that something was so unlike a record that it could not be looked at."""
     try:
         yield from misfits
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         yield Misfit(path, f"holds what no run writes ({type(error).__name__}: {error})")
 
 
@@ -225,5 +225,5 @@ def _before(first: str, second: str) -> bool:
     """Tell whether a time is not later than another, as far as clocks agree; not where one is none."""
     try:
         return datetime.fromisoformat(first) <= datetime.fromisoformat(second) + _CLOCKS
-    except (ValueError, TypeError):
+    except (ArithmeticError, TypeError, ValueError):
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +34,20 @@ class Submitted:
     size_bytes: int
 
 
-def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Submitted:
+def submit(
+    folders: Sequence[Path], out: Path, *, cell_misfit: Callable[[Record], str], weights: bool = False
+) -> Submitted:
     """Pack the finished cells of some sweeps into a bundle.
 
     Args:
         folders: Of the sweeps.
         out: The file to write.
+        cell_misfit: Says why the settings of a record are none of this version; empty if all is well.
         weights: Whether to pack the final weights too.
 
     Raises:
-        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
-            the sweeps, or its weights are asked for and gone.
+        RegbenchError: If anything does not fit that `check_records`, `claim_misfits` or `cell_misfit` looks at, a cell
+            is in two of the sweeps, or its weights are asked for and gone.
     """
     names = " ".join(folder.name for folder in folders)
     checked = check_records(folders)
@@ -81,7 +84,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         written = Path(folder) / out.name
         write_bundle(contents, written)
         bundle = read_bundle(written)
-        if misfits := claim_misfits(bundle):
+        if misfits := [*claim_misfits(bundle), *filter(None, map(cell_misfit, bundle.records))]:
             _refuse(misfits, "docs/leaderboard.md says what is checked")
         size_bytes = written.stat().st_size
         written.replace(out)

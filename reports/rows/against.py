@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def changes(summary: Summary, others: Sequence[Summary]) -> list[Change] | None:
     for name in summary.leading:
         tested = [change for change in found if name in change.differences]
         for change, p in zip(tested, holm([change.differences[name].p for change in tested]), strict=True):
-            change.differences[name] = _corrected(change.differences[name], p)
+            change.differences[name] = replace(change.differences[name], p_holm=p)
     return found
 
 
@@ -125,10 +125,6 @@ def differ(now: Mapping[int, float], before: Mapping[int, float]) -> Difference:
     reach = error * float(stdtrit(degrees, 0.975)) if error else 0.0
     p = 2 * float(stdtr(degrees, -abs(middle) / error)) if error else float(not middle)
     return Difference(float(ours.mean()), float(theirs.mean()), float(middle - reach), float(middle + reach), p, pairs)
-
-
-def _corrected(one: Difference, p: float) -> Difference:
-    return Difference(one.now, one.before, one.low, one.high, one.p, one.pairs, p)
 
 
 def _paired(now: Sequence[Row], before: Sequence[Row]) -> list[tuple[Row | None, Row | None]]:

@@ -77,7 +77,7 @@ def sweep(
     name: str | Path,
     overrides: str | Sequence[str] = (),
     *,
-    cells: Sequence[str] | None = None,
+    cells: str | Sequence[str] | None = None,
     oversized: bool = False,
     **settings: Any,
 ) -> pd.DataFrame:
@@ -88,7 +88,8 @@ def sweep(
     Args:
         name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs folder.
         overrides: Settings that change every cell. Values separated by commas multiply the cells: `seed=0,1,2`.
-        cells: The grid itself: lines as under `cells:` in a sweep's file, such as `method=vicreg,sfrik_l3 seed=0,1`.
+        cells: The grid itself: a line, or several, as under `cells:` in a sweep's file, such as
+            `method=vicreg,sfrik_l3 seed=0,1`.
         oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
         **settings: Settings by keyword, see the module.
 
@@ -109,7 +110,7 @@ def sweep(
         grid = load_sweep(str(name), given)
     else:
         refuse_folder_name("name", str(name))
-        rows = tuple((*line_of_overrides(line), *given) for line in cells)
+        rows = tuple((*line_of_overrides(line), *given) for line in ([cells] if isinstance(cells, str) else cells))
         grid = load_rows(SweepFile(str(name), "from Python", rows, ()), rows)
     if not oversized:
         refuse_oversized(grid)
@@ -180,7 +181,7 @@ def report(
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
         paper: Write all tables of the paper, also those without a number of ours.
-        cost: What `regbench cost` measured; None: `cost/cost.csv` of the runs folder if it is there.
+        cost: What `regbench cost` measured; None: `cost/cost.csv` beside the first of the folders if it is there.
         against: Former sweeps, given likewise; what changed since then is shown too.
 
     Returns:
@@ -196,7 +197,7 @@ def report(
     folders = [report_folder(runs, sweep) for sweep in sweeps]
     if not folders:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
-    measured = runs / "cost" / "cost.csv"
+    measured = folders[0].parent / "cost" / "cost.csv"
     if cost is None and measured.exists():
         cost = measured
     to = Path(out) if out is not None else folders[0] / "report"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
@@ -16,8 +18,10 @@ import pytest
 from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import numbered_files, run_directory
+from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.training import sinks
 from regbench.benchmark.training.sinks import SINKS, Sinks
 
 SHORT = ("method=vicreg", "evaluation.protocols=[knn]", "evaluation.while_training=[knn]")
@@ -117,6 +121,37 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
     (said,) = (entry.message for entry in caplog.records if entry.levelname == "WARNING")
     assert said == "wandb failed and gets nothing more of this run: OSError: no route to host"
     assert [step for step, _ in other.given] == [1, 2]
+
+
+def test_a_sink_that_does_not_end_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sinks, "CLOSE_TIMEOUT_S", 0.05)
+    offline, sent = Service("wandb", monkeypatch), threading.Event()
+    monkeypatch.setattr(offline, "finish", sent.wait)
+    with Sinks(("wandb",), load_run([])[0], tmp_path, 1):
+        pass
+    sent.set()
+    assert "wandb has not ended after 0.05 s and is left behind" in caplog.text
+
+
+def test_a_signal_while_the_last_epoch_is_written_stops_the_run(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, interruption = Service("wandb", monkeypatch), Interruption()
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
+
+    def ask(step: int) -> None:
+        if step == cell.epochs:
+            interruption.requested = signal.SIGTERM
+
+    service.before = ask
+    with pytest.raises(Interrupted):
+        run_cell(cell, runtime, "manual", interruption=interruption)
+    record = run_cell(cell, runtime, "manual")
+    assert record is not None
+    assert record.status == "done"
+    assert len(service.begun) == 1  # nothing was left to train
 
 
 def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(

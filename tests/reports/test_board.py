@@ -98,7 +98,7 @@ def test_a_task(site: Path) -> None:
     assert rows["VICReg"]["knn_top1 (%)"] == [70.0, 0.0, False]
     assert rows["AUH"]["knn_top1 (%)"][0] == 71.0
     assert rows["AUH"]["seeds"] == rows["AUH"]["tuned among"] == 2
-    assert sorted(row["labs"] for row in rows.values()) == [2, 3]
+    assert sorted(row["bundles"] for row in rows.values()) == [2, 3]
     assert rows["AUH"]["method"][1] == "../methods/auh.html"
     tried = {row["method"][0]: row for row in found["What was tried"]}
     assert [tried["AUH"][name] for name in ("tried", "best", "worst", "within a point")] == [2, 71.0, 66.0, 1]
@@ -202,6 +202,6 @@ def test_from_the_start_page_to_a_cell(visit: Callable[[str], Page]) -> None:
 def test_a_cell_of_two_labs_shows_both(visit: Callable[[str], Page], site: Path) -> None:
     cell_id = next(cell_id for cell_id, runs in script(site, "cells-").items() if len(runs) == 2)
     page = visit(f"tasks/fashion-mnist-resnet-tiny.html#cell-{cell_id}")
-    expect(page.locator("dialog")).to_contain_text("2 labs ran this cell.")
+    expect(page.locator("dialog")).to_contain_text("There are 2 runs of this cell.")
     expect(page.locator("dialog .warn tbody tr", has_text="linear_top1 (%), test")).to_contain_text("0.75")
     expect(page.locator("dialog")).to_contain_text(EVIL)

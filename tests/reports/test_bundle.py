@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench.cli import main
+from regbench.reports.bundle import bundle
 from tests.reports.conftest import later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 
@@ -327,6 +328,43 @@ def test_what_is_no_bundle_is_refused_in_one_line(honest: Path, tmp_path: Path) 
         assert done.exit_code == 2
         assert "is no bundle as `regbench submit` writes it" in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) -> None:
+    content = bytearray(honest.read_bytes())
+    content[60:64] = b"\xff" * 4  # in the compressed manifest
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(content)
+    done = run("verify", broken)
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_unpacks_to_too_much_is_refused(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(honest) as archive, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as copy:
+        for name in archive.namelist():
+            copy.writestr(name, archive.read(name))
+    assert "is compressed, and may unpack to any size" in run("verify", packed).stderr
+    monkeypatch.setattr(bundle, "LIST_BYTES", 2**10)
+    assert "unpacks to more than 1,024 bytes" in run("verify", honest).stderr
+
+
+def test_a_time_beyond_the_calendar_is_one_line(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.final[0]["attempts"][-1]["started"] = "9999-12-31T23:59:59+00:00"
+    done = run("verify", parts.write(tmp_path / "late.zip"))
+    assert (done.exit_code, done.exception and type(done.exception)) == (1, SystemExit)
+    assert "began at 9999-12-31" in done.stdout
+
+
+def test_what_a_bundle_says_cannot_break_lines(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.final[0]["label"] = "x\n6 cells check out\x1b[2J"
+    done = run("verify", parts.write(tmp_path / "loud.zip"))
+    assert done.exit_code == 1
+    assert "\n6 cells" not in done.stdout
+    assert "\x1b" not in done.stdout
 
 
 def test_swapped_seeds_fit_until_they_are_computed_again(honest: Path, tmp_path: Path) -> None:

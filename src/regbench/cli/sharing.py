@@ -27,9 +27,10 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
       regbench submit quickstart --out results/our-lab.zip
       regbench verify results/our-lab.zip
     """
+    from regbench.benchmark.recompute import cell_misfit
     from regbench.reports.bundle.submit import submit
 
-    done = submit([runs_dir / name for name in names], out, weights=weights)
+    done = submit([runs_dir / name for name in names], out, cell_misfit=cell_misfit, weights=weights)
     click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")
     if done.missing:
         click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
@@ -75,9 +76,9 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
         misfits += found
         how = "trained again" if done.trained else "evaluated again from its weights"
         verdict = "not the same" if found else "equal to the last bit" if done.alike else "as near as other seeds come"
-        click.echo(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}")
+        click.echo(_printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
     for misfit in misfits:
-        click.echo(misfit)
+        click.echo(_printable(misfit))
     counted = f"{len(read.records)} {'cell' if len(read.records) == 1 else 'cells'}"
     noun = "misfit" if len(misfits) == 1 else "misfits"
     click.echo(f"{len(misfits)} {noun} in {counted}" if misfits else f"{counted} check out; sha256 {read.sha256}")
@@ -102,5 +103,10 @@ def leaderboard(folder: Path, out: Path) -> None:
 
     site = write_site(folder, out)
     for name, reason in site.refused:
-        click.echo(f"left out: {name}: {reason}", err=True)
+        click.echo(_printable(f"left out: {name}: {reason}"), err=True)
     click.echo(f"{site.cells:,} cells of {site.bundles} bundles in {site.tasks} tasks: {site.page}")
+
+
+def _printable(line: str) -> str:
+    """Keep what a bundle says from breaking lines or moving the terminal's cursor."""
+    return "".join(c if c.isprintable() else "?" for c in line)

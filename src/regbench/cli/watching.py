@@ -44,8 +44,8 @@ def watch(name: str, runs_dir: Path, once: bool) -> None:
     written_s, page = -_REPORT_S, None
     with contextlib.ExitStack() as stack:
         live = None
-        if not once:
-            live = stack.enter_context(Live(console=console, auto_refresh=False, screen=console.is_terminal))
+        if console.is_terminal and not once:
+            live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
         while True:
             found = statuses(folder)
             ended = once or all(status.state not in _ON_THEIR_WAY for status in found)
