@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
+from regbench.files import write_new
 
 log = logging.getLogger("regbench")
 
@@ -58,7 +60,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep, that a resumed cell goes on with.
 
-    W&B ignores epochs that it has; they would be the same.
+    W&B ignores epochs that it has: those after the checkpoint that a resumed run goes on from, which come out the same.
     """
 
     def __init__(self, cell: Cell, directory: Path, first: int) -> None:
@@ -130,8 +132,13 @@ def require_sinks(names: Sequence[str]) -> None:
 
 
 def run_id(directory: Path) -> str:
-    """Return what tells a run from others: its sweep and its cell's id, in the letters that services take."""
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', directory.parent.name)}-{directory.name}"
+    """Return what tells a run from others: its sweep, its cell's id and a number drawn once for its directory.
+
+    The same cell trained in another directory is another run: a service would drop the epochs that it already has.
+    """
+    drawn = directory / "sinks_id"
+    write_new(drawn, secrets.token_hex(4))
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', directory.parent.name)}-{directory.name}-{drawn.read_text()}"
 
 
 class Sinks:

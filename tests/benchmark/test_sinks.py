@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], monkeypatch: pyt
     for service in services:
         first, second = service.begun
         assert first == second
-        assert (first["id"], first["resume"], first["group"]) == (f"a_sweep-{cell.id}", "allow", "a sweep")
+        assert (first["resume"], first["group"]) == ("allow", "a sweep")
         assert first["config"]["method"]["name"] == "vicreg"
         assert service.ended == 2
         assert [step for step, _ in service.given] == [1, 2]
@@ -121,6 +121,18 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
     (said,) = (entry.message for entry in caplog.records if entry.levelname == "WARNING")
     assert said == "wandb failed and gets nothing more of this run: OSError: no route to host"
     assert [step for step, _ in other.given] == [1, 2]
+
+
+def test_the_same_cell_in_another_folder_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, cell = Service("trackio", monkeypatch), load_run([])[0]
+    for place in ("here", "there", "here"):
+        directory = tmp_path / place / "a sweep" / cell.id
+        directory.mkdir(parents=True, exist_ok=True)
+        with Sinks(("trackio",), cell, directory, 1):
+            pass
+    first, second, third = (begun["id"] for begun in service.begun)
+    assert first == third != second
+    assert first.startswith(f"a_sweep-{cell.id}-")
 
 
 def test_a_sink_that_does_not_end_is_left_behind(
