@@ -109,12 +109,14 @@ def bring_tuning(
         RegbenchError: If the tuning is refused.
         Unfinished: If cells have ended and are not through.
     """
-    proposed = proposals(name, overrides, trials)
-    grid = proposed().sweep
+    propose_next = proposals(name, overrides, trials)
+    proposed = propose_next()
+    grid = proposed.sweep
     tuning.refuse_seeds(final_seeds or (), grid.cells[0])
     prepare_grid(grid)
     final = tuning.tune(
         proposed,
+        propose_next,
         lambda grid, stages: bring_all(grid, stages, follow, tell),
         final_seeds=final_seeds,
         leading=leading,

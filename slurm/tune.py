@@ -61,6 +61,7 @@ class Proposed(NamedTuple):
 
 
 def tune(
+    proposed: Proposed,
     propose: Callable[[], Proposed],
     bring: Callable[[Sweep, Sequence[str]], bool],
     *,
@@ -71,7 +72,8 @@ def tune(
     """Bring a tuning to its choice, from wherever an earlier call was stopped.
 
     Args:
-        propose: Gives the grid to try; a search gives more of it each time.
+        proposed: The grid to try first.
+        propose: Gives the grid to try next: a search gives more of it each time.
         bring: Brings the cells of a grid through stages; False if somebody else goes on with that.
         final_seeds: Of the final runs; none: those of the grid; None: what the sweep's file says.
         leading: See `final_cells`.
@@ -83,7 +85,7 @@ def tune(
     Raises:
         RegbenchError: If the tuning is refused.
     """
-    sweep, complete, search = propose()
+    sweep, complete, search = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     while not (folder / TUNING_CHOICE).exists():

@@ -142,16 +142,9 @@ async function cellsTable() {
 }
 $$("#cells button").forEach((button) => button.addEventListener("click", cellsTable));
 
-// --- figures: what belongs to one method lights up together; what a table does not show is pale ---
+// --- figures: what a table does not show is pale ---
 
 for (const pictures of $$(".pictures")) {
-  const light = (key) => {
-    pictures.classList.toggle("light", Boolean(key));
-    for (const each of $$("[data-m]", pictures)) each.classList.toggle("on", each.dataset.m === key);
-  };
-  const enter = (event) => light(event.target.closest("[data-m]")?.dataset.m);
-  for (const name of ["mouseover", "focusin", "click"]) pictures.addEventListener(name, enter);
-  for (const name of ["mouseleave", "focusout"]) pictures.addEventListener(name, () => light());
   const marks = $$(".mark[data-r]", pictures);
   tables.get("leaderboard").listeners.push((shown, some) => {
     for (const mark of marks) mark.classList.toggle("off", some && !mark.dataset.r.split(" ").some((place) => shown.has(Number(place))));
@@ -160,7 +153,6 @@ for (const pictures of $$(".pictures")) {
 
 // --- one cell ---
 
-const dialog = document.getElementById("cell");
 
 /** Put back what cells share. */
 function whole(value, shared) {
@@ -216,11 +208,6 @@ function difference(versions) {
     return [name, ...values, Math.max(...known) - Math.min(...known)];
   }));
 }
-
-dialog.addEventListener("close", () => {
-  if (location.hash.startsWith("#cell-")) history.replaceState(null, "", location.pathname + location.search);
-});
-dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 
 // --- addresses: #cell-<id> is a cell, #row-3 the cells of a row of the leaderboard ---
 

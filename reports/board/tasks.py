@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.board.gather import Gathered, key_of
@@ -119,19 +118,14 @@ class Slugs:
 
 def tried(summary: Summary) -> dict[int, Tried]:
     """Find what each row, by its place, was chosen from, where several configurations have the score that chose."""
-
-    def place(configuration: Configuration) -> tuple[Any, ...]:
-        settings = configuration.first.settings
-        return configuration.label, *(settings.get(key) for key in summary.varying)
-
-    groups: dict[tuple[Any, ...], list[tuple[float, Configuration]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[tuple[float, Configuration]]] = defaultdict(list)
     for configuration in summary.configurations:
         score = configuration.score(summary.selection, summary.selection_split)
         if score is not None and not configuration.untrained:
-            groups[place(configuration)].append((score.mean, configuration))
+            groups[configuration.place(summary.varying)].append((score.mean, configuration))
     found = {}
     for number, row in enumerate(summary.rows):
-        group = sorted(groups.get(place(row), ()), key=lambda entry: -entry[0])
+        group = sorted(groups.get(row.place(summary.varying), ()), key=lambda entry: -entry[0])
         if len(group) > 1:
             configurations = [configuration for _, configuration in group]
             found[number] = Tried([value for value, _ in group], configurations, _varying(configurations))

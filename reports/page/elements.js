@@ -114,3 +114,23 @@ function choices(choice, names) {
     return [what.replaceAll("_", " "), (c.chosen !== undefined && c.chosen !== null ? `${format(c.chosen)}, ` : "") + where + edge + among + kept];
   });
 }
+
+// --- figures: what belongs to one method lights up together ---
+
+for (const pictures of $$(".pictures")) {
+  const light = (key) => {
+    pictures.classList.toggle("light", Boolean(key));
+    for (const each of $$("[data-m]", pictures)) each.classList.toggle("on", each.dataset.m === key);
+  };
+  const enter = (event) => light(event.target.closest("[data-m]")?.dataset.m);
+  for (const name of ["mouseover", "focusin", "click"]) pictures.addEventListener(name, enter);
+  for (const name of ["mouseleave", "focusout"]) pictures.addEventListener(name, () => light());
+}
+
+// --- the dialog of a cell, whose address is #cell-<id> ---
+
+const dialog = document.getElementById("cell");
+dialog.addEventListener("close", () => {
+  if (location.hash.startsWith("#cell-")) history.replaceState(null, "", location.pathname + location.search);
+});
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -63,18 +63,6 @@ for (const form of $$(".filters")) {
   form.addEventListener("reset", () => setTimeout(apply));
 }
 
-// --- figures: what belongs to one method lights up together ---
-
-for (const pictures of $$(".pictures")) {
-  const light = (key) => {
-    pictures.classList.toggle("light", Boolean(key));
-    for (const each of $$("[data-m]", pictures)) each.classList.toggle("on", each.dataset.m === key);
-  };
-  const enter = (event) => light(event.target.closest("[data-m]")?.dataset.m);
-  for (const name of ["mouseover", "focusin", "click"]) pictures.addEventListener(name, enter);
-  for (const name of ["mouseleave", "focusout"]) pictures.addEventListener(name, () => light());
-}
-
 // --- the table of cells ---
 
 const PAGE = 100;
@@ -172,7 +160,6 @@ document.addEventListener("click", (event) => {
 
 // --- one cell ---
 
-const dialog = document.getElementById("cell");
 
 function open(cell) {
   const others = cells.filter((other) => other.section === cell.section && other.group === cell.group).sort((a, b) => a.seed - b.seed);
@@ -204,11 +191,6 @@ function open(cell) {
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }
-
-dialog.addEventListener("close", () => {
-  if (location.hash.startsWith("#cell-")) history.replaceState(null, "", location.pathname + location.search);
-});
-dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 
 // --- addresses: #cell-<id> is a cell, #s1-row3 the cells of a row of the leaderboard ---
 

@@ -121,9 +121,7 @@ def indications(summary: Summary) -> list[Indication]:
     groups: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
     for c in summary.configurations:
         if not c.untrained and (score := c.score(name, split)) is not None:
-            settings = c.first.settings
-            place = (c.label, *(settings.get(key, "") for key in summary.varying))
-            groups.setdefault(place, []).append((c, score.mean))
+            groups.setdefault(c.place(summary.varying), []).append((c, score.mean))
     found = (_indication(measure, groups) for measure in MEASURES)
     return [one for one in found if one.within or one.between]
 

@@ -111,15 +111,14 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
     # Where rows differ in their epochs, a short training might belong to any of them.
     briefly = [] if "epochs" in summary.varying else summary.short
     keys = [key for key in summary.varying if key != "epochs"]
-    groups: dict[tuple[str | None, ...], dict[int, list[Configuration]]] = {}
+    groups: dict[tuple[str, ...], dict[int, list[Configuration]]] = {}
     for c in (*summary.configurations, *briefly):
         trained = not c.untrained and "external" not in c.first.cell
         if trained and (c.diverged or c.score(summary.selection, summary.selection_split)):
-            place = _place(c, keys, summary)
-            groups.setdefault(place, {}).setdefault(int(c.first.cell["epochs"]), []).append(c)
+            groups.setdefault(c.place(keys), {}).setdefault(int(c.first.cell["epochs"]), []).append(c)
     found = []
     for row in summary.rows:
-        lengths = groups.get(_place(row, keys, summary), {})
+        lengths = groups.get(row.place(keys), {})
         if "epochs" in summary.varying:
             lengths = {epochs: each for epochs, each in lengths.items() if epochs == row.first.cell["epochs"]}
         if row.untrained or not lengths:
@@ -130,10 +129,6 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
             made = _sensitivity(row, key, searched, epochs, scored)
             found += [made] if made else []
     return found
-
-
-def _place(c: Configuration, keys: Sequence[str], summary: Summary) -> tuple[str | None, ...]:
-    return c.label, *(c.first.settings.get(key) for key in keys)
 
 
 def _scored(configurations: Sequence[Configuration], summary: Summary) -> list[tuple[Mapping[str, str], float | None]]:

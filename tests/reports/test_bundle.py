@@ -254,16 +254,6 @@ FORGERIES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_forgery_with_all_digests_anew_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
-    change, reason = FORGERIES[name]
-    parts = Parts(honest)
-    change(parts)
-    done = run("verify", parts.write(tmp_path / "forged.zip"))
-    assert done.exit_code in (1, 2)
-    assert re.search(reason, done.output), done.output
-
-
 def test_what_is_written_anew_without_a_change_checks_out(honest: Path, tmp_path: Path) -> None:
     assert run("verify", Parts(honest).write(tmp_path / "same.zip")).exit_code == 0
 
@@ -303,9 +293,9 @@ OF_THE_FILE: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_THE_FILE)
-def test_a_forgery_of_the_file_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
-    change, reason = OF_THE_FILE[name]
+@pytest.mark.parametrize("name", [*OF_THE_FILE, *FORGERIES])
+def test_a_forgery_is_refused(name: str, honest: Path, tmp_path: Path) -> None:
+    change, reason = (OF_THE_FILE | FORGERIES)[name]
     parts = Parts(honest)
     change(parts)
     done = run("verify", parts.write(tmp_path / "forged.zip"))

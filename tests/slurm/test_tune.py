@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 from collections import Counter
@@ -316,8 +317,10 @@ def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Swe
 
 def search(path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9) -> TuningChoice:
     """Search to the choice."""
+    propose_next = functools.partial(propose, str(path), [], trials)
     final = tune.tune(
-        lambda: propose(str(path), [], trials),
+        propose_next(),
+        propose_next,
         bring(folder, surface, at_most),
         final_seeds=None,
         leading=None,
