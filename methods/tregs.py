@@ -67,6 +67,7 @@ class TREGS(Decomposed):
         return {"length": -2 * self.length_weight * length, "sphere": 2 * self.sphere_weight * off_sphere}
 
 
+@torch.library.custom_op("regbench::spanning_tree", mutates_args=())
 def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     """Find the minimum spanning tree of the rows by Borůvka's algorithm, in panels of the Gram matrix.
 
@@ -106,6 +107,13 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
                 second.append(other)
         tree_N = torch.tensor([_root(parent, tree) for tree in trees], device=z_NQ.device)
     return torch.tensor(first, device=z_NQ.device), torch.tensor(second, device=z_NQ.device)
+
+
+@spanning_tree.register_fake
+def _(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Tell the shapes alone, for a plan: without values there is no tree to be found."""
+    ends = torch.empty(len(z_NQ) - 1, dtype=torch.long, device=z_NQ.device)
+    return ends, torch.empty_like(ends)
 
 
 def _root(parent: list[int], tree: int) -> int:

@@ -200,7 +200,7 @@ def test_micro_batches_need_less() -> None:
     assert predict(parts, world_size=2).peak_bytes < alone
 
 
-@pytest.mark.parametrize("method", ["sigreg", "mmcr", "matrix_ssl", "kerjepa_mmd", "rdmreg"])
+@pytest.mark.parametrize("method", ["sigreg", "mmcr", "matrix_ssl", "kerjepa_mmd", "rdmreg", "tregs"])
 def test_other_methods(method: str) -> None:
     """Random ones and ones with decompositions."""
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0
