@@ -89,7 +89,7 @@ def history(draw: np.random.Generator) -> list[dict[str, Any]]:
     numbers = ("loss", *MEASURES, "learning_rate", "epoch_s", "images", "step_ms", "data_ms", "forward_ms", "loss_ms")
     return [
         {"epoch": epoch, **dict(zip(numbers, row, strict=True)), "terms": {"alignment": row[0], "uniformity": row[1]}}
-        for epoch, row in enumerate(draw.random((EPOCHS, len(numbers))).tolist(), 1)
+        for epoch, row in enumerate(draw.random((EPOCHS, len(numbers))).round(6).tolist(), 1)
     ]
 
 

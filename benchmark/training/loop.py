@@ -520,15 +520,24 @@ def _write(attempt: Attempt, state: dict[str, Any], progress: Progress) -> Saved
 
 
 def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
-    """Write the attempt's `metrics.jsonl`, a line for each finished epoch.
+    """Write the attempt's `metrics.jsonl`, a line for each finished epoch, its numbers to six digits.
+
+    All digits of a float would be noise beyond what was measured, and noise does not compress.
 
     Returns:
         What a record says of it: its name and SHA-256; None without an epoch, when there is no such file.
     """
     if not progress.history:
         return None
-    rows = "".join(json.dumps(row) + "\n" for row in progress.history).encode()
+    rows = "".join(json.dumps(_rounded(row)) + "\n" for row in progress.history).encode()
     return NamedFile(attempt.write("metrics.jsonl", rows).name, hashlib.sha256(rows).hexdigest())
+
+
+def _rounded(value: Any) -> Any:
+    """Round floats to six digits, also in dictionaries; lists, which hold scores, stay as they are."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _seed(step_seed: int, rank: int) -> None:

@@ -4,7 +4,8 @@
     records.jsonl        the records, a line each, ordered by cell id
     evaluations.jsonl    evaluations that came later
     choices.jsonl        what tunings chose
-    histories.jsonl      the histories that the records name by SHA-256, each as a JSON string
+    ends.jsonl           the last line of each history that the records name by SHA-256, in the order of the records
+    histories.jsonl      the lines before it, as `histories.pack` writes both
     weights/<sha256>.pt  final weights that the records name, if any
 
 Records of one sweep repeat each other, and so compress together to some hundred bytes each. The same cells give the
@@ -24,17 +25,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.files import file_sha256, parse_json, write_atomically
+from regbench.reports.bundle.histories import last_row, pack, unpack
 from regbench.reports.find.judging import Misfit, with_evaluation
 
 _MANIFEST = "manifest.json"
-_LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.jsonl")
+_LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "ends.jsonl", "histories.jsonl")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of all members: the same cells give the same file
 _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
 _CHUNK_BYTES = 2**20
@@ -42,7 +44,7 @@ LIST_BYTES = 2**31
 """Of a list, at most: a record takes some 10 kB, and a small file that unpacks to more was made to fill a memory."""
 
 _UNREADABLE = (
-    *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError),
+    *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
 )
 
@@ -69,7 +71,8 @@ class Bundle:
         sha256: Of its manifest: of all that is in it.
         records: With the scores of later evaluations; their paths are those that they would have under a runs folder.
         choices: What tunings chose, by its SHA-256.
-        histories: The histories of trainings, by their SHA-256; None where they were not read.
+        ends: The numbers of the last epoch of each training, by cell id.
+        histories: The histories of trainings, by cell id; None where they were not read.
         weights: The SHA-256 of the weights that are in it.
         later: The scores of later evaluations: cell id, name and split.
     """
@@ -78,6 +81,7 @@ class Bundle:
     sha256: str
     records: tuple[Record, ...]
     choices: Mapping[str, TuningChoice]
+    ends: Mapping[str, Mapping[str, Any]]
     histories: Mapping[str, bytes] | None = None
     weights: frozenset[str] = frozenset()
     later: frozenset[tuple[str, str, str]] = frozenset()
@@ -88,6 +92,7 @@ class Contents:
     """What is to go into a bundle, as text in one line each.
 
     Attributes:
+        histories: The texts of their files, in the order of the records that have one.
         weights: Files of weights, by their SHA-256.
     """
 
@@ -105,7 +110,9 @@ def one_line(content: bytes) -> str:
 
 def write_bundle(contents: Contents, out: Path) -> str:
     """Write a bundle and return its SHA-256."""
-    lists = (contents.records, contents.evaluations, contents.choices, contents.histories)
+    packed = [pack(text) for text in contents.histories]
+    ends, before = [last for last, _ in packed], [before for _, before in packed]
+    lists = (contents.records, contents.evaluations, contents.choices, ends, before)
     members = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in zip(_LISTS, lists, strict=True)}
     files = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
     files |= {f"weights/{sha256}.pt": sha256 for sha256 in sorted(contents.weights)}
@@ -116,7 +123,8 @@ def write_bundle(contents: Contents, out: Path) -> str:
         with zipfile.ZipFile(file, "w") as archive:
             for name, content in members.items():
                 info = zipfile.ZipInfo(name, _EPOCH)
-                archive.writestr(info, content, zipfile.ZIP_DEFLATED, compresslevel=9)
+                digits = name == "histories.jsonl"  # of which bzip2 takes a twelfth less
+                archive.writestr(info, content, zipfile.ZIP_BZIP2 if digits else zipfile.ZIP_LZMA)
             for sha256, path in sorted(contents.weights.items()):
                 info = zipfile.ZipInfo(f"weights/{sha256}.pt", _EPOCH)
                 info.file_size = path.stat().st_size
@@ -132,7 +140,7 @@ def read_bundle(path: Path, *, whole: bool = True) -> Bundle:
 
     Args:
         path: The file.
-        whole: Whether to read the histories and to compare the weights too.
+        whole: Whether to read more of the histories than their ends, and to compare the weights too.
 
     Raises:
         RegbenchError: If it is none, or holds something else than it states.
@@ -191,10 +199,18 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
         later_scores |= {(later.cell_id, score.name, score.split) for score in later.scores}
         records[later.cell_id] = added
     choices = [_parsed(TuningChoice, line, Path(TUNING_CHOICE)) for line in _lines(archive, manifest, "choices.jsonl")]
+    trained = [record.cell_id for record in records.values() if record.metrics is not None]
+    last = list(_lines(archive, manifest, "ends.jsonl"))
+    if len(last) != len(trained):
+        raise ValueError(f"it holds {len(last)} histories, and its records name {len(trained)}")
+    ends = {identity: last_row(line) for identity, line in zip(trained, last, strict=True)}
     histories = None
     if whole:
-        texts = [str(parse_json(line)).encode() for line in _lines(archive, manifest, "histories.jsonl")]
-        histories = {hashlib.sha256(text).hexdigest(): text for text in texts}
+        histories, left = {}, LIST_BYTES
+        before = _lines(archive, manifest, "histories.jsonl")
+        for identity, line, others in zip(trained, last, before, strict=True):
+            histories[identity] = unpack(line, others, left).encode()
+            left -= len(histories[identity])
         for name, sha256 in weights.items():
             with archive.open(name) as member:
                 if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != sha256:
@@ -205,6 +221,7 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
         manifest.sha256,
         tuple(records.values()),
         by_sha256,
+        ends,
         histories,
         weights=frozenset(weights.values()),
         later=frozenset(later_scores),

@@ -7,6 +7,7 @@ computing a cell again (`regbench verify --recompute`).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from regbench.reports.find.judging import Misfit, id_misfits
 
 _CLOCKS = timedelta(minutes=5)  # that the clocks of two machines may differ by
 _CLOSE = 1e-9  # relative, of numbers that are computed from each other
+_ROUNDED = 1e-5  # relative, of numbers that are computed from those of a history, which has six digits
 
 
 def claim_misfits(bundle: Bundle) -> list[str]:
@@ -102,8 +104,9 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
         if record.status != "diverged" and record.cell["epochs"]:
             yield say("it has trained and names no history")
         return
-    if (text := histories.get(record.metrics.sha256)) is None:
-        yield say("its history is not in the bundle, or is not what its SHA-256 was taken of")
+    text = histories[record.cell_id]
+    if hashlib.sha256(text).hexdigest() != record.metrics.sha256:
+        yield say("its history is not what its SHA-256 was taken of")
         return
     rows = [parse_json(line) for line in text.splitlines()]
     epochs, train_s = [row["epoch"] for row in rows], math.fsum(row["epoch_s"] for row in rows)
@@ -112,7 +115,7 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
         return
     if epochs != list(range(1, record.cell["epochs"] + 1)):
         yield say(f"its history has {len(epochs)} epochs, its settings {record.cell['epochs']}")
-    if record.cost.train_s is None or not math.isclose(train_s, record.cost.train_s, rel_tol=_CLOSE):
+    if record.cost.train_s is None or not math.isclose(train_s, record.cost.train_s, rel_tol=_ROUNDED):
         yield say(f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s")
     saved = record.checkpoint
     if saved is not None and None not in images and sum(images) != saved.step * record.cell["batch_size"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ def submit(
     for _, (record, content) in sorted(records.items()):
         contents.records.append(one_line(content))
         if record.metrics is not None:
-            contents.histories.append(json.dumps(record.place(record.metrics).read_text()))
+            contents.histories.append(record.place(record.metrics).read_text())
         if weights and record.checkpoint is not None:
             place = record.place(record.checkpoint)
             if not place.exists():

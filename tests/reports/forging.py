@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from regbench.benchmark.rundir.tuning_choice import (
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, digest
+from regbench.reports.bundle.histories import pack, unpack
 
 Json = dict[str, Any]
 
@@ -149,7 +150,9 @@ class Parts:
         self.records: list[Json] = self._list("records")
         self.choices: list[Json] = self._list("choices")
         self.evaluations: list[Json] = self._list("evaluations")
-        self.histories: list[str] = self._list("histories")
+        lines = [self.members[name].splitlines() for name in ("ends.jsonl", "histories.jsonl")]
+        texts = [unpack(last, before, 10**6) for last, before in zip(*lines, strict=True)]
+        self.histories = dict(zip(map(_history_of, self.records), texts, strict=True))
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
 
     def _list(self, name: str) -> list[Any]:
@@ -166,12 +169,11 @@ class Parts:
 
     def history(self, record: Json, change: Callable[[list[Json]], object]) -> None:
         """Changes a record's history, and the digest of it that the record states."""
-        texts = {hashlib.sha256(text.encode()).hexdigest(): i for i, text in enumerate(self.histories)}
-        place = texts[record["metrics"]["sha256"]]
-        rows = [json.loads(line) for line in self.histories[place].splitlines()]
+        rows = [json.loads(line) for line in self.histories[_history_of(record)].splitlines()]
         change(rows)
-        self.histories[place] = "".join(json.dumps(row) + "\n" for row in rows)
-        record["metrics"]["sha256"] = hashlib.sha256(self.histories[place].encode()).hexdigest()
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        record["metrics"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        self.histories[_history_of(record)] = text
 
     def settle(self, record: Json) -> None:
         """Gives a record the id of its settings."""
@@ -200,8 +202,12 @@ class Parts:
                 _sign(record)
             for later in self.evaluations:
                 _sign(later)
-        for name in ("records", "choices", "evaluations", "histories"):
-            self.members[f"{name}.jsonl"] = "".join(json.dumps(e) + "\n" for e in getattr(self, name)).encode()
+        named = [_history_of(record) for record in self.records if record["metrics"]]
+        names = ("records", "choices", "evaluations")
+        lists: dict[str, Iterable[str]] = {name: map(json.dumps, getattr(self, name)) for name in names}
+        lists["ends"], lists["histories"] = zip(*(pack(self.histories[sha256]) for sha256 in named), strict=True)
+        for name, lines in lists.items():
+            self.members[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
         if manifest:
             stated = json.loads(self.members["manifest.json"])
             files = {n: hashlib.sha256(c).hexdigest() for n, c in self.members.items() if n != "manifest.json"}
@@ -212,6 +218,10 @@ class Parts:
             for name, content in self.members.items():
                 archive.writestr(name, content)
         return out
+
+
+def _history_of(record: Json) -> str:
+    return str(record["metrics"]["sha256"])
 
 
 def _sign(data: Json) -> str:

@@ -279,14 +279,19 @@ def _other_weights(parts: Parts) -> None:
     parts.members[name] = b"others"
 
 
+def _other_loss(parts: Parts) -> None:
+    sha256, text = next(iter(parts.histories.items()))
+    parts.histories[sha256] = text.replace('"loss": 5.0', '"loss": 1.0')
+
+
 def _more(parts: Parts) -> None:
     parts.members["../outside.json"] = b"{}"
 
 
 OF_THE_FILE: dict[str, tuple[Change, str]] = {
     "a history, under the old digest": (
-        lambda p: p.histories.__setitem__(0, p.histories[0].replace('"loss": 5.0', '"loss": 1.0')),
-        "its history is not in the bundle, or is not what its SHA-256 was taken of",
+        _other_loss,
+        "its history is not what its SHA-256 was taken of",
     ),
     "other weights, under the old digest": (_other_weights, "weights/.*.pt is not what it is named after"),
     "a file that does not belong there": (_more, "../outside.json does not belong into a bundle"),
