@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.chebyshev import chebyshev_series
 from regbench.methods.decomposed import Addends, Decomposed
-from regbench.methods.pairwise import off_diagonal_mask
+from regbench.methods.engine import Shard
+from regbench.methods.pairwise import blocks, off_diagonal_mask, panels
 from regbench.spaces import Range, Space
 
 
@@ -65,7 +68,7 @@ class KerJEPA(Decomposed):
         latex=r"\frac{1}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \frac{\lambda}{2} \sum_v D(Z_v, \mathcal{N}(0, I)), \quad "
         r"D = \mathrm{MMD}^2 \; \mathrm{or} \; \mathrm{KSD}^2",
         time="O(n² q)",
-        memory="O(n²)",
+        memory="O(n)",
         published="q = 128, batch 256, 4 views of Imagenette; λ and bandwidths are not known to us, so ours",
         limitation="the original has four views; its finitely many slices and other priors are left out",
         rotation_invariant=True,
@@ -92,40 +95,93 @@ class KerJEPA(Decomposed):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute λ D of one view."""
-        return {"normality": self.regularization_weight * self._discrepancy(u_NQ)}
+        n, q = u_NQ.shape
+        squared_N = u_NQ.square().sum(dim=1)
+        pairs_NN = off_diagonal_mask(n, u_NQ)
+        # Not by the mask as an index: a GPU's host would wait to learn how many there are, and a plan never learns.
+        values_NN = self.of_pairs(u_NQ @ u_NQ.T, squared_N[:, None] + squared_N, q).where(pairs_NN, 0.0)
+        return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
 
-    def _discrepancy(self, z_NQ: Tensor) -> Tensor:
-        q = z_NQ.shape[1]
-        square = self.bandwidth * q
-        gram_NN = z_NQ @ z_NQ.T
-        squared_N = z_NQ.square().sum(dim=1)
-        n = len(z_NQ)
-        pairs_NN = off_diagonal_mask(n, z_NQ)
+    def of_pairs(self, gram: Tensor, squared: Tensor, q: int) -> Tensor:
+        """Compute what D is the mean of over pairs, of any shape.
 
-        def mean_over_pairs(x_NN: Tensor) -> Tensor:
-            # Not by the mask as an index: a GPU's host would wait to learn how many there are, and a plan never learns.
-            return x_NN.where(pairs_NN, 0.0).sum() / (n * (n - 1))
-
-        r2_NN = (squared_N[:, None] + squared_N - 2 * gram_NN).clamp_min(0.0)
+        Args:
+            gram: x·y.
+            squared: ‖x‖² + ‖y‖², same shape.
+            q: Embedding dimension.
+        """
+        r2 = (squared - 2 * gram).clamp_min(0.0)
         if self.statistic == "sliced_mmd":
-            b = self.bandwidth
-            crossed = sliced_gaussian(squared_N / (2 * b + 2), q).mean()
-            pairs = mean_over_pairs(sliced_gaussian(r2_NN / (2 * b), q))
-            discrepancy: Tensor = pairs - 2 * (b / (b + 1)) ** 0.5 * crossed + (b / (b + 2)) ** 0.5
-            return discrepancy
+            return sliced_gaussian(r2 / (2 * self.bandwidth), q)
+        square = self.bandwidth * q
         if self.kernel == "gaussian":
-            f_NN = (-r2_NN / (2 * square)).exp()
-            first_NN, second_NN = -f_NN / (2 * square), f_NN / (4 * square**2)
+            f = (-r2 / (2 * square)).exp()
+            if self.statistic == "mmd":
+                return f
+            first, second = -f / (2 * square), f / (4 * square**2)
         else:
-            base_NN = 1 + r2_NN / square
-            f_NN = base_NN.rsqrt()
-            first_NN, second_NN = -f_NN / (2 * square * base_NN), 3 * f_NN / (4 * square**2 * base_NN.square())
-        if self.statistic == "ksd":
-            return mean_over_pairs(gram_NN * f_NN + 2 * (r2_NN - q) * first_NN - 4 * r2_NN * second_NN)
-        crossed = (-squared_N / (2 * square + 2)).exp().mean()
-        front, constant = (float((square / (square + k)) ** (q / 2)) for k in (1, 2))
-        squared_distance: Tensor = mean_over_pairs(f_NN) - 2 * front * crossed + constant
-        return squared_distance
+            base = 1 + r2 / square
+            f = base.rsqrt()
+            first, second = -f / (2 * square * base), 3 * f / (4 * square**2 * base.square())
+        return gram * f + 2 * (r2 - q) * first - 4 * r2 * second
+
+    def of_embeddings(self, squared: Tensor, q: int) -> Tensor:
+        """Compute E k(x, y) of an MMD from ‖x‖², of any shape; 0 of a KSD, whose kernel's expectation that is."""
+        b, square = self.bandwidth, self.bandwidth * q
+        if self.statistic == "sliced_mmd":
+            return sliced_gaussian(squared / (2 * b + 2), q) * (b / (b + 1)) ** 0.5
+        if self.statistic == "mmd":
+            return (-squared / (2 * square + 2)).exp() * (square / (square + 1)) ** (q / 2)
+        return 0 * squared
+
+    def _addends(self, pairs: Tensor, crossed: Tensor, q: int) -> Addends:
+        """Put D together: an MMD also has the constant E k(y, y′)."""
+        b, square = self.bandwidth, self.bandwidth * q
+        between = {"sliced_mmd": (b / (b + 2)) ** 0.5, "mmd": (square / (square + 2)) ** (q / 2)}
+        discrepancy = pairs - 2 * crossed + between.get(self.statistic, 0.0)
+        return {"normality": self.regularization_weight * discrepancy}
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Streamed over the Gram matrix."""
+        return ("textbook", "gram")
+
+    def add_regularizer(
+        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+    ) -> Addends:
+        """Compute it in Gram form, see `Decomposed.add_regularizer`."""
+        n, q = shard.n, z_NQ.shape[1]
+        squared_N = z_NQ.square().sum(dim=1)
+        crossed_N, slope_N = _with_slopes(lambda squared: self.of_embeddings(squared, q), squared_N)
+        slope_N.mul_(-2 * (n - 1))
+        pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
+        for own, (other_MQ, squared_M) in blocks(shard, z_NQ, squared_N):
+            # Lower panels: autograd keeps up to some forty tensors of their size.
+            for rows in panels(len(z_NQ), 8 * len(other_MQ), z_NQ):
+                value_PM, by_gram_PM, by_squared_PM = _with_slopes(
+                    lambda gram, squared: self.of_pairs(gram, squared, q),
+                    z_NQ[rows] @ other_MQ.T,
+                    squared_N[rows, None] + squared_M,
+                )
+                if own:
+                    for x_PM in (value_PM, by_gram_PM, by_squared_PM):
+                        x_PM[:, rows].fill_diagonal_(0.0)
+                pairs += value_PM.sum()
+                # A pair is in the sum in both orders.
+                slope_N[rows] += 2 * by_squared_PM.sum(dim=1)
+                gradient_NQ[rows].addmm_(by_gram_PM, other_MQ, alpha=2)
+        gradient_NQ.addcmul_(z_NQ, slope_N[:, None], value=2)
+        gradient_NQ.mul_(share * self.regularization_weight / (n * (n - 1)))
+        return self._addends(shard.sum(pairs) / (n * (n - 1)), shard.sum(crossed_N.double().sum()) / n, q)
+
+
+def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
+    """Compute an elementwise function and its derivatives with respect to each argument."""
+    with torch.enable_grad():
+        leaves = [argument.detach().requires_grad_() for argument in arguments]
+        value = function(*leaves)
+        slopes = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+    return value.detach(), *slopes
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:

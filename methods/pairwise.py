@@ -138,6 +138,14 @@ def panels(rows: int, columns: int, like: Tensor, *, triangle: bool = False) -> 
         yield slice(start, min(start + height, rows))
 
 
+def blocks(shard: Shard, *local: Tensor) -> Iterator[tuple[bool, tuple[Tensor, ...]]]:
+    """Yield this rank's tensors and then those of the other ranks, which travel meanwhile; whether they are its own."""
+    others = shard.others(*local)
+    yield True, local
+    for remote in others:
+        yield False, remote
+
+
 def energy(
     z_NQ: Tensor,
     inverse_N: Tensor,

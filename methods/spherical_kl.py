@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -17,7 +16,7 @@ from regbench.methods.base import Metadata, register
 from regbench.methods.chebyshev import chebyshev_series, series_derivative
 from regbench.methods.decomposed import Addends, Decomposed
 from regbench.methods.engine import Shard
-from regbench.methods.pairwise import mask_diagonal, panels
+from regbench.methods.pairwise import blocks, mask_diagonal, panels
 from regbench.methods.spectrum import log_harmonics
 from regbench.spaces import Range, Space
 
@@ -107,13 +106,13 @@ class SphericalKL(Decomposed):
         def products(rows: slice, other_MQ: Tensor, inverse_M: Tensor) -> Tensor:
             return ((z_NQ[rows] * inverse_N[rows, None]) @ other_MQ.T).mul_(inverse_M)
 
-        for own, (other_MQ, inverse_M) in _blocks(shard, z_NQ, inverse_N):
+        for own, (other_MQ, inverse_M) in blocks(shard, z_NQ, inverse_N):
             for rows in panels(len(z_NQ), len(other_MQ), z_NQ):
                 logits_PM = chebyshev_series(logs, products(rows, other_MQ, inverse_M))
                 if own:
                     logits_PM[:, rows].fill_diagonal_(-torch.inf)
                 log_sum_N[rows] = torch.logaddexp(log_sum_N[rows], logits_PM.logsumexp(dim=1))
-        for own, (other_MQ, inverse_M, log_sum_M) in _blocks(shard, z_NQ, inverse_N, log_sum_N):
+        for own, (other_MQ, inverse_M, log_sum_M) in blocks(shard, z_NQ, inverse_N, log_sum_N):
             for rows in panels(len(z_NQ), len(other_MQ), z_NQ):
                 gram_PM = products(rows, other_MQ, inverse_M)
                 logits_PM = chebyshev_series(logs, gram_PM)
@@ -126,14 +125,6 @@ class SphericalKL(Decomposed):
         gradient_NQ.mul_(share * self.regularization_weight / (abs(_log_area(q)) * shard.n))
         total = shard.sum(log_sum_N.double().sum())
         return self._addends(total / shard.n - math.log(shard.n - 1), q)
-
-
-def _blocks(shard: Shard, *local: Tensor) -> Iterator[tuple[bool, tuple[Tensor, ...]]]:
-    """This rank's tensors and then those of each other rank, which travel meanwhile; whether they are its own."""
-    others = shard.others(*local)
-    yield True, local
-    for remote in others:
-        yield False, remote
 
 
 def _log_area(q: int) -> float:
