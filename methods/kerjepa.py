@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -129,15 +130,15 @@ class KerJEPA(Decomposed):
         """Compute E k(x, y) of an MMD from ‖x‖², of any shape; 0 of a KSD, whose kernel's expectation that is."""
         b, square = self.bandwidth, self.bandwidth * q
         if self.statistic == "sliced_mmd":
-            return sliced_gaussian(squared / (2 * b + 2), q) * (b / (b + 1)) ** 0.5
+            return sliced_gaussian(squared / (2 * b + 2), q) * math.sqrt(b / (b + 1))
         if self.statistic == "mmd":
-            return (-squared / (2 * square + 2)).exp() * (square / (square + 1)) ** (q / 2)
+            return (-squared / (2 * square + 2)).exp() * math.pow(square / (square + 1), q / 2)
         return 0 * squared
 
     def _addends(self, pairs: Tensor, crossed: Tensor, q: int) -> Addends:
         """Put D together: an MMD also has the constant E k(y, y′)."""
         b, square = self.bandwidth, self.bandwidth * q
-        between = {"sliced_mmd": (b / (b + 2)) ** 0.5, "mmd": (square / (square + 2)) ** (q / 2)}
+        between = {"sliced_mmd": math.sqrt(b / (b + 2)), "mmd": math.pow(square / (square + 2), q / 2)}
         discrepancy = pairs - 2 * crossed + between.get(self.statistic, 0.0)
         return {"normality": self.regularization_weight * discrepancy}
 
