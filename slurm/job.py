@@ -134,7 +134,7 @@ def _requeue(end_s: float) -> None:
 
 
 def _log_to_file() -> None:
-    # submitit keeps a job's output in a file; its own handlers would give each line twice.
+    # A job's output goes to a file; submitit's own handlers would give each line twice.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
 
 

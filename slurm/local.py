@@ -1,22 +1,17 @@
-"""Run the cells of a sweep on this machine through submitit, a few at a time, and wait for the end."""
+"""Run the cells of a sweep on this machine, a few at a time, and wait for the end."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from submitit.local.local import LocalExecutor, LocalJob
 from tqdm import tqdm
 
 from regbench.benchmark.compute import default_threads, default_workers, usable_cpus
@@ -27,6 +22,7 @@ from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.slurm.job import run_local_job
 from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
+from regbench.slurm.worker import Worker
 
 log = logging.getLogger("regbench")
 
@@ -79,66 +75,49 @@ def _drain(
     todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
-    running: dict[int, tuple[Cell, LocalJob[Any]]] = {}
+    running: dict[Worker, Cell] = {}
     finished, count, finished_epochs = 0, len(todo), 0
     bar = tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
-    try:
-        while todo or running:
-            for slot in range(parallel):
-                while slot not in running and todo:
-                    cell = todo.popleft()
-                    try:
-                        _announce_others(run_directory(runtime, name, cell), cell)
-                        gpu = gpus[slot % len(gpus)] if gpus else ""
-                        running[slot] = (cell, _submit(cell, runtime, name, stages, gpu))
-                    except OSError as error:  # its folder cannot be written to, while those of others can
-                        finished += 1
-                        finished_epochs += cell.epochs
-                        with bar.external_write_mode(sys.stderr):
-                            name_of = f"{cell.label} seed {cell.seed} ({cell.id})"
-                            log.error("[%d/%d] %s FAILED: %s", finished, count, name_of, error)
-            time.sleep(POLL_S)
-            bar.set_description(", ".join(cell.label for cell, _ in running.values()))
-            present_epochs = 0
-            for slot, (cell, job) in list(running.items()):
-                status = cell_status(run_directory(runtime, name, cell), plan_of(cell))
-                if job.done():
-                    del running[slot]
+    with contextlib.ExitStack() as stack:
+        stack.callback(bar.close)
+        # Each has a GPU of its own, as long as there are as many.
+        gpu_of = {
+            stack.enter_context(Worker()): gpus[slot % len(gpus)] if gpus else ""
+            for slot in range(min(parallel, len(todo)))
+        }
+        try:
+            while todo or running:
+                for worker, gpu in gpu_of.items():
+                    while worker not in running and todo:
+                        cell = todo.popleft()
+                        directory = run_directory(runtime, name, cell)
+                        try:
+                            _announce_others(directory, cell)
+                            worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu)
+                            running[worker] = cell
+                        except OSError as error:  # its folder cannot be written to, while those of others can
+                            finished += 1
+                            finished_epochs += cell.epochs
+                            with bar.external_write_mode(sys.stderr):
+                                name_of = f"{cell.label} seed {cell.seed} ({cell.id})"
+                                log.error("[%d/%d] %s FAILED: %s", finished, count, name_of, error)
+                bar.set_description(", ".join(cell.label for cell in running.values()))
+                Worker.wait(running, POLL_S)
+                for worker in [worker for worker in running if not worker.busy]:
+                    cell = running.pop(worker)
                     finished += 1
                     finished_epochs += cell.epochs
-                    status = cell_status(status.directory, plan_of(cell))
                     with bar.external_write_mode(sys.stderr):
-                        _announce(status, finished, count)
-                else:
-                    present_epochs += status.epochs_done
-            bar.n = finished_epochs + present_epochs
-            bar.refresh()
-    except KeyboardInterrupt:
-        _end([job for _, job in running.values()])
-        raise
-    finally:
-        bar.close()
-
-
-def _submit(cell: Cell, runtime: Runtime, name: str, stages: Sequence[str], gpu: str) -> LocalJob[Any]:
-    executor = LocalExecutor(run_directory(runtime, name, cell) / "logs")
-    # submitit's own default would end a local job after two minutes. It takes GPUs by number only, so the job is told.
-    executor.update_parameters(timeout_min=60 * 24 * 365)
-    with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
-            # The job ignores Ctrl-C, which a terminal sends to all processes: this one answers it, and ends the jobs.
-            stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
-        return executor.submit(run_local_job, cell.plain(), runtime, name, stages, gpu)  # type: ignore[return-value]
-
-
-def _end(jobs: Sequence[LocalJob[Any]]) -> None:
-    """End jobs and wait until they have written their checkpoints and are gone."""
-    for job in jobs:
-        if not job.done():
-            os.kill(int(job.job_id), signal.SIGTERM)  # submitit's controller, which passes it to the job
-    for job in jobs:
-        while not job.done():
-            time.sleep(POLL_S)
+                        _announce(cell_status(run_directory(runtime, name, cell), plan_of(cell)), finished, count)
+                statuses = [cell_status(run_directory(runtime, name, cell), plan_of(cell)) for cell in running.values()]
+                bar.n = finished_epochs + sum(status.epochs_done for status in statuses)
+                bar.refresh()
+        except KeyboardInterrupt:
+            for worker in running:
+                worker.end_job()
+            while any(worker.busy for worker in running):  # until they have written their checkpoints and are gone
+                Worker.wait(running, POLL_S)
+            raise
 
 
 def _announce_others(directory: Path, cell: Cell) -> None:

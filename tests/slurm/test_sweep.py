@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from submitit.local.local import LocalExecutor
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
@@ -29,6 +28,7 @@ from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.slurm.local import run_sweep
 from regbench.slurm.status import Job, sweep_status
+from regbench.slurm.worker import Worker
 from tests.history import untimed
 from tests.records import made
 from tests.waiting import PATIENCE_S, wait_for
@@ -312,19 +312,23 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     """Two GPUs and three cells; a job says which it would have seen."""
     seen: list[str] = []
 
-    class Job:
-        def done(self) -> bool:
-            return True
+    class Here(Worker):
+        """Calls its jobs in this process."""
 
-    def submit(self: LocalExecutor, job: Callable[..., None], *arguments: Any) -> Job:
-        with monkeypatch.context() as patch:
-            patch.setenv("CUDA_VISIBLE_DEVICES", "")
-            job(*arguments)
-        return Job()
+        def __init__(self) -> None:
+            self.busy = False
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setenv("CUDA_VISIBLE_DEVICES", "")
+                job(*arguments)
 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(LocalExecutor, "submit", submit)
+    monkeypatch.setattr("regbench.slurm.local.Worker", Here)
     monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
@@ -392,7 +396,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
     assert not is_running(last_attempt(directory))
-    assert not [pid for pid in jobs if Path(f"/proc/{pid}/cmdline").exists() and _is_ours(pid, own.folder)]
+    assert not [pid for pid in jobs if _is_worker(pid)]
     assert own.states() == ["interrupted"]
     attempt = last_attempt(directory)
     assert attempt is not None
@@ -402,11 +406,33 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert checkpoint[1].step > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
 
 
-def _is_ours(pid: int, folder: Path) -> bool:
+def _is_worker(pid: int) -> bool:
+    """Whether it is a process that starts jobs, or a job, which is a fork of one."""
     try:
-        return str(folder) in Path(f"/proc/{pid}/cmdline").read_text()
+        return "regbench.slurm.worker" in Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.slow
+def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
+    """Its job goes on alone; another worker runs the next cell."""
+    own.write("method=vicreg epochs=12", "method=simclr")
+    process = own.start("runtime.parallel=1")
+    try:
+        wait_for(
+            lambda: (
+                (own.directory("method=vicreg", "epochs=12") / "metrics-0001.jsonl").exists()
+                or process.poll() is not None
+            )
+        )
+        worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
+        os.kill(worker, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    wait_for(lambda: not _is_worker(job))
+    assert own.states() == ["done", "done"]
 
 
 def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> None:

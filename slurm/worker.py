@@ -1,0 +1,128 @@
+"""Run the jobs of a local sweep, one after another, each in a process of its own.
+
+A job's process is forked from this one, which has imported what jobs need, so that no job spends seconds on it. Nothing
+here starts a thread or initialises CUDA, which a fork would break.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Self
+
+
+class Worker:
+    """The other end: a worker and the job that it runs.
+
+    Attributes:
+        busy: Whether its job has not ended, as far as `wait` has heard.
+    """
+
+    def __init__(self) -> None:
+        """Start a worker, which is ready for its first job a few seconds later."""
+        self._process = _start()
+        self._job: int | None = None
+        self.busy = False
+
+    def __enter__(self) -> Self:
+        """Let it go at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the worker end, after the job that it runs."""
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        if not self.busy:
+            self._process.wait()
+
+    def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in a process of its own.
+
+        Args:
+            folder: Where its output goes, to the file `<process id>_log.out`.
+            job: The function.
+            arguments: Its arguments.
+
+        Raises:
+            OSError: If there can be no such folder.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._process.poll() is not None:  # somebody has killed it
+            self.__exit__()
+            self._process = _start()
+        assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps((folder, job, arguments)))
+        self._job, self.busy = None, True
+
+    def end_job(self) -> None:
+        """Ask the job to write its checkpoint and end."""
+        if self.busy and self._job is None:
+            self._listen()
+        if self.busy and self._job is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._job, signal.SIGTERM)
+
+    @staticmethod
+    def wait(workers: Collection[Worker], timeout_s: float) -> None:
+        """Wait for news of workers that are busy, not longer than `timeout_s`."""
+        of = {worker._process.stdout: worker for worker in workers if worker.busy}
+        for stream in select.select(list(of), [], [], timeout_s)[0]:
+            of[stream]._listen()
+
+    def _listen(self) -> None:
+        """Read a line: the job's process id; at its end an empty one, or nothing if the worker was killed."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if line:
+            self._job = int(line)
+        else:
+            self.busy = False
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+
+def _serve() -> None:
+    # A terminal sends Ctrl-C to all processes: the sweep answers it, and ends the jobs.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # OpenBLAS's threads are meant, which it ends before a fork and starts again by itself.
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+    importlib.import_module("regbench.benchmark.run")
+    importlib.import_module("regbench.slurm.job")
+    with contextlib.suppress(ImportError, OSError):  # the job will say it, if it needs FFCV
+        importlib.import_module("regbench.datasets.loading.ffcv_crops")
+    while True:
+        try:
+            folder, job, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if not (pid := os.fork()):
+            log = os.open(folder / f"{os.getpid()}_log.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log, stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+            job(*arguments)
+            return
+        _tell(str(pid))
+        os.waitpid(pid, 0)
+        _tell("")
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the sweep was killed: the job goes on, and then there is no other
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    _serve()
