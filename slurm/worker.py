@@ -75,7 +75,7 @@ class Worker:
     @staticmethod
     def wait(workers: Collection[Worker], timeout_s: float) -> None:
         """Wait for news of workers that are busy, not longer than `timeout_s`."""
-        of = {worker._process.stdout: worker for worker in workers if worker.busy}
+        of: dict[Any, Worker] = {worker._process.stdout: worker for worker in workers if worker.busy}
         for stream in select.select(list(of), [], [], timeout_s)[0]:
             of[stream]._listen()
 
