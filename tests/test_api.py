@@ -28,7 +28,7 @@ def test_the_package_is_quick_to_import() -> None:
 def test_what_is_public_is_there() -> None:
     for name in regbench.__all__:
         assert getattr(regbench, name)
-    for function in ("train", "sweep", "tune", "report", "load_records"):
+    for function in ("train", "evaluate", "sweep", "tune", "report", "load_records"):
         assert getattr(regbench, function).__doc__
     assert not hasattr(regbench, "trane")
 
@@ -45,6 +45,16 @@ def test_train_returns_the_record_and_does_not_train_twice(tiny: list[str], tmp_
     assert again is not None
     assert again.sha256 == record.sha256
     assert record.path.stat().st_mtime_ns == written_ns
+
+
+def test_evaluate_gives_the_scores_of_a_run_once_more(tiny: list[str]) -> None:
+    record = regbench.train(tiny, **SHORT)
+    assert record is not None
+    own = [override for override in tiny if override.startswith("runtime.")]
+    assert tuple(regbench.evaluate(record.path.parent, own)) == record.scores
+    other = regbench.evaluate(record.path.parent, own, only=["knn"], evaluation={"knn.k": 1})
+    assert {score.split for score in other} == {"tuning", "test"}
+    assert all("k=1," in score.protocol for score in other)
 
 
 def test_train_works_beside_the_main_thread(tiny: list[str]) -> None:
@@ -102,6 +112,7 @@ def test_keywords_are_settings_as_if_written_last(tmp_path: Path, monkeypatch: p
         (lambda: regbench.tune("quikstart"), "no sweep named 'quikstart'"),
         (lambda: regbench.report(), "what shall be reported"),
         (lambda: regbench.report("nothing"), "is not a folder"),
+        (lambda: regbench.evaluate("nowhere"), "nowhere is no run directory"),
         (lambda: regbench.load_records("nowhere"), "is not a folder"),
         (lambda: regbench.audit.audit("nothing:x", probes=["value"]), "nothing"),
     ],

@@ -15,6 +15,7 @@ __all__ = [
     "RegbenchError",
     "__version__",
     "audit",
+    "evaluate",
     "load_records",
     "methods",
     "report",
@@ -34,7 +35,7 @@ class RegbenchError(Exception):
     """
 
 
-from regbench.api import load_records, report, sweep, train, tune  # noqa: E402  # they need the class above
+from regbench.api import evaluate, load_records, report, sweep, train, tune  # noqa: E402  # they need the class above
 
 if TYPE_CHECKING:
     from regbench import audit, methods

@@ -1,4 +1,4 @@
-"""What the commands do, as functions: train, sweep, tune, report, and the records as a table.
+"""What the commands do, as functions: train, evaluate, sweep, tune, report, and the records as a table.
 
 A setting is given as on the command line, `["method=vicreg", "epochs=2"]`, or by keyword, `method="vicreg", epochs=2`.
 A keyword takes numbers, text, lists and None; a dictionary sets members of a group: `optimizer={"base_lr": 0.5}`,
@@ -23,11 +23,11 @@ from regbench import RegbenchError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from regbench.benchmark.rundir.record import Record
+    from regbench.benchmark.rundir.record import Record, Score
     from regbench.benchmark.settings.sweep import Sweep
     from regbench.reports import Report
 
-__all__ = ["load_records", "report", "sweep", "train", "tune"]
+__all__ = ["evaluate", "load_records", "report", "sweep", "train", "tune"]
 
 
 def train(
@@ -71,6 +71,36 @@ def train(
             stack.enter_context(interruption.listening(signal.SIGINT, signal.SIGTERM))
         chosen = how_chosen(run_directory(runtime, name, cell), cell, final=True)
         return run_cell(cell, runtime, name, interruption=interruption, how_chosen=chosen)
+
+
+def evaluate(
+    run: str | Path, overrides: str | Sequence[str] = (), *, only: Sequence[str] = (), **settings: Any
+) -> list[Score]:
+    """Evaluate the final weights in a run directory, as `regbench evaluate` does.
+
+    Evaluations that the record of a finished run does not hold are written beside it, once, and reports take them;
+    others are only returned.
+
+    Args:
+        run: The run directory, such as `train(...).path.parent`.
+        overrides: Settings of `evaluation` and `runtime` that differ from the run's own.
+        only: Names of evaluations; none: those of the run.
+        **settings: Settings by keyword, see the module.
+
+    Returns:
+        The scores. Each has a name, a value with its unit, the split, and the protocol in words.
+
+    Raises:
+        RegbenchError: If it is no run directory with final weights, or a setting is refused.
+    """
+    from regbench.benchmark.run import evaluate_directory, trained_cell
+    from regbench.slurm.tune import how_chosen
+
+    directory = Path(run)
+    if not directory.is_dir():
+        raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
+    chosen = how_chosen(directory, trained_cell(directory), final=True)
+    return evaluate_directory(directory, _overrides(overrides, settings), only, chosen)
 
 
 def sweep(

@@ -98,18 +98,11 @@ def evaluate(
         print_scores(record.scores)
         click.echo(f"run directory: {directory}")
         return
-    from regbench.benchmark.run import evaluate_directory, trained_cell
-    from regbench.slurm.tune import how_chosen
-
     if run is None or "=" in run:
         raise RegbenchError("what shall be evaluated? Give a run directory, or --backbone with published weights")
     if label is not None:
         raise RegbenchError("--label is for --backbone; a run has the label of its method")
-    if not Path(run).is_dir():
-        raise RegbenchError(f"{run} is no run directory; the runs of a sweep are listed by: regbench status SWEEP")
-    directory = Path(run)
-    chosen = how_chosen(directory, trained_cell(directory), final=True)
-    print_scores(evaluate_directory(directory, overrides, protocols, chosen))
+    print_scores(regbench.evaluate(run, overrides, only=protocols))
 
 
 def print_scores(scores: Sequence[Score]) -> None:
