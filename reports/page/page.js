@@ -206,3 +206,47 @@ function route() {
 }
 addEventListener("hashchange", route);
 route();
+
+// --- while cells are on their way, the page loads itself again, and stays as it was left ---
+
+const RELOAD_MS = 30_000;
+const LEFT = `regbench ${location.pathname}`;
+const named = (element) => `${element.closest("[id]").id} ${element.name || element.ariaLabel || (element.querySelector("summary") ?? element).textContent}`;
+
+function reload() {
+  if (document.hidden || dialog.open || !getSelection().isCollapsed || document.activeElement.matches("input, select")) return;
+  const all = (selector, value) => $$(selector).map((element) => [named(element), value(element)]);
+  const left = {
+    values: all("select, input", (control) => control.value),
+    orders: all("th[aria-sort]", (head) => head.ariaSort),
+    opened: all("details", (details) => details.open),
+    places: all(".scroll", (table) => [table.scrollLeft, table.scrollTop]),
+    y: scrollY,
+  };
+  try { sessionStorage.setItem(LEFT, JSON.stringify(left)); } catch { return; }
+  location.reload();
+}
+
+/** Puts back what `reload` wrote down. */
+function restore({ values, orders, opened, places, y }) {
+  const each = (entries, selector, put) => {
+    const known = new Map(entries);
+    for (const element of $$(selector)) if (known.has(named(element))) put(element, known.get(named(element)));
+  };
+  each(values, "select, input", (control, value) => {
+    control.value = value;
+    for (const name of ["input", "change"]) control.dispatchEvent(new Event(name, { bubbles: true }));
+  });
+  each(orders, "thead th", (head, order) => { for (let n = 0; n < 2 && head.ariaSort !== order; n++) head.click(); });
+  each(opened, "details", (details, open) => { details.open = open; });
+  each(places, ".scroll", (table, [x, y]) => table.scrollTo({ left: x, top: y, behavior: "instant" }));
+  scrollTo({ top: y, behavior: "instant" });
+}
+
+let left = null;
+try { left = sessionStorage.getItem(LEFT); sessionStorage.removeItem(LEFT); } catch {}
+if (left) restore(JSON.parse(left));
+if (document.querySelector("#unfinished[data-waiting]")) {
+  history.scrollRestoration = "manual";
+  setInterval(reload, RELOAD_MS);
+}

@@ -107,6 +107,7 @@ def render_page(
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
         unfinished=found.unfinished,
+        waiting=any(not cell.failure for cell in found.missing),
         protocols=_protocols(found.records),
         data=_packed({"cells": _cells(summaries, style), "scores": scores}),
     )

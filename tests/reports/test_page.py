@@ -39,7 +39,7 @@ auh,gram,True,128,256,2,1,,,a CPU,1,2.14,float32
 
 @pytest.fixture(scope="session")
 def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of five methods with two dimensions, a hostile label, and one method that was tuned on the test set."""
+    """A report of five methods with two dimensions, a hostile label, one that the test set tuned, and a failed cell."""
     folder = tmp_path_factory.mktemp("page")
     record = recorder(folder / "runs")
     for i, label in enumerate(LABELS):
@@ -69,6 +69,10 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
         "edges": {"method.local_weight": "largest"},
     }
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
+    attempt = folder / "runs" / "quickstart" / ("f" * 12) / "attempts" / "0001.json"
+    attempt.parent.mkdir(parents=True)
+    attempt.write_text(json.dumps({"ended": "failed", "error": "out of memory"}))
+    (attempt.parents[1] / "config.yaml").touch()
     (folder / "cost.csv").write_text(COST)
     return write_report(folder / "runs", folder / "report", cost=folder / "cost.csv").page
 
@@ -378,3 +382,50 @@ def test_what_is_no_cost_file_is_refused(runs: Path, record: Make, tmp_path: Pat
         write_report(runs, tmp_path / "report", cost=tmp_path / "cost.csv")
     with pytest.raises(RegbenchError, match="cannot read"):
         read_cost(tmp_path / "nothing.csv")
+
+
+def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
+    browser: Browser, recorder: Callable[[Path], Make], tmp_path: Path
+) -> None:
+    record = recorder(tmp_path / "runs")
+    for label, seed in (("VICReg", 0), ("AUH", 0), ("AUH", 1)):
+        folder = record(label, seed, sweep="quick", cell={"embedding_dim": 64 if seed else 32}).parent.parent
+    cells = [{"id": path.name, "label": "VICReg", "seed": 0} for path in folder.iterdir() if path.is_dir()]
+    coming = {"id": "f" * 12, "label": "SimCLR", "seed": 0}
+    (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": [*cells, coming]}))
+    file = write_report(folder, tmp_path / "report").page
+    page = browser.new_page(offline=True, viewport={"width": 600, "height": 500})
+    page.clock.install(time=0)
+    page.goto(file.as_uri())
+    page.clock.pause_at(20_000)
+    page.locator(".filters select[name=method]").select_option("AUH")
+    page.locator("#s1-cells thead th", has_text="seed").get_by_role("button").click()
+    page.locator("#s1-cells input").fill("done")
+    page.locator("#s1-leaderboard .scroll").evaluate("(table) => table.scrollTo(40, 0)")
+    page.evaluate("scrollTo({ top: 700, behavior: 'instant' })")
+    file.write_text(file.read_text().replace("<h1>", "<h1>Anew: "))
+    page.clock.run_for(30_000)  # nothing happens while somebody types
+    assert page.evaluate("window.here = 'first'") == "first"
+    page.locator("#s1-cells input").blur()
+    places = "[scrollY, document.querySelector('#s1-leaderboard .scroll').scrollLeft]"
+    assert page.evaluate(places) == [700, 40]
+    page.clock.run_for(30_000)
+    expect(page.locator("h1")).to_contain_text("Anew")
+    expect(page.locator("#s1-cells thead th", has_text="seed")).to_have_attribute("aria-sort", "descending")
+    assert column(page, "#s1-cells", "seed") == ["1", "0"]
+    assert page.locator("#s1-cells input").input_value() == "done"
+    assert set(column(page, "#s1-leaderboard", "method")) == {"AUH"}
+    assert page.evaluate(places) == [700, 40]
+    page.close()
+
+
+def test_a_page_of_cells_that_have_finished_or_failed_loads_once(browser: Browser, site: Path) -> None:
+    page = browser.new_page(offline=True)
+    page.clock.install()
+    page.goto(site.as_uri())
+    expect(page.locator("#unfinished")).to_contain_text("1 cell of quickstart")
+    expect(page.locator("#s1-cells tbody tr").first).to_be_visible()  # the script has run
+    page.evaluate("window.here = 'first'")
+    page.clock.run_for(300_000)
+    assert page.evaluate("[window.here, sessionStorage.length]") == ["first", 0]  # what is to be kept is there before
+    page.close()
