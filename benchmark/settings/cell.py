@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated, Any, Literal
@@ -244,7 +245,7 @@ class Cell:
                 group["dataset"] = decisive(dataset)
         return data
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Twelve hex digits that depend on the cell's content alone, on any machine."""
         return cell_id(self.plain())

@@ -1,22 +1,22 @@
 """From overrides in Hydra's grammar to cells.
 
-Hydra composes the presets (YAML files of the groups `GROUPS`, ours and the user's), once for each choice of presets.
-Defaults come from the classes of settings. Plug-ins and single settings are then put into a copy of the composed tree.
+The presets (YAML files of the groups `GROUPS`, ours and the user's) are read once for each choice of them. Defaults
+come from the classes of settings. Plug-ins and single settings are then put into a copy of that tree, group by group.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
@@ -35,7 +35,7 @@ from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import SOURCES
 from regbench.methods import METHODS
 from regbench.plugins import Registry
-from regbench.settings import defaults, from_plain, plain, read_yaml, shown, unknown
+from regbench.settings import defaults, from_plain, plain, read_yaml, setting, shown, unknown
 
 GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
 """The groups of presets, and the default of each."""
@@ -50,6 +50,9 @@ PLUG_INS: dict[str, Registry[Any]] = {
 
 Tree = dict[str, Any]
 
+_NAMES = dict.fromkeys([*(field.name for field in dataclasses.fields(Cell)), "runtime", "cluster"])
+"""Of all groups of settings."""
+
 
 class Composed(NamedTuple):
     """What overrides come to; `fitting` are further overrides that were chosen to fit."""
@@ -60,80 +63,132 @@ class Composed(NamedTuple):
     fitting: str
 
 
-def compose_cell(point: Sequence[str], *, prepared: bool = True) -> Composed:
-    """Return the cell, the runtime and the cluster of a point.
+class Composer:
+    """Makes cells of points. Groups of settings that cells have in common are put together and checked once."""
 
-    Args:
-        point: Overrides without choices between values.
-        prepared: Whether to look at what is prepared of one's own images.
+    def __init__(self, *, prepared: bool = True) -> None:
+        """Look up the user's presets.
 
-    Raises:
-        RegbenchError: If an override is unknown or malformed, or gives a cell that cannot be run.
-    """
-    tree = _tree(point)
-    fitted = [f"{name}={shown(value)}" for name, value in _fitted(tree, point, prepared=prepared).items()]
-    if fitted:
-        tree = _tree([*point, *fitted])
-    runtime, cluster = tree.pop("runtime"), tree.pop("cluster")
-    made = (from_plain(Runtime, runtime, "runtime."), from_plain(Cluster, cluster, "cluster."))
-    return Composed(Cell.from_plain(tree), *made, " ".join(fitted))
+        Args:
+            prepared: Whether to look at what is prepared of one's own images.
+        """
+        self._prepared = prepared
+        self._own = _own_presets()
+        self._groups: dict[tuple[object, ...], _Group] = {}
+
+    def compose(self, point: Sequence[str]) -> Composed:
+        """Return the cell, the runtime and the cluster of a point.
+
+        Args:
+            point: Overrides without choices between values.
+
+        Raises:
+            RegbenchError: If an override is unknown or malformed, or gives a cell that cannot be run.
+        """
+        groups = self._groups_of(point)
+        tree = {name: group.plain for name, group in groups.items()}
+        fitted = [f"{name}={shown(value)}" for name, value in _fitted(tree, point, prepared=self._prepared).items()]
+        if fitted:
+            groups = self._groups_of([*point, *fitted])
+        made = {name: group.settings for name, group in groups.items()}
+        runtime, cluster = made.pop("runtime"), made.pop("cluster")
+        return Composed(Cell(**made), runtime, cluster, " ".join(fitted))
+
+    def _groups_of(self, overrides: Sequence[str]) -> dict[str, _Group]:
+        """Return each group of settings by its name; a setting of the cell itself is a group too."""
+        presets = dict(GROUPS)
+        changes: dict[str, list[Override]] = {}
+        for override in map(parse, overrides):
+            if override.key_or_group in GROUPS:
+                presets[override.key_or_group] = str(override.value())
+            else:
+                changes.setdefault(override.key_or_group.partition(".")[0], []).append(override)
+        chosen = tuple(presets.items())
+        groups = {name: self._group(name, chosen, changes.get(name, ())) for name in {**_NAMES, **changes}}
+        if any("${" in override for override in overrides):
+            tree = resolved({name: group.plain for name, group in groups.items()})
+            groups = {name: _Group(name, value) for name, value in tree.items()}
+        return groups
+
+    def _group(self, name: str, presets: tuple[tuple[str, str], ...], changes: Sequence[Override]) -> _Group:
+        """Return a group of settings: of the presets, with changes."""
+        key = (name, presets, *(override.input_line for override in changes))
+        if key not in self._groups:
+            tree = self._presets(presets)
+            for override in sorted(changes, key=lambda each: each.key_or_group not in PLUG_INS):
+                self._put_override(tree, override)
+            self._groups[key] = _Group(name, tree[name])
+        return self._groups[key]
+
+    def _put_override(self, tree: Tree, override: Override) -> None:
+        key, value = str(override.key_or_group), override.value()
+        start, _, end = key.partition(".")
+        if start == "evaluation" and end.endswith(".dataset") and isinstance(value, str):
+            value = self._presets(tuple((GROUPS | {"dataset": value}).items()))["dataset"]
+        put(tree, key, value, new=override.is_add() or override.is_force_add())
+
+    def _presets(self, chosen: tuple[tuple[str, str], ...]) -> Tree:
+        """Return a new tree of presets, with all defaults."""
+        tree: Tree = orjson.loads(_presets(chosen, self._own))
+        return tree | {"runtime": plain(Runtime())}  # the environment decides where folders lie by default
 
 
-def _tree(overrides: Sequence[str]) -> Tree:
-    parsed = [parse(override) for override in overrides]
-    chosen = {each.key_or_group: each for each in parsed if each.key_or_group in GROUPS}
-    tree = _presets({group: str(each.value()) for group, each in chosen.items()})
-    others = [each for each in parsed if each.key_or_group not in GROUPS]
-    for override in sorted(others, key=lambda each: each.key_or_group not in PLUG_INS):
-        _put_override(tree, override)
-    return resolved(tree) if any("${" in override for override in overrides) else tree
+@dataclass(frozen=True)
+class _Group:
+    """A group of settings by its name: plain data, which nobody changes, and the settings that they are."""
+
+    name: str
+    plain: Any
+
+    @functools.cached_property
+    def settings(self) -> Any:
+        """What the plain data are.
+
+        Raises:
+            RegbenchError: If they are refused.
+        """
+        if self.name in ("runtime", "cluster"):
+            return from_plain(Runtime if self.name == "runtime" else Cluster, self.plain, f"{self.name}.")
+        return setting(Cell, self.name, self.plain)
 
 
-def _put_override(tree: Tree, override: Override) -> None:
-    key, value = str(override.key_or_group), override.value()
-    start, _, end = key.partition(".")
-    if start == "evaluation" and end.endswith(".dataset") and isinstance(value, str):
-        value = _presets({"dataset": value})["dataset"]
-    put(tree, key, value, new=override.is_add() or override.is_force_add())
+_OwnPresets = tuple[tuple[Path, int, int], ...]
 
 
-def _presets(chosen: Mapping[str, str]) -> Tree:
-    """Return the tree of the presets, with all defaults."""
+def _own_presets() -> _OwnPresets:
+    """List the user's presets, and what changes when they change."""
     own = sorted(config_folder().glob("*/*.yaml"))
-    for group, name in chosen.items():
-        known = sorted({*preset_files(group), *(path.stem for path in own if path.parent.name == group)})
-        if name not in known:
-            raise RegbenchError(f"unknown {group} {name!r}; known: {', '.join(known)}")
-    groups = tuple(f"{group}={chosen.get(group, default)}" for group, default in GROUPS.items())
-    versions = tuple((path, stat.st_mtime_ns, stat.st_size) for path in own if (stat := path.lstat()))
-    tree: Tree = orjson.loads(_composed(groups, versions))
-    # The environment decides where folders lie by default.
-    return tree | {"runtime": merged(plain(Runtime()), tree.get("runtime", {}))}
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path in own if (stat := path.lstat()))
 
 
 @functools.cache
-def _composed(groups: tuple[str, ...], _versions: tuple[tuple[Path, int, int], ...]) -> bytes:
-    """Return the tree as JSON, once for each choice of presets and version of the user's: Hydra takes 0.1 s."""
-    return orjson.dumps(_with_defaults(_hydra(groups)))
+def _presets(chosen: tuple[tuple[str, str], ...], own: _OwnPresets) -> bytes:
+    """Return the tree of a choice of presets as JSON, with all defaults."""
+    tree: Tree = {}
+    for group, name in chosen:
+        files = {path.stem: path for path, *_ in own if path.parent.name == group} | preset_files(group)
+        tree[group] = _preset(group, name, files)
+    if b"${" in orjson.dumps(tree):
+        tree = resolved(tree)
+    return orjson.dumps(_with_defaults(tree))
 
 
-def _hydra(groups: Sequence[str]) -> Tree:
-    """Compose presets."""
-    own = config_folder()
-    path = [f"hydra.searchpath=[file://{own}]"] if own.is_dir() else []
-    profile = own / "cluster" / f"{dict(group.split('=') for group in groups)['cluster']}.yaml"
-    if profile.is_file():
-        read_yaml(profile)  # which refuses more clearly than Hydra
-    node = {"defaults": ["_self_", *({group: name} for group, name in GROUPS.items())]}
-    ConfigStore.instance().store(name="run", node=node, provider="regbench")
+def _preset(group: str, name: str, files: Mapping[str, Path], above: tuple[str, ...] = ()) -> Tree:
+    """Read a preset: what its file states, over the presets that it names under `defaults`."""
+    if name not in files:
+        raise RegbenchError(f"unknown {group} {name!r}; known: {', '.join(sorted(files))}")
+    read_yaml(files[name])  # which refuses more clearly than OmegaConf
     try:
-        with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
-            data = OmegaConf.to_container(compose("run", [*groups, *path]), resolve=True)
-    except Exception as error:  # it is written nowhere what Hydra raises for a file that holds something else
-        where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
-        raise RegbenchError(f"{where}: {_first_line(error)}") from error
-    assert isinstance(data, dict)
-    return {str(name): value for name, value in data.items()}
+        tree: Any = OmegaConf.to_container(OmegaConf.load(files[name]))  # which takes 1e-3 for a number
+    except Exception as error:  # it is written nowhere what it raises for a file that holds something else
+        raise RegbenchError(f"{files[name]} is no preset of {group}: {_first_line(error)}") from error
+    bases, within = tree.pop("defaults", []), (*above, name)
+    if not isinstance(bases, list) or not all(base in files and base not in within for base in map(str, bases)):
+        raise RegbenchError(f"{files[name]}: defaults={shown(bases)} must be a list of other presets of {group}")
+    whole: Tree = {}
+    for base in bases:
+        merged(whole, _preset(group, str(base), files, within))
+    return merged(whole, tree)
 
 
 def _with_defaults(tree: Tree) -> Tree:
@@ -298,7 +353,7 @@ def parse(override: str) -> Override:
         RegbenchError: If it is none.
     """
     try:
-        (parsed,) = OverridesParser.create().parse_overrides([override])
+        (parsed,) = _parser().parse_overrides([override])
     except HydraException as error:
         raise RegbenchError(
             f"cannot read {override!r}; write key=value, a list as key=[1,2], and quote values with other signs: "
@@ -309,3 +364,8 @@ def parse(override: str) -> Override:
     if not parsed.key_or_group or parsed.key_or_group.partition(".")[0] == "hydra":
         raise RegbenchError(f"{override!r} names no setting; write key=value, such as epochs=5")
     return parsed
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import MAX_SEED, Cell
-from regbench.benchmark.settings.compose import compose_cell, points
+from regbench.benchmark.settings.compose import Composer, points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
@@ -72,7 +72,7 @@ def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
         RegbenchError: If an override is refused.
     """
     (point,) = points(overrides)
-    composed = compose_cell(point, prepared=False)
+    composed = Composer(prepared=False).compose(point)
     return composed.cell.dataset, composed.runtime
 
 
@@ -153,8 +153,8 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
         raise RegbenchError(f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} Settings of all cells go under common")
     if not isinstance(description := file.get("description"), str):
         raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
-    common = " ".join(_lines(path, "common", file.get("common") or []))
-    rows = [line_of_overrides(f"{common} {line}", f"{path}: ") for line in _lines(path, "cells", file.get("cells"))]
+    common = line_of_overrides(" ".join(_lines(path, "common", file.get("common") or [])), f"{path}: ")
+    rows = [line_of_overrides(line, f"{path}: ") for line in _lines(path, "cells", file.get("cells"))]
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
     if (equal := file.get("equal", "images")) not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
@@ -162,7 +162,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     if trials is not None and (type(trials) is not int or trials < 1):
         raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    changed = tuple((*row, *overrides) for row in rows)
+    changed = tuple((*common, *row, *overrides) for row in rows)
     return SweepFile(path.stem, description, changed, final_seeds, trials, equal, deviations)
 
 
@@ -213,9 +213,10 @@ def _with_equal_passes(name: str, cell: Cell) -> Cell:
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
     notes: dict[str, None] = {}
+    composer = Composer()
     for row in rows:
         for point in points(row):
-            cell, runtime, cluster, fitting = compose_cell(point)
+            cell, runtime, cluster, fitting = composer.compose(point)
             if passes:
                 cell = _with_equal_passes(name, cell)
             cells.setdefault(cell.id, (cell, cluster))

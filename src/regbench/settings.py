@@ -116,13 +116,34 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
         raise RegbenchError(f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}")
     text = json.dumps(data, default=repr)
     if _MANY_DIGITS.search(text):  # few have, and looking at each number takes as long as all the rest
-        for path, value in _leaves(data, prefix):
-            if isinstance(value, int) and abs(value) >= _INT64:
-                raise RegbenchError(f"{path}={value} must be below {_INT64}, to fit into 64 bits")
+        _refuse_long(data, prefix)
     try:
         return cast("T", validated_json(cast("Any", cls), text))
     except ValidationError as error:
         _refuse(cls, data, error, prefix)
+
+
+def setting(cls: Any, name: str, data: Any) -> Any:
+    """Make one setting of a class of its plain data, for the class to be made of settings.
+
+    A plug-in or a group is made and checked. What is neither stays as it is: the class checks it.
+
+    Raises:
+        RegbenchError: If the setting is refused.
+    """
+    hint = _hints(cls).get(name)
+    if plug_in := _plug_in(hint):
+        return plug_in.read(data)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return from_plain(hint, data, f"{name}.")
+    _refuse_long(data, name)
+    return data
+
+
+def _refuse_long(data: object, path: str) -> None:
+    for name, value in _leaves(data, path):
+        if isinstance(value, int) and abs(value) >= _INT64:
+            raise RegbenchError(f"{name}={value} must be below {_INT64}, to fit into 64 bits")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_config
-from regbench.benchmark.settings.sweep import load_run, load_sweep, sweep_names
+from regbench.benchmark.settings.sweep import load_grid, load_run, load_sweep, sweep_names
 from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.datasets.sources.imagefolder import ImageFolder
 
@@ -547,6 +547,16 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
     assert (cell.label, cell.epochs, cell.seed) == ("VICReg", 3, 1)
 
 
+def test_cells_share_the_settings_that_they_have_alike() -> None:
+    """So that thousands of cells are made quickly, and do not each hold all settings."""
+    grid = load_grid(
+        ["method=vicreg,rbf", "dataset=cifar10", "optimizer.base_lr=1,2", "seed=0,1", "evaluation.knn.k=9"]
+    )
+    assert len(grid.cells) == 8
+    for name, different in (("dataset", 1), ("augmentation", 1), ("evaluation", 1), ("method", 2), ("optimizer", 2)):
+        assert len({id(getattr(cell, name)) for cell in grid.cells}) == different
+
+
 def test_a_sweep_of_ones_own(tmp_path: Path) -> None:
     name = write(
         tmp_path / "widths.yaml",
@@ -575,7 +585,7 @@ DAMAGED_SWEEPS = [
     ("description: x\ncommon: []\ncells: 5\n", "cells=5 must be a list of lines of settings"),
     (
         "description: x\ncommon: [seed=0]\ncells: ['method=\"sfrik']\n",
-        'a quotation mark is not closed in: seed=0 method="sfrik',
+        'a quotation mark is not closed in: method="sfrik',
     ),
     ("- a\n- b\n", "holds no settings"),
     ("description: x\ncommon: []\ncells: [method=sfric]\n", "unknown method 'sfric'; did you mean sfrik"),
@@ -663,6 +673,36 @@ def test_a_profile_of_ones_own_and_settings_of_a_cell(tmp_path: Path, monkeypatc
     assert load_sweep(str(file), ["cluster=mine"]).clusters[0].partition == "large"  # not what was read before
     with pytest.raises(RegbenchError, match="unknown cluster 'yours'; known: local, mine, slurm"):
         load_run(["cluster=yours"])
+
+
+def test_a_profile_may_build_on_one_of_ones_own_and_on_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("GROUP", "vision")
+    folder = tmp_path / "regbench" / "cluster"
+    folder.mkdir(parents=True)
+    (folder / "ours.yaml").write_text("defaults: [slurm]\naccount: ${oc.env:GROUP}\nmem_gib: 6e1\nextra: {nice: 5}\n")
+    (folder / "mine.yaml").write_text("defaults: [ours]\nmem_gib: 64.5\nextra: {reservation: paper}\n")
+    for name, mem_gib, extra in (("ours", 60, {"nice": 5}), ("mine", 64.5, {"nice": 5, "reservation": "paper"})):
+        (cluster,) = load_grid([f"cluster={name}"]).clusters
+        assert (cluster.scheduler, cluster.account, cluster.mem_gib, cluster.extra) == (
+            "slurm",
+            "vision",
+            mem_gib,
+            extra,
+        )
+    for text, message in (
+        ("defaults: [wrong]\n", "wrong.yaml: defaults=[wrong] must be a list of other presets of cluster"),
+        ("defaults: slurm\n", "wrong.yaml: defaults=slurm must be a list of other presets of cluster"),
+        ("defaults: [circle]\n", "circle.yaml: defaults=[wrong] must be a list of other presets of cluster"),
+        ("partition: gpu\n", "cluster.scheduler"),
+        ("account: ${oc.env:NOBODY_SET_THIS}\n", "NOBODY_SET_THIS"),
+        ("account: ${\n", "wrong.yaml is no preset of cluster"),
+    ):
+        (folder / "wrong.yaml").write_text(text)
+        (folder / "circle.yaml").write_text("defaults: [wrong]\n")
+        assert message in refusal("cluster=wrong")
 
 
 def test_stages_have_resources_of_their_own() -> None:
