@@ -112,9 +112,10 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
 
     A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
-    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. It may have `final_seeds` for a
-    tuning, `trials` for one that searches, `equal: passes` (`epochs` are those of two views then, and a cell of V views
-    gets 2/V as many, which must be a whole number), and `deviations` of a published recipe.
+    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. A line of `epochs=0` stays
+    untrained, whatever epochs the overrides ask for. It may have `final_seeds` for a tuning, `trials` for one that
+    searches, `equal: passes` (`epochs` are those of two views then, and a cell of V views gets 2/V as many, which must
+    be a whole number), and `deviations` of a published recipe.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -162,7 +163,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     if trials is not None and (type(trials) is not int or trials < 1):
         raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    changed = tuple((*common, *row, *overrides) for row in rows)
+    changed = tuple((*common, *row, *_of_row(row, overrides)) for row in rows)
     return SweepFile(path.stem, description, changed, final_seeds, trials, equal, deviations)
 
 
@@ -191,6 +192,11 @@ def line_of_overrides(line: str, where: str = "") -> list[str]:
         return shlex.split(line)
     except ValueError as error:
         raise RegbenchError(f"{where}a quotation mark is not closed in: {line.strip()}") from error
+
+
+def _of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The overrides that change a row: an untrained network is a baseline, and stays untrained for any `epochs=`."""
+    return [override for override in overrides if not ("epochs=0" in row and override.startswith("epochs="))]
 
 
 def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:

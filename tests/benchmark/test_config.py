@@ -255,6 +255,13 @@ def test_an_untrained_cell_is_labelled_so() -> None:
     assert cell_of("method=sfrik_l2").label == "SFRIK (L=2)"
 
 
+def test_an_untrained_cell_of_a_sweep_stays_untrained_whatever_epochs_are_given() -> None:
+    default, longer = load_sweep("quickstart"), load_sweep("quickstart", ["epochs=7"])
+    assert [cell.label for cell in longer.cells] == [cell.label for cell in default.cells]
+    assert longer.cells[0] == default.cells[0]
+    assert {cell.epochs for cell in longer.cells[1:]} == {7}
+
+
 def test_the_config_of_a_run_directory_gives_its_cell_back(tmp_path: Path) -> None:
     cell = cell_of("method=sfrik_l2", "seed=4", "evaluation.knn.k=7")
     path = tmp_path / "config.yaml"
