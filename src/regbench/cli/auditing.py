@@ -44,7 +44,9 @@ def audit(
     source: Path | None,
     out: Path,
 ) -> None:
-    r"""Audit losses as black boxes: TARGETS are libraries, one of their losses, or losses of your own.
+    r"""Audit losses of libraries, or your own, as black boxes.
+
+    TARGETS are libraries, one of their losses, or losses of your own.
 
     Value against the textbook of what a loss claims to be, gradient against differences, symmetries, collapse and
     other hard batches, half precision, memory, and 1 to 4 processes as DistributedDataParallel uses them. Prints what

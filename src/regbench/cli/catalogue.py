@@ -28,7 +28,9 @@ KINDS = {
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
 def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
-    r"""List the registered regularizers, or show those of NAMES: formula, reference, hyperparameters, search space.
+    r"""List the regularizers, or show those of NAMES in full.
+
+    In full: formula, reference, hyperparameters, search space.
 
     \b
       regbench methods vicreg
@@ -116,12 +118,12 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
 @main.command()
 @click.argument("names", nargs=-1, shell_complete=complete_method)
 def check(names: Sequence[str]) -> None:
-    """Check that the methods NAMES (default: all) keep what a regularizer must keep.
+    """Check that methods keep what a regularizer must keep.
 
-    The gradient against differences of the value, symmetries that the method claims, what float32 and half precision
-    lose, corner cases such as collapse, streamed forms against the textbook formula, 1 to 4 processes against one,
-    points of the search space, configuration and documentation. Shows by how much a check fails. Methods of other
-    packages are checked the same way.
+    NAMES are methods, by default all. Checked are the gradient against differences of the value, symmetries that the
+    method claims, what float32 and half precision lose, corner cases such as collapse, streamed forms against the
+    textbook formula, 1 to 4 processes against one, points of the search space, configuration and documentation. Shows
+    by how much a check fails. Methods of other packages are checked the same way.
     """
     from tabulate import tabulate
     from tqdm import tqdm
@@ -156,7 +158,9 @@ def check(names: Sequence[str]) -> None:
 @main.command()
 @click.argument("prefix", default="")
 def settings(prefix: str) -> None:
-    r"""List the settings whose names begin with PREFIX (default: all): type and bounds, default, meaning.
+    r"""List settings: type and bounds, default, meaning.
+
+    Those whose names begin with PREFIX; by default all.
 
     \b
       regbench settings

@@ -21,10 +21,10 @@ from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
 @click.option("--watch", "follow", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
 @click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
 def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> None:
-    """Show how the cells of a sweep stand; without NAME, a line for each sweep.
+    """Show how the cells of a sweep stand.
 
-    What the run directories say counts first, and what Slurm says of the jobs after that: it works on any machine that
-    sees the folder, also without Slurm.
+    Without NAME, a line for each sweep. What the run directories say counts first, and what Slurm says of the jobs
+    after that: it works on any machine that sees the folder, also without Slurm.
     """
     from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
     from regbench.slurm.status import counts, status_table
@@ -64,10 +64,10 @@ def watch(folder: Path) -> list[Any]:
 @cells_argument
 @runs_dir_option
 def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
-    """Submit the cells of NAME again that failed, were lost or interrupted; all, or CELLS (ids or their beginnings).
+    """Submit failed, lost and interrupted cells again.
 
-    They go on from their checkpoints. Finished cells, and those that run or wait, are left alone; jobs that Slurm holds
-    after a failed launch are released.
+    All of the sweep NAME, or CELLS (ids or their beginnings). They go on from their checkpoints. Finished cells, and
+    those that run or wait, are left alone; jobs that Slurm holds after a failed launch are released.
     """
     from regbench.slurm import manage
 
@@ -106,7 +106,10 @@ def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 @click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all.")
 @runs_dir_option
 def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
-    """Show the newest log of the CELL (its id or the beginning of it) of the sweep NAME."""
+    """Show the newest log of a cell.
+
+    CELL is its id, or the beginning of it, in the sweep NAME.
+    """
     from regbench.slurm.manage import logs as log_of
     from regbench.slurm.manage import sweep_folder
 
@@ -121,9 +124,10 @@ def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @runs_dir_option
 def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
-    """Remove what finished cells of NAME do not need any more: older and damaged checkpoints, leftovers of kills.
+    """Remove what finished cells do not need any more.
 
-    Records, curves, logs and the last checkpoints stay.
+    Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs and the last
+    checkpoints stay.
     """
     from regbench.slurm.manage import clean as clean_sweep
     from regbench.slurm.manage import sweep_folder

@@ -31,7 +31,7 @@ from regbench.cli.options import make_folder
 )
 @click.pass_context
 def doctor(ctx: click.Context, sections: Sequence[str], gpu: bool, device: str, out: Path) -> None:
-    r"""Say what is there on this machine, what is missing, and the line that mends it.
+    r"""Say what this machine has and lacks, and how to get it.
 
     With --gpu, it also holds the GPU against the CPU (values and gradients of every loss, a training step, the
     augmentation, resume, the predicted memory, two ranks) and measures losses, trainings by part and loaders. Each

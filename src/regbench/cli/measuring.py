@@ -63,11 +63,12 @@ def cost(
     memory_limit: float | None,
     out: Path,
 ) -> None:
-    """Measure time and memory of METHODS (default: all), each form against the textbook's.
+    """Measure time and memory of the losses.
 
-    Measured is the loss with its gradient, over a grid of sizes given as values separated by commas. Forms of a method
-    are timed alternately, cheap cases first; what is predicted not to fit the budget or the memory is left out and says
-    so. Prints a table and writes cost.csv, cost.md and cost.png.
+    METHODS are by default all. Measured is the loss with its gradient, over a grid of sizes given as values separated
+    by commas. Each form of a method is held against the textbook's; they are timed alternately, cheap cases first; what
+    is predicted not to fit the budget or the memory is left out and says so. Prints a table and writes cost.csv,
+    cost.md and cost.png.
     """
     from regbench.benchmark.cost import losses
     from regbench.benchmark.cost.harness import table
@@ -110,11 +111,11 @@ def loader_bench(
     out: Path | None,
     overrides: Sequence[str],
 ) -> None:
-    r"""Compare the loaders' speed: torchvision (PIL, v2), FFCV with a decode per view, regbench.
+    r"""Compare the speed of image loaders.
 
-    All deliver two views of the same images with the same cores and take turns. The images are made, photo-like JPEGs
-    of 256 px and 500 x 375 px to crops of 224 px and raw ones of 32 px, or come from a prepared data set. With a GPU,
-    the photometric part is also measured there.
+    torchvision (PIL, v2), FFCV with a decode per view, and regbench. All deliver two views of the same images with the
+    same cores and take turns. The images are made, photo-like JPEGs of 256 px and 500 x 375 px to crops of 224 px and
+    raw ones of 32 px, or come from a prepared data set. With a GPU, the photometric part is also measured there.
 
     \b
       regbench loader-bench --scenario 256

@@ -47,9 +47,10 @@ def report(
     against: Sequence[str],
     check: bool,
 ) -> None:
-    """Build tables, figures and one page from the finished cells of the sweeps NAMES (default: quickstart).
+    """Make tables, figures and a page of finished cells.
 
-    A NAME with a '/' is the path of a folder: a sweep, or the directory of a single run.
+    NAMES are sweeps (default: quickstart). A NAME with a '/' is the path of a folder: a sweep, or the directory of a
+    single run.
 
     Safe at any time: cells that are not finished show as missing. Several sweeps are merged into one report.
 

@@ -29,10 +29,11 @@ from regbench.cli.sweeps import (
 @wait_option
 @oversized_option
 def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool) -> None:
-    r"""Run the published recipe NAME and print ours beside what is published. Without NAME, list the recipes.
+    r"""Run a published recipe, print ours beside its numbers.
 
-    Finished cells are skipped and interrupted ones go on, as in `regbench sweep`. The table says what each published
-    number is, whether the test set chose it, and where it stands; below it what is done otherwise than there.
+    Without NAME, list the recipes. Finished cells are skipped and interrupted ones go on, as in `regbench sweep`. The
+    table says what each published number is, whether the test set chose it, and where it stands; below it what is done
+    otherwise than there.
 
     \b
       regbench reproduce lightly_cifar10 --plan

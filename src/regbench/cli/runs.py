@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     help="Folder of the run under the runs folder.",
 )
 def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
-    """Train and evaluate one cell, going on from its checkpoint if it was interrupted.
+    """Train and evaluate one cell.
 
-    Prints the scores and the run directory, which holds config.yaml, checkpoints, histories and record.json. A
-    cell that is finished is not trained again.
+    An interrupted one goes on from its checkpoint. Prints the scores and the run directory, which holds config.yaml,
+    checkpoints, histories and record.json. A cell that is finished is not trained again.
     """
     record = regbench.train(overrides, name=name, config=config)
     if record is None:  # another rank has it
@@ -59,10 +59,10 @@ def train(overrides: Sequence[str], config: Path | None, name: str) -> None:
 def evaluate(
     run: str | None, overrides: Sequence[str], only: str | None, backbone: str | None, label: str | None, name: str
 ) -> None:
-    r"""Evaluate the checkpoint in the run directory RUN, or published weights (--backbone).
+    r"""Evaluate a finished run, or published weights.
 
-    Evaluations that the record of a finished RUN does not hold are written beside it, and reports take them; others
-    are only shown.
+    RUN is a run directory, of which the last checkpoint is taken. Evaluations that the record of a finished RUN does
+    not hold are written beside it, and reports take them; others are only shown.
 
     \b
       regbench evaluate runs/quickstart/0123456789ab evaluation.knn.k=200

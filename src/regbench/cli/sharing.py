@@ -19,9 +19,10 @@ from regbench.cli.options import folder_name, runs_dir_option
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The bundle to write.")
 @click.option("--weights", is_flag=True, help="Pack the final weights too, so that others need not train again.")
 def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> None:
-    r"""Pack the finished cells of the sweeps NAMES into one file, a bundle, that others can check.
+    r"""Pack finished cells into a file that others can check.
 
-    Refuses what `regbench report --check` or `regbench verify` would refuse. docs/leaderboard.md says what is in it.
+    NAMES are sweeps; the file is a bundle. Refuses what `regbench report --check` or `regbench verify` would refuse.
+    docs/leaderboard.md says what is in it.
 
     \b
       regbench submit quickstart --out results/our-lab.zip
@@ -48,7 +49,9 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
 )
 @click.pass_context
 def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: int) -> None:
-    r"""Check a BUNDLE of results: print a line for each thing that does not fit, and exit with 1 if there is any.
+    r"""Check a bundle of results.
+
+    Prints a line for each thing that does not fit, and exits with 1 if there is any.
 
     With --recompute, cells whose training took up to ten minutes are trained again, others evaluated from the weights
     in the bundle. Scores must be equal to the last bit on the same kind of CPU, elsewhere as near as other seeds would
@@ -91,10 +94,10 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write the site to."
 )
 def leaderboard(folder: Path, out: Path) -> None:
-    r"""Make a site of all bundles in FOLDER: tasks, methods, cells, and those that several labs ran.
+    r"""Make a site of all bundles in FOLDER.
 
-    The site needs no server and loads nothing from elsewhere: open its index.html from a disk. A bundle that does not
-    check out is left out and named.
+    It shows tasks, methods, cells, and those that several labs ran. The site needs no server and loads nothing from
+    elsewhere: open its index.html from a disk. A bundle that does not check out is left out and named.
 
     \b
       regbench leaderboard results --out site

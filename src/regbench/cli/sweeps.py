@@ -103,7 +103,7 @@ def tune(
     report: bool,
     wait: bool,
 ) -> None:
-    r"""Choose each method's hyperparameters on the tuning split, then score the chosen once on the test split.
+    r"""Tune each method, then score the chosen on the test split.
 
     NAME is a sweep: a preset, or the path of a YAML file. Its cells are pretrained and scored on the tuning split, by
     weighted kNN or by its mean with linear probing (evaluation.select_by=[knn,probe]); the best of each method and
@@ -162,10 +162,10 @@ def show_plan(grid: Any) -> None:
 )
 @click.option("--savings", is_flag=True, help="Also show what each way of saving memory brings, for the first cell.")
 def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool) -> None:
-    r"""Predict what the cells of the sweep NAME need: memory of a GPU, FLOP, communication, disk, GPU hours.
+    r"""Predict memory, FLOP and time of cells; run nothing.
 
-    No GPU is needed: a training step runs on tensors without data. NAME may also be the first of the settings of a
-    single run.
+    Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU is needed: a
+    training step runs on tensors without data. NAME may also be the first of the settings of a single run.
 
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
