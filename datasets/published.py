@@ -29,6 +29,11 @@ PUBLISHED = {
     "fashion_mnist": Published(
         "Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist", {"train": 60_000, "test": 10_000}
     ),
+    "digits": Published(
+        "scikit-learn's digits",
+        "https://pypi.org/project/scikit-learn (sklearn/datasets/data/digits.csv.gz)",
+        {"train": 1_201, "test": 596},
+    ),
     "cifar10": Published(
         "CIFAR-10",
         "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-10-python.tar.gz)",

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, CIFAR and STL-10 as they are published, and all that is wrong with one of them in one line."""
+"""Fashion-MNIST, the digits, CIFAR and STL-10 as they are published, and all that is wrong with one of them in one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torchvision.datasets
+from sklearn.datasets import load_digits
 
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
@@ -68,6 +69,27 @@ def test_fashion_mnist(fashion_source: Path, fashion_config: Config) -> None:
         assert split.labels.tolist() == labels[rows].tolist()
         np.testing.assert_array_equal(pixels(split), images[rows])
         assert [origin for _, origin in split.images()] == [f"fashion_mnist train[{row}]" for row in rows]
+
+
+def test_digits(tmp_path: Path) -> None:
+    """As scikit-learn itself reads them, in its order; each is in one split."""
+    digits = load_digits()
+    contents = load_run(["dataset=digits"])[0].dataset.source.open(None, tmp_path)
+    assert counts(contents) == {"train": 805, "tuning": 396, "test": 596}
+    for split, (begin, end) in {"train": (0, 82), "tuning": (78, 123), "test": (116, 183)}.items():
+        found = contents.splits[split]
+        for label in range(10):
+            of_class = np.round(digits.images[digits.target == label] * 255 / 16).astype(np.uint8)
+            mine = [image for image, its in zip(pixels(found), found.labels, strict=True) if its == label]
+            first = next(row for row, image in enumerate(of_class) if (image == mine[0]).all())
+            assert begin <= first and first + len(mine) <= end
+            np.testing.assert_array_equal(mine, of_class[first : first + len(mine)])
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,x\n"), gzip.compress(b"1,2,3\n")])
+def test_damaged_digits(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "digits.csv.gz").write_bytes(content)
+    refused(load_run(["dataset=digits"])[0].dataset, tmp_path, "digits.csv.gz is damaged (")
 
 
 def test_cifar10(cifar_source: Path, fashion_config: Config) -> None:
