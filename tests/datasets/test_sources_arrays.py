@@ -1,4 +1,4 @@
-"""Fashion-MNIST, the digits, CIFAR and STL-10 as they are published, and all that is wrong with one of them in one line."""
+"""Small published images (Fashion-MNIST, digits, CIFAR, STL-10), and all that is wrong with one in one line."""
 
 from __future__ import annotations
 
