@@ -9,39 +9,61 @@ import torch
 from torch import Tensor
 
 from regbench import RegbenchError
-from regbench.benchmark.audit.target import Adapter, Target, split_target
+from regbench.benchmark.audit.target import Adapter, Batch, Target, split_target
 
 
-def _views_and_none(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    """Call a loss of global and local views with the same ones as both: means over them are those of two views."""
-    stacked = torch.stack(list(views_NQ))
-    return loss(local_proj=stacked, global_proj=stacked)
+def _global_and_local(loss: Any, batch: Batch) -> Any:
+    """Call a loss of global and local views; without local ones all count as both, which leaves means as they are."""
+    stacked = torch.stack(list(batch.views_NQ))
+    seen = batch.global_views
+    return loss(global_proj=stacked[:seen], local_proj=stacked[seen:] if seen < len(stacked) else stacked)
 
 
-def _images_views(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    """Call a loss of (n, 1, q) online and momentum embeddings."""
-    return loss(views_NQ[0][:, None], views_NQ[1][:, None])
+def _halves(loss: Any, batch: Batch) -> Any:
+    """Call a loss of (n, k, q) online and as many momentum embeddings."""
+    stacked = torch.stack(list(batch.views_NQ), dim=1)
+    return loss(*stacked.chunk(2, dim=1))
 
 
-def _at_a_step(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    """Call a loss whose directions follow from a counter of steps; here the generator chooses the step."""
-    loss.global_step.fill_(int(torch.randint(2**31, ())))
-    return loss(torch.stack(list(views_NQ)))
+def _drawing(loss: Any, views: Tensor) -> Any:
+    """Call a loss that draws directions of the default dtype by a counter of steps; here the generator's seed is that.
+
+    So it draws what the textbook draws.
+    """
+    loss.global_step.fill_(torch.initial_seed())
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(views.dtype)
+    try:
+        return loss(views)
+    finally:
+        torch.set_default_dtype(usual)
 
 
-def _both_orders(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
+def _stacked_at_a_step(loss: Any, batch: Batch) -> Any:
+    return _drawing(loss, torch.stack(list(batch.views_NQ)))
+
+
+def _concatenated_at_a_step(loss: Any, batch: Batch) -> Any:
+    return _drawing(loss, torch.cat(list(batch.views_NQ)))
+
+
+def _both_orders(loss: Any, batch: Batch) -> Any:
     """Call a loss that regularizes its first view only with either view first: the mean is that of both."""
-    z1_NQ, z2_NQ = views_NQ
+    z1_NQ, z2_NQ = batch.views_NQ
     return (loss(z1_NQ, z2_NQ) + loss(z2_NQ, z1_NQ)) / 2
 
 
-def _reference(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(views_NQ[0], ref_emb=views_NQ[1])
+def _reference(loss: Any, batch: Batch) -> Any:
+    return loss(batch.views_NQ[0], ref_emb=batch.views_NQ[1])
 
 
-def _indexed(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(torch.cat(list(views_NQ)), torch.arange(first, first + len(views_NQ[0])).repeat(2))
+def _indexed(loss: Any, batch: Batch) -> Any:
+    """Call a loss of (V n, q) embeddings and the numbers of their images."""
+    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]))
+    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
 
+
+MANY = (2, 3, 4)
 
 LIGHTLY = {
     "NTXentLoss": Adapter(
@@ -63,18 +85,22 @@ LIGHTLY = {
     ),
     "VICRegLoss": Adapter(target="lightly.loss:VICRegLoss(gather_distributed=True)", claims="vicreg", gathers=True),
     "KoLeoLoss": Adapter(
-        target="lightly.loss:KoLeoLoss", call="each", claims="koleo(alignment_weight=0.0, uniformity_weight=1.0)"
+        target="lightly.loss:KoLeoLoss",
+        call="each",
+        views=MANY,
+        claims="koleo(alignment_weight=0.0, uniformity_weight=1.0)",
     ),
     "EMPSSLLoss": Adapter(
-        target="lightly.loss:EMPSSLLoss", call="list", claims="tcr(alignment_weight=200.0, distortion=0.2)"
+        target="lightly.loss:EMPSSLLoss", call="list", views=MANY, claims="tcr(alignment_weight=200.0, distortion=0.2)"
     ),
-    "MMCRLoss": Adapter(target="lightly.loss:MMCRLoss(lmda=0.0)", call=_images_views, claims="mmcr"),
+    "MMCRLoss": Adapter(target="lightly.loss:MMCRLoss(lmda=0.0)", call=_halves, views=(2, 4), claims="mmcr"),
     "FroSSLLoss": Adapter(
-        target="lightly.loss:FroSSLLoss", call="list", claims="frossl(alignment_weight=1.0, centered=False)"
+        target="lightly.loss:FroSSLLoss", call="list", views=MANY, claims="frossl(alignment_weight=1.0, centered=False)"
     ),
     "WMSELoss": Adapter(
-        target="lightly.loss:WMSELoss(embedding_dim=q, w_size=n, eps=1e-4)",
+        target="lightly.loss:WMSELoss(embedding_dim=q, w_size=n, eps=1e-4, num_samples=views)",
         call="concatenated",
+        views=MANY,
         claims="w_mse(epsilon=1e-4)",
     ),
     # Without its memory of earlier batches, which the textbook lacks.
@@ -86,13 +112,17 @@ LIGHTLY = {
     ),
     "LeJEPALoss": Adapter(
         target="lightly.loss:LeJEPALoss(gather_distributed=True, sigreg_num_vectors=64)",
-        call=_views_and_none,
+        call=_global_and_local,
+        views=MANY,
+        local_views=True,
         claims="sigreg(regularization_weight=0.05, directions=64)",
         gathers=True,
     ),
     "VISRegLoss": Adapter(
         target="lightly.loss:VISRegLoss(gather_distributed=True, num_slices=64)",
-        call=_views_and_none,
+        call=_global_and_local,
+        views=MANY,
+        local_views=True,
         claims="visreg(directions=64)",
         gathers=True,
     ),
@@ -102,6 +132,7 @@ PYTORCH_METRIC_LEARNING = {
     "NTXentLoss": Adapter(
         target="pytorch_metric_learning.losses:NTXentLoss(temperature=0.5)",
         call="labelled",
+        views=MANY,
         claims="simclr(temperature=0.5)",
     ),
     "VICRegLoss": Adapter(
@@ -119,11 +150,23 @@ STABLE_PRETRAINING = {
         gathers=True,
     ),
     "VICRegLoss": Adapter(target="stable_pretraining.losses:VICRegLoss()", claims="vicreg", gathers=True),
+    # As its LeJEPA calls it.
+    "SlicedEppsPulley": Adapter(
+        target="stable_pretraining.methods.lejepa:SlicedEppsPulley(num_slices=64)",
+        call=_concatenated_at_a_step,
+        views=MANY,
+        claims="sigreg(regularization_weight=1.0, directions=64)",
+        gathers=True,
+    ),
 }
 
 SOLO_LEARN = {
     "simclr_loss_func": Adapter(
-        target="solo.losses.simclr:simclr_loss_func", call=_indexed, claims="simclr(temperature=0.1)", gathers=True
+        target="solo.losses.simclr:simclr_loss_func",
+        call=_indexed,
+        views=MANY,
+        claims="simclr(temperature=0.1)",
+        gathers=True,
     ),
     "barlow_loss_func": Adapter(
         target="solo.losses.barlow:barlow_loss_func",
@@ -137,9 +180,33 @@ SOLO_LEARN = {
 LEJEPA = {
     "SlicingUnivariateTest": Adapter(
         target="lejepa:multivariate.SlicingUnivariateTest(univariate.EppsPulley(), num_slices=64)",
-        call=_at_a_step,
+        call=_stacked_at_a_step,
+        views=MANY,
         claims="sigreg(regularization_weight=1.0, directions=64)",
         gathers=True,
+    ),
+}
+
+JEPA_SCIENCE = {
+    "SIGReg": Adapter(
+        target="jepa_science:SIGReg(num_slices=64)",
+        call="stacked",
+        views=MANY,
+        claims="sigreg(regularization_weight=1.0, directions=64)",
+    ),
+}
+
+INFO_NCE_PYTORCH = {
+    "InfoNCE": Adapter(target="info_nce:InfoNCE()", claims="info_nce(temperature=0.1)"),
+}
+
+EMP_SSL_PYTORCH = {
+    # What its model maximises.
+    "total_coding_rate": Adapter(
+        target="emp_ssl_pytorch.emp_ssl_pytorch:lambda z: -total_coding_rate(F.normalize(z, dim=1))",
+        call="each",
+        views=MANY,
+        claims="tcr(alignment_weight=0.0, distortion=0.2)",
     ),
 }
 
@@ -149,10 +216,15 @@ LIBRARIES: dict[str, dict[str, Adapter]] = {
     "stable-pretraining": STABLE_PRETRAINING,
     "solo-learn": SOLO_LEARN,
     "lejepa": LEJEPA,
+    "jepa-science": JEPA_SCIENCE,
+    "info-nce-pytorch": INFO_NCE_PYTORCH,
+    "emp-ssl-pytorch": EMP_SSL_PYTORCH,
 }
 
 
-def find_losses(names: Sequence[str], claims: str, call: str, gathers: bool) -> tuple[list[Target], str]:
+def find_losses(
+    names: Sequence[str], claims: str, call: str, gathers: bool, views: int = 2
+) -> tuple[list[Target], str]:
     """Find what names stand for, see `targets`, and the options of the command that audits them so.
 
     Raises:
@@ -161,10 +233,12 @@ def find_losses(names: Sequence[str], claims: str, call: str, gathers: bool) -> 
     losses = [
         loss
         for name in names
-        for loss in targets(name, Adapter(target=name, claims=claims, call=call, gathers=gathers))
+        for loss in targets(
+            name, Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
+        )
     ]
     options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
-    return losses, " ".join([*options, *["--gathers"] * gathers])
+    return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])
 
 
 def targets(name: str, adapter: Adapter | None = None) -> list[Target]:

@@ -85,6 +85,7 @@ def assert_sound(
     *,
     call: str | Call = "arguments",
     gathers: bool = False,
+    views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
 ) -> None:
     """Audit a loss in a test of one's own, and fail if there is a defect.
@@ -94,13 +95,14 @@ def assert_sound(
         claims: The regularizer that it says it is, such as `simclr(temperature=0.5)`; empty if there is none here.
         call: How it is called, see `Adapter`.
         gathers: Whether it says that several processes share one batch.
+        views: The largest number of views that it takes.
         probes: Those to run; without `ranks` no process is started.
 
     Raises:
         AssertionError: If a probe finds a defect; the message lists them.
         RegbenchError: If the target or the claim cannot be made.
     """
-    adapter = Adapter(target=target, claims=claims, call=call, gathers=gathers)
+    adapter = Adapter(target=target, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
     found = [
         f"{report.loss}: {finding.name}: {finding.text} ({finding.probe})"
         for report in audit(targets(target, adapter), probes)

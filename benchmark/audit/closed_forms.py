@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 _FORMS: tuple[tuple[str, Callable[[int, int], float]], ...] = (
@@ -51,6 +51,31 @@ def named(values: Sequence[float], sizes: Sequence[tuple[int, int]]) -> str:
             return f"{number[:-1]}{form}"
         return f"{number} {form}".strip()
     return ", ".join(f"{value:.6g} at n={n}, q={q}" for value, (n, q) in known[:3])
+
+
+_OF_VIEWS: tuple[tuple[str, Callable[[int], float]], ...] = (
+    ("", lambda v: 1.0),
+    ("V", lambda v: v),
+    ("1/V", lambda v: 1 / v),
+    ("(V − 1)", lambda v: v - 1),
+    ("1/(V − 1)", lambda v: 1 / (v - 1)),
+    ("V(V − 1)", lambda v: v * (v - 1)),
+    ("1/(V(V − 1))", lambda v: 1 / (v * (v - 1))),
+    ("V/(V − 1)", lambda v: v / (v - 1)),
+    ("(V − 1)/V", lambda v: (v - 1) / v),
+    ("V²", lambda v: v**2),
+    ("1/V²", lambda v: 1 / v**2),
+)
+
+
+def named_by_views(values: Mapping[int, float]) -> str:
+    """Find what number it is as a function of the number of views; by its values if it is none of those known."""
+    for form, function in _OF_VIEWS:
+        ratios = [value / function(count) for count, value in values.items()]
+        if max(ratios) - min(ratios) <= 1e-4 * max(map(abs, ratios)):
+            number = _number(sum(ratios) / len(ratios))
+            return form if form and number == "1" else f"{number} {form}".strip()
+    return ", ".join(f"{value:.4g} (V = {count})" for count, value in values.items())
 
 
 def _number(value: float) -> str:

@@ -119,18 +119,19 @@ def _fit_of(
     return fit
 
 
-def explain_random(target: Target, method: Regularizer) -> Finding | None:
+def explain_random(target: Target, method: Regularizer, count: int = 2, global_views: int = 2) -> Finding | None:
     """Compare the means over random numbers of a loss and of the textbook, where they draw different ones."""
-    views = draw_views(16, 4, 2)
+    views = draw_views(16, 4, count)
 
     def textbook(seed: int) -> float:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return float(torch.stack(list(method.view_terms(views, 2).values())).sum())
+            return float(torch.stack(list(method.view_terms(views, global_views).values())).sum())
 
     single = [z.float() for z in views]
-    found = torch.tensor([target.value(single, seed=seed).item() for seed in range(_SEEDS)], dtype=torch.float64)
+    found = torch.tensor([target.value(single, seed=seed, global_views=global_views).item() for seed in range(_SEEDS)])
     wanted = torch.tensor([textbook(seed) for seed in range(_SEEDS)], dtype=torch.float64)
+    found = found.double()
     error = math.sqrt((found.var() + wanted.var()).item() / _SEEDS)
     gap = abs(found.mean() - wanted.mean()).item()
     if gap <= 5 * error + 1e-6 * wanted.mean().abs().item():
@@ -138,7 +139,9 @@ def explain_random(target: Target, method: Regularizer) -> Finding | None:
     ratio = (found.mean() / wanted.mean()).item()
     spread = error / abs(wanted.mean().item())
     text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {_SEEDS} draws, ± {spread:.1g}"
-    return Finding(name="another value in the mean", severity="defect", size=ratio, text=text, probe="value")
+    text += f", with {count} views" if count > 2 else ""
+    probe = "views" if count > 2 else "value"
+    return Finding(name="another value in the mean", severity="defect", size=ratio, text=text, probe=probe)
 
 
 def _columns(samples: Samples, terms: Terms, method: Regularizer, count: int | None = None) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int], dtype: torch.dty
 
 
 def _look(target: Target, rows: Sequence[int], rank: int, dtype: torch.dtype) -> Answer:
-    views = views_of(sum(rows), dtype)
+    views = views_of(target, sum(rows), dtype)
     first = sum(rows[:rank])
     mine = slice(first, first + rows[rank])
     shares = [z[mine] for z in views]
@@ -130,9 +130,9 @@ def _look(target: Target, rows: Sequence[int], rank: int, dtype: torch.dtype) ->
     return Answer(value.item(), drawn.item(), gradient, tuple(slopes))
 
 
-def views_of(n: int, dtype: torch.dtype) -> list[Tensor]:
-    """Draw the whole batch of n images, two views; the same on every rank."""
-    return [z.to(dtype) for z in draw_views(n, _Q, 2, seed=5)]
+def views_of(target: Target, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """Draw the whole batch of n images, as many views as the loss takes; the same on every rank."""
+    return [z.to(dtype) for z in draw_views(n, _Q, max(target.adapter.views), seed=5)]
 
 
 def direction_of(views: Sequence[Tensor]) -> list[Tensor]:

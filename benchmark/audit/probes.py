@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from regbench.benchmark.audit.explain import explain, explain_random, sample
 from regbench.benchmark.audit.finding import Finding, Severity
+from regbench.benchmark.audit.many_views import Layout, drawn, left_out, order, values
 from regbench.benchmark.audit.target import Target
 from regbench.benchmark.conformance import corner_cases, draw_views, relative
 
@@ -39,24 +41,29 @@ def value(target: Target) -> list[Finding]:
 
 def gradient(target: Target) -> list[Finding]:
     """Compare the gradient with differences of the loss's own value, or the textbook's if it detaches something."""
+    return _gradient(target, (2, 2))
+
+
+def _gradient(target: Target, layout: Layout) -> list[Finding]:
     method = target.claimed
     exact = target.adapter.exact_gradient
     if exact is None:
         exact = method is None or method.metadata.exact_gradient
     try:
         if exact:
-            return _against_differences(target)
+            return _against_differences(target, layout)
         assert method is not None
-        return _against_textbook(target)
+        return _against_textbook(target, layout)
     except Exception as error:
         return [_failed(error, "gradient")]
 
 
-def _against_differences(target: Target) -> list[Finding]:
-    views, single = _drawn(target)
+def _against_differences(target: Target, layout: Layout) -> list[Finding]:
+    count, global_views = layout
+    views, single = drawn(target, count)
     step = 1e-2 if single else _STEP
     tolerance = 0.02 if single else 1e-5
-    found = target.value_and_gradients(views)[1]
+    found = target.value_and_gradients(views, global_views=global_views)[1]
     # Along each view's own gradient, where a wrong factor shows most, and along a random direction.
     generator = torch.Generator().manual_seed(3)
     pairs: list[tuple[int, float, float]] = []
@@ -69,7 +76,7 @@ def _against_differences(target: Target) -> list[Finding]:
             unit_NQ = direction_NQ / length
             numeric = difference(
                 lambda shift, view=view, unit_NQ=unit_NQ: target.value(  # type: ignore[misc]
-                    [z + shift * unit_NQ if v == view else z for v, z in enumerate(views)]
+                    [z + shift * unit_NQ if v == view else z for v, z in enumerate(views)], global_views=global_views
                 ).item(),
                 step,
             )
@@ -93,15 +100,16 @@ def _against_differences(target: Target) -> list[Finding]:
     return [_found("gradient not the value's", severity, worst, text, "gradient")]
 
 
-def _against_textbook(target: Target) -> list[Finding]:
+def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
     method = target.claimed
     assert method is not None
-    views, single = _drawn(target)
-    found_value, found = target.value_and_gradients(views)
+    count, global_views = layout
+    views, single = drawn(target, count)
+    found_value, found = target.value_and_gradients(views, global_views=global_views)
     leaves = [z.detach().clone().requires_grad_() for z in views]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        total = torch.stack(list(method.view_terms(leaves, len(leaves)).values())).sum()
+        total = torch.stack(list(method.view_terms(leaves, global_views).values())).sum()
     wanted = torch.autograd.grad(total, leaves)
     tolerance = 1e-2 if single else 1e-5
     if abs(found_value.item() - total.item()) > tolerance * abs(total.item()):
@@ -113,9 +121,21 @@ def _against_textbook(target: Target) -> list[Finding]:
     return [_found("gradient not the textbook's", "defect", error, text, "gradient")]
 
 
+def views(target: Target) -> list[Finding]:
+    """Give it more than two views, if it takes them: each has to count, in any order, as the textbook's do."""
+    method, layouts = target.claimed, target.adapter.layouts
+    found = [finding for layout in layouts for finding in left_out(target, layout)]
+    if not found and method is not None:
+        found = values(target, method)
+    if not any(finding.severity == "defect" for finding in found):  # it would show in the order and gradient again
+        found += [finding for layout in layouts for finding in order(target, layout) + _gradient(target, layout)]
+    by_name = {finding.name: replace(finding, probe="views") for finding in reversed(found)}
+    return list(reversed(by_name.values()))
+
+
 def symmetry(target: Target) -> list[Finding]:
     """Permute the images and exchange the views; whether lengths matter shows in the value."""
-    views, single = _drawn(target)
+    views, single = drawn(target, 2)
     z1, z2 = views
     tolerance = 1e-3 if single else 1e-8
     order = torch.randperm(len(z1), generator=torch.Generator().manual_seed(1))
@@ -200,7 +220,7 @@ def _gradients(target: Target, views: Sequence[Tensor]) -> Tensor | Exception:
 
 def _is_random(target: Target) -> bool:
     """Tell whether the loss draws; then other precisions draw other numbers."""
-    views = _drawn(target)[0]
+    views = drawn(target, 2)[0]
     first, second = (target.value(views, seed=seed).item() for seed in (0, 1))
     return not math.isclose(first, second, rel_tol=1e-9)
 
@@ -236,7 +256,7 @@ def _kept_bytes(target: Target, views: Sequence[Tensor]) -> int:
 
 def state(target: Target) -> list[Finding]:
     """Call one instance twice with the same embeddings and the same random numbers."""
-    views, _ = _drawn(target)
+    views, _ = drawn(target, 2)
     loss = target.make(*_SIZE, views[0].dtype)
     first, second = (target.value(views, loss=loss).item() for _ in range(2))
     if first == second:
@@ -247,7 +267,7 @@ def state(target: Target) -> list[Finding]:
 
 
 PROBES: dict[str, Probe] = {
-    probe.__name__: probe for probe in (value, gradient, symmetry, finite, precision, memory, state)
+    probe.__name__: probe for probe in (value, gradient, views, symmetry, finite, precision, memory, state)
 }
 """Those of one process; `ranks` is the one of several."""
 
@@ -264,16 +284,6 @@ def difference(function: Callable[[float], float], step: float) -> float:
     """Differentiate at 0 by differences of fourth order."""
     near, far = (function(size) - function(-size) for size in (step, 2 * step))
     return (8 * near - far) / (12 * step)
-
-
-def _drawn(target: Target) -> tuple[list[Tensor], bool]:
-    """Draw views, in float32 if the loss refuses float64; whether it does."""
-    views = draw_views(*_SIZE, 2, seed=7)
-    try:
-        target.value(views)
-    except Exception:
-        return [z.float() for z in views], True
-    return views, False
 
 
 def _failed(error: Exception, probe: str) -> Finding:

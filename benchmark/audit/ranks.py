@@ -49,7 +49,7 @@ def ranks(target: Target, group: Ranks) -> list[Finding]:
 
 def _dtype(target: Target) -> torch.dtype:
     try:
-        target.value(views_of(EVEN[2][0], torch.float64))
+        target.value(views_of(target, EVEN[2][0], torch.float64))
     except Exception:
         return torch.float32
     return torch.float64
@@ -60,7 +60,7 @@ def _judge(
 ) -> list[Finding]:
     world = len(rows)
     tolerance = 1e-6 if dtype == torch.float64 else 2e-2
-    views = views_of(sum(rows), dtype)
+    views = views_of(target, sum(rows), dtype)
     whole = target.value(views).item()
     values = [answer.value for answer in answers]
     floor = max(abs(whole), *map(abs, values), 1e-12)

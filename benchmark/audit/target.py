@@ -25,33 +25,49 @@ from regbench import RegbenchError, methods, settings
 from regbench.files import file_sha256
 from regbench.methods import Regularizer
 
-Call = Callable[[Any, Sequence[Tensor], int], Any]
-"""How a loss is called: with the loss, this rank's rows of each view, and the number of the first row in the batch."""
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss is called with.
+
+    Attributes:
+        views_NQ: This rank's embeddings of each view, shape (n, q), the global views first.
+        global_views: How many views are global.
+        first: Number of the first row in the batch of all ranks.
+    """
+
+    views_NQ: Sequence[Tensor]
+    global_views: int
+    first: int
 
 
-def _arguments(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(*views_NQ)
+Call = Callable[[Any, Batch], Any]
+"""How a loss is called with a batch."""
 
 
-def _list(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(list(views_NQ))
+def _arguments(loss: Any, batch: Batch) -> Any:
+    return loss(*batch.views_NQ)
 
 
-def _stacked(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(torch.stack(list(views_NQ)))
+def _list(loss: Any, batch: Batch) -> Any:
+    return loss(list(batch.views_NQ))
 
 
-def _concatenated(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return loss(torch.cat(list(views_NQ)))
+def _stacked(loss: Any, batch: Batch) -> Any:
+    return loss(torch.stack(list(batch.views_NQ)))
 
 
-def _labelled(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    images_N = torch.arange(first, first + len(views_NQ[0]), device=views_NQ[0].device)
-    return loss(torch.cat(list(views_NQ)), images_N.repeat(len(views_NQ)))
+def _concatenated(loss: Any, batch: Batch) -> Any:
+    return loss(torch.cat(list(batch.views_NQ)))
 
 
-def _each(loss: Any, views_NQ: Sequence[Tensor], first: int) -> Any:
-    return torch.stack([scalar(loss(view_NQ)) for view_NQ in views_NQ]).mean()
+def _labelled(loss: Any, batch: Batch) -> Any:
+    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]), device=batch.views_NQ[0].device)
+    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
+
+
+def _each(loss: Any, batch: Batch) -> Any:
+    return torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean()
 
 
 CALLS: dict[str, Call] = {
@@ -62,8 +78,8 @@ CALLS: dict[str, Call] = {
     "labelled": _labelled,
     "each": _each,
 }
-"""loss(z1, z2); loss([z1, z2]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images' numbers
-as labels; the mean over views of loss(z)."""
+"""loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
+numbers as labels; the mean over views of loss(z)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +88,13 @@ class Adapter:
 
     Attributes:
         target: `package.module:Expression` or `path/file.py:Expression`. The expression is evaluated in the module; it
-            gives the loss, its class, or a function. It may use n (rows of this process) and q.
+            gives the loss, its class, or a function. It may use n (rows of this process), q and views (how many).
         call: A name of `CALLS`, or a function.
         claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
             there is none to compare with.
         gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
+        views: The numbers of views that it takes.
+        local_views: Whether it is told how many of the views are global; `call` has to be a function then.
         exact_gradient: Whether its gradient should be that of its value; None: as the regularizer's that it claims.
         detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
     """
@@ -85,6 +103,8 @@ class Adapter:
     call: str | Call = "arguments"
     claims: str = ""
     gathers: bool = False
+    views: tuple[int, ...] = (2,)
+    local_views: bool = False
     exact_gradient: bool | None = None
     detaches: str = ""
 
@@ -94,6 +114,14 @@ class Adapter:
             raise RegbenchError(settings.unknown("call", self.call, CALLS))
         if self.claims:
             build_claim(self.claims)
+        if min(self.views, default=0) < 2 or 2 not in self.views:
+            raise RegbenchError(f"views={self.views}: a loss is audited with two views first; give (2,) or more")
+
+    @property
+    def layouts(self) -> list[tuple[int, int]]:
+        """The numbers of views, and of global ones among them, beyond two."""
+        many = [count for count in self.views if count > 2]
+        return [(v, v) for v in many] + [(max(many), g) for g in (1, 2) if many and self.local_views]
 
 
 @dataclass(frozen=True)
@@ -108,7 +136,7 @@ class Target:
     name: str
     adapter: Adapter
 
-    def make(self, n: int, q: int, dtype: torch.dtype) -> Any:
+    def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
         """Make the loss anew, so that nothing is left of earlier calls.
 
         Raises:
@@ -117,7 +145,7 @@ class Target:
         where, expression = split_target(self.adapter.target)
         module = _import(where)
         try:
-            loss = eval(expression, {**vars(module), "n": n, "q": q})
+            loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
         except Exception as error:
             raise RegbenchError(
                 f"{self.name}: {expression} cannot be made ({type(error).__name__}: {error})"
@@ -136,7 +164,14 @@ class Target:
                 f"{self.name}: {cls.__name__}() cannot be made ({error}); give its arguments"
             ) from error
 
-    def value(self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0, loss: Any = None) -> Tensor:
+    def value(
+        self,
+        views_NQ: Sequence[Tensor],
+        first: int = 0,
+        seed: int = 0,
+        loss: Any = None,
+        global_views: int | None = None,
+    ) -> Tensor:
         """Compute the loss, a scalar, of this rank's rows.
 
         Args:
@@ -144,20 +179,23 @@ class Target:
             first: Number of the first row in the batch of all ranks.
             seed: Of what it draws.
             loss: One that was made; None: a new one.
+            global_views: How many views are global; by default all.
         """
+        count, (n, q) = len(views_NQ), views_NQ[0].shape
         if loss is None:
-            loss = self.make(len(views_NQ[0]), views_NQ[0].shape[1], views_NQ[0].dtype)
+            loss = self.make(n, q, views_NQ[0].dtype, count)
         call = self.adapter.call
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return scalar((CALLS[call] if isinstance(call, str) else call)(loss, views_NQ, first))
+            batch = Batch(views_NQ, count if global_views is None else global_views, first)
+            return scalar((CALLS[call] if isinstance(call, str) else call)(loss, batch))
 
     def value_and_gradients(
-        self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0
+        self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0, global_views: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Compute the loss and its gradient with respect to each view; see `value`."""
         leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views_NQ]
-        value = self.value(leaves, first, seed)
+        value = self.value(leaves, first, seed, global_views=global_views)
         if not value.requires_grad:
             return value, [torch.zeros_like(leaf) for leaf in leaves]
         return value.detach(), list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))

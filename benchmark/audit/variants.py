@@ -16,8 +16,10 @@ from regbench.methods import Regularizer
 from regbench.methods.auh import AUH
 from regbench.methods.barlow_twins import BarlowTwins
 from regbench.methods.contrastive import Contrastive
+from regbench.methods.decomposed import Decomposed
 from regbench.methods.pairwise import normalize
 from regbench.methods.vicreg import VICReg
+from regbench.methods.views import mean_squared_spread
 
 Terms = Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
 """From the views to the addends of a loss."""
@@ -49,12 +51,18 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     yield Hypothesis(_textbook(method))
     label = method.label
     yield from _statistics(method)
+    if isinstance(method, Decomposed):
+        text = f"{label}'s textbook with the regularizer of all views' embeddings as one batch, in place of each view's"
+        yield Hypothesis(_pooled(method), "views pooled", text)
     if not method.metadata.symmetric:
         swapped: Terms = lambda views: method.terms(views[1], views[0])  # noqa: E731
         yield Hypothesis(swapped, "views swapped", f"{label}'s textbook with the views exchanged")
     for name, value, other in _settings(method):
         text = f"{label}'s textbook with {name} = {value:.6g} in place of {getattr(method, name):.6g}"
         yield Hypothesis(_textbook(other), "another setting", text, size=value)
+    for name, form, scaled in _scaled_settings(method):
+        text = f"{label}'s textbook with {name} times {form}"
+        yield Hypothesis(scaled, "a setting that depends on the batch", text, severity="defect")
     if method.metadata.scale_invariant:
         text = f"{label}'s textbook on unit embeddings only: the caller has to normalise"
         yield Hypothesis(_textbook(method), "does not normalise", text, on_unit_embeddings=True)
@@ -70,6 +78,16 @@ def _textbook(method: Regularizer) -> Terms:
     return lambda views: method.view_terms(list(views), len(views))
 
 
+def _pooled(method: Decomposed) -> Terms:
+    def terms(views: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        units = [normalize(z) if method.unit else z for z in views]
+        regularizer = method.regularizer_of_step(units[0])
+        alignment = mean_squared_spread(units, len(units), to_center=method.to_center)
+        return {"alignment": method.alignment_scale(units[0].shape[1]) * alignment, **regularizer(torch.cat(units))}
+
+    return terms
+
+
 def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
     """Vary each setting that is a real number, as releases do."""
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
@@ -83,6 +101,26 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
                 yield field.name, new, dataclasses.replace(method, **{field.name: new})  # type: ignore[type-var]
             except RegbenchError:  # no value that the setting can have
                 continue
+
+
+def _scaled_settings(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
+    """Multiply each setting that is a real number by n or q, or divide it."""
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+        old = getattr(method, field.name)
+        if not isinstance(old, float) or old <= 0:
+            continue
+        for form, factor in (("n", lambda n, q: n), ("1/n", lambda n, q: 1 / n), ("q", lambda n, q: q)):
+
+            def terms(
+                views: Sequence[Tensor],
+                name: str = field.name,
+                old: float = old,
+                factor: Callable[[int, int], float] = factor,
+            ) -> Mapping[str, Tensor]:
+                other: Regularizer = dataclasses.replace(method, **{name: old * factor(*views[0].shape)})  # type: ignore[type-var]
+                return _textbook(other)(views)
+
+            yield field.name, form, terms
 
 
 def _others(method: Regularizer) -> Iterator[tuple[str, Regularizer]]:

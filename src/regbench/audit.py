@@ -17,6 +17,7 @@ def audit(
     claims: str = "",
     call: str = "arguments",
     gathers: bool = False,
+    views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
 ) -> list[Report]:
     """Audit losses, as `regbench audit` does.
@@ -27,6 +28,7 @@ def audit(
         claims: The regularizer that they say they are, such as `simclr(temperature=0.5)`; empty if there is none here.
         call: How they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`.
         gathers: Whether they say that several processes share one batch.
+        views: The largest number of views that they take.
         probes: Those to run; without `ranks` no process is started.
 
     Returns:
@@ -35,5 +37,5 @@ def audit(
     Raises:
         RegbenchError: If a probe is unknown or a loss cannot be made.
     """
-    losses, options = find_losses(targets, claims, call, gathers)
+    losses, options = find_losses(targets, claims, call, gathers, views)
     return list(_audit.audit(losses, probes, options))

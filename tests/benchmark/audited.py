@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ class Ours:
     def __init__(self, name: str, **settings: Any) -> None:
         self.method = methods.build(name, **settings)
 
-    def __call__(self, z1: Tensor, z2: Tensor) -> Tensor:
+    def __call__(self, *views: Tensor, global_views: int | None = None) -> Tensor:
         group = dist.group.WORLD if dist.is_initialized() else None
-        return self.method.loss(z1, z2, engine=Engine(form="textbook", group=group))
+        return self.method.loss(*views, engine=Engine(form="textbook", group=group), global_views=global_views)
 
 
 def world() -> int:
@@ -195,6 +196,67 @@ class Counts:
         return self.calls * simclr(z1, z2)
 
 
+# Of more than two views, with one thing wrong each.
+
+
+def all_pairs(views: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return list(itertools.combinations(range(len(views)), 2))
+
+
+def rbf_of_views(
+    *views: Tensor, pairs: Sequence[tuple[int, int]] | None = None, regularized: slice = slice(None), scale: float = 1.0
+) -> Tensor:
+    """The mean over pairs of the alignment, and over views of the energy."""
+    units = [F.normalize(z, dim=1) for z in views]
+    pairs = all_pairs(views) if pairs is None else pairs
+    alignment = torch.stack([F.mse_loss(units[i], units[j]) for i, j in pairs]).sum() / len(all_pairs(views))
+    energies = torch.stack([(4 * u @ u.T - 4).exp().mean() for u in units[regularized]])
+    return 100 * scale * alignment + energies.sum() / len(units[regularized])
+
+
+def leaves_out_a_view(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views[:3])
+
+
+def regularizes_two_views(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, regularized=slice(2))
+
+
+def counts_a_pair_twice(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, pairs=all_pairs(views) + [(0, 1)] * (len(views) > 2))
+
+
+def aligns_neighbours(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, pairs=[(i, i + 1) for i in range(len(views) - 1)])
+
+
+def sums_the_alignment(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, scale=len(all_pairs(views)))
+
+
+def divides_by_the_views(*views: Tensor) -> Tensor:
+    """The sum over V(V − 1)/2 pairs over V."""
+    return torch.stack([simclr(views[i], views[j]) for i, j in all_pairs(views)]).sum() / len(views)
+
+
+def detaches_the_last_view(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views[:-1], views[-1].detach() if len(views) > 2 else views[-1])
+
+
+def prefers_the_first_view(*views: Tensor) -> Tensor:
+    pairs = [(i, j) for i, j in all_pairs(views) for _ in range(3 if i == 0 and len(views) > 2 else 1)]
+    return rbf_of_views(*views, pairs=pairs)
+
+
+def simclr_with_all_positives(*views: Tensor) -> Tensor:
+    """Another continuation to more views: all other views of an image share a numerator."""
+    units = torch.cat([F.normalize(z, dim=1) for z in views])
+    logits = (units @ units.T / 0.5).masked_fill(mask(units), -torch.inf)
+    images = torch.arange(len(views[0])).repeat(len(views))
+    positives = logits.masked_fill(images != images[:, None], -torch.inf)
+    return (logits.logsumexp(dim=1) - positives.logsumexp(dim=1)).mean()
+
+
 # On ranks.
 
 
@@ -241,6 +303,11 @@ def drops_the_reduction(z1: Tensor, z2: Tensor) -> Tensor:
 def sums_over_ranks(z1: Tensor, z2: Tensor) -> Tensor:
     loss = shared(z1, z2)
     return all_reduce(loss) if world() > 1 else loss
+
+
+def gathers_two_views(*views: Tensor) -> Tensor:
+    """The covariance of the first two views is of all ranks, that of the others of the rank's own rows."""
+    return shared(views[0], views[1]) + sum(own_rows(z, z) for z in views[2:])
 
 
 def own_rows(z1: Tensor, z2: Tensor) -> Tensor:

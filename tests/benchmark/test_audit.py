@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,16 +22,20 @@ from regbench.benchmark.audit.finding import Finding
 from regbench.benchmark.audit.group import Ranks
 from regbench.benchmark.audit.probes import PROBES, run_probe
 from regbench.benchmark.audit.ranks import ranks
-from regbench.benchmark.audit.target import Adapter, Target
+from regbench.benchmark.audit.target import Adapter, Batch, Target
 from regbench.cli import main
 
 FILE = Path(__file__).with_name("audited.py")
 SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
 
 
-def target(expression: str, claims: str = "", gathers: bool = False) -> Target:
+def target(expression: str, claims: str = "", **how: Any) -> Target:
     name = f"{FILE}:{expression}"
-    return Target(name, Adapter(target=name, claims=claims, gathers=gathers))
+    return Target(name, Adapter(target=name, claims=claims, **how))
+
+
+def crops(loss: Any, batch: Batch) -> Any:
+    return loss(*batch.views_NQ, global_views=batch.global_views)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,46 @@ def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: st
 )
 def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
     assert [finding for probe in PROBES for finding in run_probe(target(loss, claims), probe)] == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "name", "severity", "text"),
+    [
+        ("leaves_out_a_view", "rbf", "view left out", "defect", "with 4 views the value does not depend on view 4"),
+        ("regularizes_two_views", "rbf", "view left out of the regularizer", "defect", "leaves out view 3"),
+        ("counts_a_pair_twice", "rbf", "pairs counted twice", "defect", "counts pair of views 1–2 twice"),
+        ("aligns_neighbours", "rbf", "pairs left out", "defect", "leaves out pair of views 1–3"),
+        ("sums_the_alignment", "rbf", "weight by views", "convention", "times 1/2 V(V − 1) with V views"),
+        ("divides_by_the_views", SIMCLR, "weight by views", "convention", "times 1/2 (V − 1) with V views"),
+        ("detaches_the_last_view", "rbf", "detached view", "defect", "view 3 gets no gradient"),
+        ("prefers_the_first_view", "rbf", "uneven weights of views", "defect", "1–2: 1 for 0.333"),
+        ("prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
+        ("simclr_with_all_positives", SIMCLR, "another value of many views", "convention", "the publication has two"),
+    ],
+)
+def test_what_is_wrong_with_many_views_is_found_by_its_name(
+    loss: str, claims: str, name: str, severity: str, text: str
+) -> None:
+    found = run_probe(target(loss, claims, views=(2, 3, 4)), "views")
+    assert (found[0].name, found[0].severity) == (name, severity), found
+    assert text in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "how"),
+    [
+        ("rbf_of_views", "rbf", {}),
+        *((f"Ours('{name}')", name, {"call": crops, "local_views": True}) for name in ("sfrik", "simclr", "tcr")),
+        pytest.param(
+            "Ours('sigreg', directions=8)",
+            "sigreg(directions=8)",
+            {"call": crops, "local_views": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_nothing_is_found_in_a_sound_loss_of_many_views(loss: str, claims: str, how: dict[str, Any]) -> None:
+    assert run_probe(target(loss, claims, views=(2, 3, 4), **how), "views") == []
 
 
 def test_the_text_names_the_factor() -> None:

@@ -22,6 +22,13 @@ from regbench.cli.options import make_folder
     help="How it takes views: arguments, list, stacked, concatenated, labelled or each.",
 )
 @click.option("--gathers", is_flag=True, help="It says that several processes share one batch.")
+@click.option(
+    "--views",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="It takes two views and more, up to so many.",
+)
 @click.option("--probe", "probes", multiple=True, help="Run this one only; may be repeated.  [default: all]")
 @click.option(
     "--source",
@@ -40,6 +47,7 @@ def audit(
     claims: str,
     call: str,
     gathers: bool,
+    views: int,
     probes: Sequence[str],
     source: Path | None,
     out: Path,
@@ -58,7 +66,7 @@ def audit(
       regbench audit solo-learn --source ~/solo-learn          the same, from a checkout
       regbench audit lightly:NTXentLoss --probe ranks          one of its losses, one probe
       regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
-      regbench audit 'my.package:Loss(0.1)' --call list --gathers
+      regbench audit 'my.package:Loss(0.1)' --call list --views 4 --gathers
     """
     from tqdm import tqdm
 
@@ -70,7 +78,7 @@ def audit(
 
     if source is not None:
         sys.path.insert(0, str(source.resolve()))
-    losses, options = find_losses(targets, claims, call, gathers)
+    losses, options = find_losses(targets, claims, call, gathers, views)
     options += f" --source {source}" if source is not None else ""
     make_folder(out)
     chosen = tuple(probes) or ALL_PROBES
