@@ -380,12 +380,13 @@ class Record(SignedFile):
         if self.metrics is None:
             return {}
         last = self.place(self.metrics).read_bytes().rstrip().rpartition(b"\n")[2:]
-        return {
-            name: float(value)
-            for line in _lines(last)
-            for name, value in line.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        }
+        return {name: value for line in _lines(last) for name, value in finite_numbers(line).items()}
+
+
+def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a row of a history, by name."""
+    numbers = ((name, value) for name, value in row.items() if isinstance(value, int | float))
+    return {name: float(value) for name, value in numbers if not isinstance(value, bool) and math.isfinite(value)}
 
 
 def read_record(directory: Path) -> Record | None:

@@ -146,7 +146,7 @@ $$("#cells button").forEach((button) => button.addEventListener("click", cellsTa
 
 for (const pictures of $$(".pictures")) {
   const marks = $$(".mark[data-r]", pictures);
-  tables.get("leaderboard").listeners.push((shown, some) => {
+  tables.get("leaderboard")?.listeners.push((shown, some) => {
     for (const mark of marks) mark.classList.toggle("off", some && !mark.dataset.r.split(" ").some((place) => shown.has(Number(place))));
   });
 }

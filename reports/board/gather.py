@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,33 @@ import orjson
 from tqdm import tqdm
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 
 _LARGE_BYTES = 5 * 2**20
 """Of all bundles together, for which it is worth to start processes, which takes them a second or two."""
 
+OF_EMBEDDINGS = ("effective_rank", "alignment")
+"""Of the last epoch, what the site shows."""
+
 Key = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BundledRecord(Record):
+    """A record whose history is not beside it.
+
+    Attributes:
+        ends: The numbers `OF_EMBEDDINGS` of the last epoch.
+    """
+
+    ends: dict[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def at_end(self) -> dict[str, float]:
+        """The numbers `OF_EMBEDDINGS` of the last epoch."""
+        return self.ends
 
 
 @dataclass(frozen=True)
@@ -111,24 +131,27 @@ def _read(path: Path, name: str) -> Submission | tuple[str, str]:
     return Submission(name, bundle.sha256, _slim(bundle))
 
 
-def _slim(bundle: Bundle) -> tuple[Record, ...]:
+def _slim(bundle: Bundle) -> tuple[BundledRecord, ...]:
     """Let records share what is the same in all: of a hundred thousand, each would keep some 40 kB of its own."""
     shared: dict[bytes, Any] = {}
 
     def share(value: Any) -> Any:
         return shared.setdefault(orjson.dumps(value), value) if isinstance(value, dict | list) else value
 
-    return tuple(
-        dataclasses.replace(
-            record,
-            cell={key: share(value) for key, value in record.cell.items()},
-            environment=share(record.environment),
-            regularizer=share(record.regularizer),
-            choice={what: share(entry) for what, entry in record.choice.items()},
-            metrics=None,  # the history is not here
-        )
-        for record in bundle.records
-    )
+    def slim(record: Record) -> BundledRecord:
+        ends = finite_numbers(bundle.ends.get(record.cell_id, {}))
+        fields = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+        fields |= {
+            "cell": {key: share(value) for key, value in record.cell.items()},
+            "environment": share(record.environment),
+            "regularizer": share(record.regularizer),
+            "choice": {what: share(entry) for what, entry in record.choice.items()},
+            "metrics": None,  # the history is not here
+            "ends": {name: ends[name] for name in OF_EMBEDDINGS if name in ends},
+        }
+        return BundledRecord(**fields)
+
+    return tuple(map(slim, bundle.records))
 
 
 def _by_cell(submissions: list[Submission]) -> dict[Key, tuple[Version, ...]]:

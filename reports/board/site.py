@@ -6,9 +6,8 @@ cells lies in `data/`, in scripts that a page loads when it is asked for one: a 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,20 @@ from regbench.files import write_bytes
 from regbench.reports.board.cells import cell_scripts
 from regbench.reports.board.columns import Table, digests, links, means, numbers, table, texts
 from regbench.reports.board.gather import Gathered, gather, key_of
-from regbench.reports.board.tasks import Slugs, Task, Tried, repeated, tasks_of, tried
-from regbench.reports.page.drawing import Style, styles, unique_ids
-from regbench.reports.page.figures import COSTS, scatter_drawings, spectrum_drawings
+from regbench.reports.board.measured import COSTS as TASK_COSTS
+from regbench.reports.board.measured import MEASURES, measured, stat_entry
+from regbench.reports.board.method import Place, method_content, sensitivity_table
+from regbench.reports.board.tasks import Slugs, Task, repeated, tasks_of, tried
+from regbench.reports.page.drawing import Drawing, styles, unique_ids
+from regbench.reports.page.figures import COSTS, DRAWN_CURVES, EFFECTIVE_RANK, scatter_drawings
 from regbench.reports.page.page import MARKER_PATHS
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.page.sensitivity import drawings_of
+from regbench.reports.rows.sensitivity import sensitivities
+from regbench.reports.rows.summary import DASH, Row
 
 _HERE = Path(__file__).parent
 _PAGE = _HERE.parent / "page"
-_SCORES = 8  # columns of scores of a task's table
+_OTHER_SCORES = 6  # than the leading ones that a task's table has
 _SHOWN_REFUSED = 20
 
 
@@ -94,12 +98,15 @@ class _Pages:
         """Yield the name and the content of every file."""
         yield "board.css", ((_PAGE / "page.css").read_text() + (_HERE / "board.css").read_text()).encode()
         yield "board.js", ((_PAGE / "elements.js").read_text() + (_HERE / "board.js").read_text()).encode()
-        of_methods: dict[str, list[tuple[Task, int, Row, Tried | None]]] = defaultdict(list)
+        of_methods: dict[str, list[Place]] = defaultdict(list)
         for task in self.tasks:
-            chosen_from = tried(task.summary)
-            for number, row in enumerate(task.summary.rows):
-                of_methods[row.label].append((task, number, row, chosen_from.get(number)))
-            yield f"tasks/{task.slug}.html", self._task(task, chosen_from)
+            chosen_from, moved = tried(task.summary), defaultdict(list)
+            for one in sensitivities(task.summary):
+                moved[id(one.row)].append(one)
+            places = [Place(task, i, r, chosen_from.get(i), moved[id(r)]) for i, r in enumerate(task.summary.rows)]
+            for place in places:
+                of_methods[place.row.label].append(place)
+            yield f"tasks/{task.slug}.html", self._task(task, places)
             yield from cell_scripts(task, self.found.cells)
         for label, page in self.methods.items():
             yield page, self._method(label, of_methods[label])
@@ -128,7 +135,7 @@ class _Pages:
                     len(summary.records),
                     len({row.label for row in trained}),
                     best.name if best else DASH,
-                    _stat(value),
+                    stat_entry(value),
                     summary.scores[head].head if head else DASH,
                     max((record.finished[:10] for record in summary.records), default=""),
                 ]
@@ -178,8 +185,8 @@ class _Pages:
                     submission.name,
                     len(records),
                     _distinct(record.sweep for record in records),
-                    _distinct(str(record.environment.get("hardware", DASH)) for record in records),
-                    _distinct(str(record.environment.get("git", DASH)) for record in records),
+                    _distinct(str(record.environment.get("hardware") or DASH) for record in records),
+                    _distinct(str(record.environment.get("git") or DASH) for record in records),
                     " to ".join(dict.fromkeys((days[0], days[-1]))) if days else DASH,
                     submission.sha256,
                 ]
@@ -216,8 +223,10 @@ class _Pages:
         ]
         return table([*columns, numbers("difference", 2)], rows)
 
-    def _task(self, task: Task, chosen_from: Mapping[int, Tried]) -> bytes:
+    def _task(self, task: Task, places: Sequence[Place]) -> bytes:
         summary = task.summary
+        moved = [one for place in places for one in place.sensitivities]
+        shown = {id(place.row): place.number for place in places[:DRAWN_CURVES]}
         labels = sorted({row.label for row in summary.rows if not row.untrained}, key=str.casefold)
         drawings = scatter_drawings(summary, self.style, COSTS)
         return self._page(
@@ -226,11 +235,16 @@ class _Pages:
             task.title,
             slug=task.slug,
             leaderboard=self._rows(task),
-            sensitivity=self._sensitivity(summary, chosen_from) if chosen_from else None,
+            tried=self._tried(places),
+            sensitivity=sensitivity_table("method", [([one.row.label, self._link(one.row)], one) for one in moved]),
+            sensitivity_drawings=_numbered(
+                drawings_of([one for one in moved if id(one.row) in shown], self.style, shown), "s"
+            ),
             split=summary.selection_split,
             selection=summary.selection_title,
             on_test=summary.on_test,
-            drawings=[replace(d, svg=unique_ids(d.svg, f"d{i}")) for i, d in enumerate(drawings)],
+            drawings=_numbered(drawings, "d"),
+            ranks=_numbered(scatter_drawings(summary, self.style, (EFFECTIVE_RANK,)), "r"),
             legend_of={label: self.style[label] for label in labels},
             protocols=sorted({f"{s.head}: {s.protocol}" for r in summary.records[:200] for s in r.scores})[:12],
             cells=len(summary.records),
@@ -242,34 +256,29 @@ class _Pages:
         settings = list(summary.rows[0].settings) if summary.rows else []
         names = [name for name, score in summary.scores.items() if score.higher_is_better is not None]
         names = [name for name in names if any(row.score(name) for row in summary.rows)]
-        names = [*summary.leading, *(name for name in names if name not in summary.leading)][:_SCORES]
-        best = {name: summary.best(name).rows for name in summary.leading}
+        leading = summary.leading
+        others = [name for name in names if name not in leading][:_OTHER_SCORES]
+        best = {name: summary.best(name).rows for name in leading}
         columns = [links("method", filtered=True)]
         columns += [texts(name, filtered=True) for name in settings]
-        columns += [means(summary.scores[name].head, 2) for name in names]
-        columns += [
-            numbers("seeds"),
-            means("training (s)", 1),
-            means("peak memory (MiB)", 0),
-        ]
-        columns += [means("step (ms)", 1), numbers("tuned among"), numbers("bundles")]
+        columns += [means(summary.scores[name].head, 2) for name in leading]
+        of_rows, values = measured([*MEASURES, *TASK_COSTS], summary.rows)
+        columns += [numbers("seeds"), *of_rows, *(means(summary.scores[name].head, 2) for name in others)]
+        columns += [numbers("tuned among"), numbers("bundles")]
         rows = []
         for number, row in enumerate(summary.rows):
-            scores = [_stat(row.score(name), bold=number in best.get(name, ())) for name in names]
+            scores = [stat_entry(row.score(name), bold=number in best[name]) for name in leading]
             bundles = {
                 bundle for r in row.records for version in self.found.cells[key_of(r)] for bundle in version.bundles
             }
-            memory = row.cost("peak_memory_bytes")
-            mib = Stat(memory.mean / 2**20, memory.spread and memory.spread / 2**20, memory.n) if memory else None
             rows.append(
                 [
                     [row.label + " ‡" * bool(row.edges) + " †" * bool(row.diverged), self._link(row)],
                     *row.settings.values(),
                     *scores,
                     len(row.records),
-                    _stat(row.cost("train_s")),
-                    _stat(mib),
-                    _stat(row.cost("step_ms")),
+                    *values[number],
+                    *(stat_entry(row.score(name)) for name in others),
                     summary.budget(row),
                     len(bundles),
                     [f"{len(row.records)} cells", f"#row-{number}"],
@@ -280,90 +289,28 @@ class _Pages:
     def _link(self, row: Row) -> str:
         return f"../{self.methods[row.label]}" if row.label in self.methods else ""
 
-    def _sensitivity(self, summary: Summary, chosen_from: Mapping[int, Tried]) -> Table:
+    def _tried(self, places: Sequence[Place]) -> Table | None:
         rows = []
-        for number, one in chosen_from.items():
-            row = summary.rows[number]
-            kept = [one.values[0], one.median, one.values[-1], one.values[0] - one.median, one.near]
-            rows.append([[row.label, self._link(row)], *row.settings.values(), len(one.values), *kept])
-        settings = list(summary.rows[0].settings)
-        columns = [links("method", filtered=True), *(texts(n, filtered=True) for n in settings)]
+        for place in places:
+            if (one := place.tried) is not None:
+                kept = [one.values[0], one.median, one.values[-1], one.values[0] - one.median, one.near]
+                head = [place.row.label, self._link(place.row)]
+                rows.append([head, *place.row.settings.values(), len(one.values), *kept])
+        if not rows:
+            return None
+        columns = [links("method", filtered=True), *(texts(n, filtered=True) for n in places[0].row.settings)]
         columns += [numbers("tried"), *(numbers(n, 2) for n in ("best", "median", "worst"))]
         return table([*columns, numbers("best − median", 2), numbers("within a point")], rows)
 
-    def _method(self, label: str, rows: Sequence[tuple[Task, int, Row, Tried | None]]) -> bytes:
-        results, tries = [], []
-        for task, number, row, one in rows:
-            head = task.summary.headline
-            results.append(
-                [
-                    [task.title, f"../tasks/{task.slug}.html#row-{number}"],
-                    _settings(row),
-                    task.summary.scores[head].head if head else DASH,
-                    _stat(row.score(head)) if head else None,
-                    number + 1,
-                    len(task.summary.rows),
-                    len(row.records),
-                    task.summary.budget(row),
-                ]
-            )
-            if one is not None:
-                tries += [[task.title, _settings(row), *each] for each in _tries(one)]
-        columns = [links("task"), texts("setting"), texts("score")]
-        columns += [means("mean", 2), numbers("place"), numbers("of")]
-        columns += [numbers("seeds"), numbers("tuned among")]
-        of_tries = [texts("task", filtered=True), texts("setting", filtered=True)]
-        of_tries += [
-            texts("hyperparameters"),
-            numbers("score that chose (%)", 2),
-            numbers("place"),
-        ]
-        first = rows[0][2].first
-        url = first.regularizer.get("url", "")
-        keys = ("published", "limitation", "time", "memory")
-        return self._page(
-            "method.html",
-            "../",
-            label,
-            name=first.method,
-            style=self.style[label],
-            said=first.regularizer,
-            url=url if url.startswith(("https://", "http://")) else "",
-            facts={key.capitalize(): text for key in keys if (text := first.regularizer.get(key))},
-            drawings=_spectrum(rows, self.style),
-            results=table(columns, results),
-            tries=table(of_tries, tries) if tries else None,
-        )
+    def _method(self, label: str, places: Sequence[Place]) -> bytes:
+        content = method_content(places, self.style)
+        drawn = {name: _numbered(content[name], name) for name in ("spectrum", "cost_curves", "sensitivity_drawings")}
+        return self._page("method.html", "../", label, **{**content, **drawn})
 
 
-def _spectrum(rows: Sequence[tuple[Task, int, Row, Tried | None]], style: Mapping[str, Style]) -> list[Any]:
-    """Draw the spectrum of a method's kernel as it ran in the first task that has one."""
-    for task in dict.fromkeys(task.slug for task, *_ in rows):
-        own = [(each, row) for each, _, row, _ in rows if each.slug == task]
-        summary = replace(own[0][0].summary, rows=[row for _, row in own])
-        if drawings := spectrum_drawings(summary, style):
-            return drawings
-    return []
-
-
-def _tries(one: Tried) -> Iterator[list[Any]]:
-    for place, (value, configuration) in enumerate(zip(one.values, one.configurations, strict=True), 1):
-        settings = configuration.first.settings
-        own = [f"{key.removeprefix('method.')}={_short(settings.get(key, DASH))}" for key in one.varying]
-        yield [", ".join(own), value, place]
-
-
-def _short(number: str) -> str:
-    """Show a number to four digits."""
-    return re.sub(r"-?\d+\.\d{4,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", number)
-
-
-def _settings(row: Row) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.settings.items() if value != DASH) or DASH
-
-
-def _stat(value: Stat | None, *, bold: bool = False) -> list[Any] | None:
-    return None if value is None else [value.mean, value.spread, bold]
+def _numbered(drawings: Sequence[Drawing], prefix: str) -> list[Drawing]:
+    """Keep the ids of several drawings on a page apart."""
+    return [replace(d, svg=unique_ids(d.svg, f"{prefix}{i}")) for i, d in enumerate(drawings)]
 
 
 def _distinct(texts: Iterator[str]) -> str:

@@ -37,6 +37,7 @@ PAPER_INK = "#24292f"  # text colour of a PNG, on white
 
 _TEXT_PT = 9
 _SMALLEST_TEXT_PX = 11  # of an SVG on the page
+_HALF_PAGE_PX = 570
 
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
@@ -65,6 +66,12 @@ class Drawing:
     description: str
     svg: str
     crowded: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether it needs more room than half a page has."""
+        found = re.search(r"min-width: (\d+)px", self.svg)
+        return found is not None and int(found[1]) > _HALF_PAGE_PX
 
 
 @dataclass

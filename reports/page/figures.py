@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -30,12 +29,11 @@ from regbench.reports.page.drawing import (
     matplotlib_in,
     place_labels,
     plain_ticks,
-    sizes_axis,
     to_png,
     to_svg,
 )
 from regbench.reports.rows.curves import curve, curve_scores
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
+from regbench.reports.rows.summary import Row, Stat, Summary, stat
 from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
@@ -97,13 +95,13 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
                 _scatter(axes, summary, points, score, against, style, named, marks)
                 shown = summary.scores[score]
                 text = f"{shown.head} of each method against {against.name}; the numbers are in the tables."
-                name = f"{_capital(shown.title)} against {against.name}"
+                name = f"{capital(shown.title)} against {against.name}"
                 drawings.append(Drawing(name, text, to_svg(figure, marks), len(points) > LABELLED))
     return drawings
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """One line of a figure.
 
     Attributes:
@@ -121,8 +119,8 @@ class _Curve:
     points: Sequence[tuple[float, float, float]]
 
 
-def _drawing(
-    title: str, heads: tuple[str, str], about: str, curves: Sequence[_Curve], finish: Callable[[Axes], None]
+def curves_drawing(
+    title: str, heads: tuple[str, str], about: str, curves: Sequence[Curve], finish: Callable[[Axes], None]
 ) -> Drawing:
     """Draw lines with a band of one deviation; of too many only the first are labelled, and the others thin.
 
@@ -156,33 +154,6 @@ def _drawing(
         return Drawing(title, f"{heads[1]} {about}", to_svg(figure, marks), len(curves) > LABELLED)
 
 
-def dimension_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """Draw accuracy and time of a step against the embedding dimension, for methods that ran with several."""
-    drawings = []
-    titles = {name: (summary.scores[name].title, summary.scores[name].head) for name in reversed(summary.leading)}
-    for key, (title, head) in (titles | {"step_ms": ("time of a step", "time of a step (ms)")}).items():
-        groups: dict[tuple[str, ...], dict[int, tuple[int, Stat]]] = {}
-        for i, row in enumerate(summary.rows):
-            value = row.score(key) if key in titles else row.cost(key)
-            q = row.first.cell["embedding_dim"]
-            if value is not None and q is not None and not row.untrained:
-                others = [f"{k}={v}" for k, v in row.settings.items() if k != "q" and v != DASH]
-                groups.setdefault((row.label, *others), {}).setdefault(int(q), (i, value))
-        curves = []
-        for name, points in groups.items():
-            along = [(q, *points[q]) for q in sorted(points)]
-            told = "; ".join(f"q = {q}: {_text(s)} (n = {s.n})" for q, _, s in along)
-            places = [(float(q), s.mean, s.spread or 0.0) for q, _, s in along]
-            if len(points) > 1:
-                curves.append(_Curve(", ".join(name), style[name[0]], [i for _, i, _ in along], told, places))
-        if curves:
-            sizes = {int(q) for curve in curves for q, _, _ in curve.points}
-            heading, heads = f"{_capital(title)} against the embedding dimension", ("embedding dimension q", head)
-            about = "of each method against the embedding dimension."
-            drawings.append(_drawing(heading, heads, about, curves, partial(sizes_axis, sizes=sizes)))
-    return drawings
-
-
 def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
     drawings = []
@@ -192,8 +163,8 @@ def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing
         for i, row in enumerate(summary.rows[:DRAWN_CURVES]):
             if (found := _epochs(row, key)) is not None:
                 points, last = found
-                told = f"{_text(last)} in epoch {points[-1][0]:.0f}, n = {last.n}"
-                curves.append(_Curve(row.name, style[row.label], [i], told, points))
+                told = f"{stat_text(last)} in epoch {points[-1][0]:.0f}, n = {last.n}"
+                curves.append(Curve(row.name, style[row.label], [i], told, points))
 
         def finish(axes: Axes, key: str = key) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -201,7 +172,9 @@ def curve_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing
                 axes.set_yticks([0, 0.5, 1])
 
         if curves:
-            drawings.append(_drawing(_capital(title), ("epoch", title), "of each method by epoch.", curves, finish))
+            drawings.append(
+                curves_drawing(capital(title), ("epoch", title), "of each method by epoch.", curves, finish)
+            )
     return drawings
 
 
@@ -213,7 +186,7 @@ def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
         if not found:
             continue
         unit = time_unit(max(points[-1].train_s for points in found.values()))
-        title, head = f"{_capital(score.title)} while training", f"{score.title}, {score.split} ({score.unit})"
+        title, head = f"{capital(score.title)} while training", f"{score.title}, {score.split} ({score.unit})"
 
         def by_epoch(axes: Axes) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -225,7 +198,7 @@ def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
             curves = []
             for i, points in found.items():
                 last, row = points[-1], summary.rows[i]
-                told = f"{_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+                told = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
                 places = [
                     (
                         float(p.epoch) if along == "epoch" else p.train_s / unit.divisor,
@@ -234,9 +207,9 @@ def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
                     )
                     for p in _some(points)
                 ]
-                curves.append(_Curve(row.name, style[row.label], [i], told, places))
+                curves.append(Curve(row.name, style[row.label], [i], told, places))
             about = f"of each method by {x_head}."
-            drawings.append(_drawing(f"{title}, by {along}", (x_head, head), about, curves, finish))
+            drawings.append(curves_drawing(f"{title}, by {along}", (x_head, head), about, curves, finish))
     return drawings
 
 
@@ -255,7 +228,7 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
         values = ", ".join(f"b{_subscript(degree)} = {value:.3g}" for degree, value in enumerate(b) if degree)
         if points:
             name = label if labels[label] == 1 else summary.rows[rows[0]].name
-            curves.append(_Curve(name, style[label], rows, values, points))
+            curves.append(Curve(name, style[label], rows, values, points))
 
     def finish(axes: Axes) -> None:
         axes.set_yscale("log")
@@ -264,7 +237,7 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
 
     heads = ("degree ℓ of the spherical harmonics", "coefficient b of the kernel")
     about = "of each method in spherical harmonics, by degree, on a logarithmic axis."
-    return [_drawing("Spectra of the kernels", heads, about, curves, finish)] if curves else []
+    return [curves_drawing("Spectra of the kernels", heads, about, curves, finish)] if curves else []
 
 
 def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
@@ -279,7 +252,7 @@ def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawi
             points += [(shortfall, points[-1][1], 0.0), (shortfall, 100 * fraction, 0.0)]
         points.append((farthest, points[-1][1], 0.0))
         told = f"the best in {share:.0f} % of the blocks; at most {one.shortfalls[-1]:.2f} points below it"
-        curves.append(_Curve(one.label, style[one.label], [], told, points))
+        curves.append(Curve(one.label, style[one.label], [], told, points))
 
     def finish(axes: Axes) -> None:
         axes.set_xlim(0, farthest or 1)
@@ -287,7 +260,7 @@ def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawi
 
     heads = ("percentage points below the best", "share of the blocks (%)")
     about = "in which each method is within so many percentage points of the best."
-    return _drawing("Performance profile", heads, about, curves, finish)
+    return curves_drawing("Performance profile", heads, about, curves, finish)
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
@@ -358,8 +331,8 @@ def _scatter(
         row, price, accuracy, s = p.row, p.x, p.y, style[p.row.label]
         x, y = price.mean / unit.divisor, accuracy.mean
         places.append((x, y))
-        value = f"{_text(price, unit.decimals, unit.divisor)} {unit.name or against.name}"
-        gid = marks.add(s, [p.place], f"{row.name}: {_text(accuracy, 2)} %, {value}, n = {accuracy.n}")
+        value = f"{stat_text(price, unit.decimals, unit.divisor)} {unit.name or against.name}"
+        gid = marks.add(s, [p.place], f"{row.name}: {stat_text(accuracy, 2)} %, {value}, n = {accuracy.n}")
         _draw_point(axes, row, s, (x, (price.spread or 0.0) / unit.divisor), (y, accuracy.spread or 0.0), gid)
         if p.place in named:
             labels.append(Label(row.name, x, y, s, gid))
@@ -417,7 +390,7 @@ def mechanism_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Dra
         figure, (axes,) = figure_with_labels(1, [row.name for i, row, *_ in found if i in shown])
         for i, row, percent, rank in found:
             s = style[row.label]
-            told = f"{row.name}: effective rank {_text(rank, 1)}, {percent:.1f} % above degree 1, n = {rank.n}"
+            told = f"{row.name}: effective rank {stat_text(rank, 1)}, {percent:.1f} % above degree 1, n = {rank.n}"
             gid = marks.add(s, [i], told)
             _draw_point(axes, row, s, (percent, 0.0), (rank.mean, rank.spread or 0.0), gid)
             if i in shown:
@@ -464,7 +437,7 @@ def _shown(count: int) -> int:
     return count if count <= LABELLED else LABELLED_OF_MANY
 
 
-def _text(s: Stat, decimals: int | None = None, divisor: float = 1) -> str:
+def stat_text(s: Stat, decimals: int | None = None, divisor: float = 1) -> str:
     """Write mean ± spread for a tooltip, with four significant digits where no decimals are given."""
     form = ",.4g" if decimals is None else f",.{decimals}f"
     values = [s.mean] if s.spread is None else [s.mean, s.spread]
@@ -475,5 +448,6 @@ def _subscript(number: int) -> str:
     return str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """Begin with a capital, unless the first word has capitals of its own."""
     return text[0].upper() + text[1:] if text.split()[0].islower() else text  # kNN stays kNN

@@ -27,13 +27,13 @@ from regbench.reports.page.figures import (
     EFFECTIVE_RANK,
     accuracy_drawings,
     curve_drawings,
-    dimension_drawings,
     mechanism_drawings,
     profile_drawing,
     scatter_drawings,
     spectrum_drawings,
 )
 from regbench.reports.page.sensitivity import sensitivity_drawings
+from regbench.reports.page.sizes import dimension_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
 from regbench.reports.rows.tasks import Comparison

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from regbench.reports.tables.sensitivity import width_text
 _COLUMNS = 3
 _PANEL_IN = (1.9, 1.55)
 _FLOOR = -10.0  # points below the best; what is worse stands there
+_TITLE = 27  # letters that a line above a panel has room for
 _TICK_APART = 0.2  # of a panel's width
 
 _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "other": "other hyperparameters"}
@@ -25,7 +27,19 @@ _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "oth
 def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
     places = {id(row): i for i, row in enumerate(summary.rows[:DRAWN_CURVES])}
-    found = [one for one in sensitivities(summary) if id(one.row) in places]
+    return drawings_of([one for one in sensitivities(summary) if id(one.row) in places], style, places)
+
+
+def drawings_of(
+    found: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int] = MappingProxyType({})
+) -> list[Drawing]:
+    """Draw some sensitivities.
+
+    Args:
+        found: What to draw.
+        style: How each method is drawn.
+        places: The places of rows in a leaderboard on the page, by their `id`.
+    """
     drawings = []
     for role, kind in _KINDS.items():
         if shown := [one for one in found if one.role == role]:
@@ -37,8 +51,8 @@ def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[D
 
 
 def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int]) -> str:
-    rows = math.ceil(len(shown) / _COLUMNS)
-    width_in, height_in = _COLUMNS * _PANEL_IN[0], rows * _PANEL_IN[1]
+    lines = math.ceil(len(shown) / _COLUMNS)
+    width_in, height_in = _COLUMNS * _PANEL_IN[0], lines * _PANEL_IN[1]
     figure = Figure(figsize=(width_in, height_in))
     figure.patch.set_alpha(0)
     marks = Marks()
@@ -49,8 +63,9 @@ def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Ma
         axes = figure.add_axes(box)
         axes.patch.set_alpha(0)
         grid(axes)
+        rows = [places[id(one.row)]] if id(one.row) in places else []
         told = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
-        _panel(axes, one, style[one.row.label], marks.add(style[one.row.label], [places[id(one.row)]], told))
+        _panel(axes, one, style[one.row.label], marks.add(style[one.row.label], rows, told))
     return to_svg(figure, marks)
 
 
@@ -83,7 +98,9 @@ def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
     ticks = {at: value for at, value in {place(one.chosen): one.chosen}.items() if _apart(at, low, high)} | ends
     axes.set_xticks(list(ticks), [f"{value:.3g}" for value in ticks.values()])
     which = f", {one.key.removeprefix('method.')}" if one.role == "other" else ""
-    axes.set_title(one.row.name + which, fontsize=8, parse_math=False)
+    title = [one.row.label + which, one.row.name.removeprefix(one.row.label).removeprefix(", ")]
+    lines = [line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…" for line in title if line]
+    axes.set_title("\n".join(lines), fontsize=7.5, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
 
 

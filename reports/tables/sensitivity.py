@@ -27,13 +27,7 @@ def sensitivity(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
     for one in found:
         tolerance, values = one.tolerance, len(one.envelope)
         name = one.key.removeprefix("method.") + _SUFFIX[one.searched.scale]
-        ends = (DASH, DASH, DASH)
-        if tolerance:
-            ends = (
-                "≤ " * tolerance.low_open + f"{tolerance.low:.3g}",
-                "≥ " * tolerance.high_open + f"{tolerance.high:.3g}",
-                width_text(one),
-            )
+        ends = [*ends_text(one), width_text(one)]
         texts = [one.row.label, *one.row.settings.values(), name, f"{one.chosen:.3g}", *ends, str(values)]
         body.append([Entry(text) for text in [*texts, str(one.epochs), f"{one.best:.2f}"]])
         lines.append(
@@ -74,6 +68,13 @@ def _notes(summary: Summary, found: Sequence[Sensitivity]) -> list[str]:
     if "linear" in scales:
         notes.append("Linear: this width is in the hyperparameter's own unit.")
     return notes
+
+
+def ends_text(one: Sensitivity) -> tuple[str, str]:
+    """Write the ends of the range, with a sign where it may go on."""
+    if (tolerance := one.tolerance) is None:
+        return DASH, DASH
+    return "≤ " * tolerance.low_open + f"{tolerance.low:.3g}", "≥ " * tolerance.high_open + f"{tolerance.high:.3g}"
 
 
 def width_text(one: Sensitivity) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from regbench.cli import main
 from tests.reports.conftest import PATIENCE_MS
 from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.reports.reading import Drawn
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
@@ -42,6 +44,29 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts.score(record)["value"] = 99.0
     parts.write(results / "forged.zip")
     return results
+
+
+def _several_sizes(parts: Parts, out: Path) -> None:
+    """A bundle of one method with two dimensions and two batches, and of three learning rates of one of these."""
+    template = next(record for record in parts.final if record["method"] == "vicreg")
+    parts.records.clear()
+    parts.choices.clear()
+    for q, n, rate in ((64, 32, 0.4), (128, 32, 0.4), (64, 48, 0.4), (128, 32, 0.04), (128, 32, 4.0)):
+        record = parts.copy(template)
+        record |= {"sweep": "sizes", "checkpoint": None, "seed": 7, "choice": {"hyperparameters": GIVEN}}
+        record["cell"] |= {"embedding_dim": q, "batch_size": n, "seed": 7}
+        record["cell"]["optimizer"]["base_lr"] = rate
+        record["searched"] = {"optimizer.base_lr": {"scale": "log", "balances": False}}
+        record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
+        for split in ("tuning", "test"):
+            parts.score(record, split=split)["value"] = 60.0 + q / 64 - 3 * (rate != 0.4)
+        parts.settle(record)
+        parts.history(record, partial(_set_first, loss=q + n + rate, effective_rank=q / 2))
+    parts.write(out)
+
+
+def _set_first(rows: list[Json], **numbers: float) -> None:
+    rows[0].update(numbers)
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +131,40 @@ def test_a_task(site: Path) -> None:
 
 def test_a_method(site: Path) -> None:
     page = site / "methods" / "auh.html"
-    (result,) = tables(page)["Results"]
-    assert result["task"][1].startswith("../tasks/fashion-mnist-resnet-tiny.html#row-")
+    results = tables(page)["Results"]
+    assert [(row["score"], row["mean"][0], row["of"]) for row in results] == [
+        ("linear_top1 (%)", 65.0, 2),
+        ("knn_top1 (%)", 71.0, 2),
+    ]
+    assert results[0]["task"][1].startswith("../tasks/fashion-mnist-resnet-tiny.html#row-")
     assert [row["hyperparameters"] for row in tables(page)["What was tried"]] == [
         "optimizer.base_lr=0.5",
         "optimizer.base_lr=0.3",
     ]
     assert '<p class="formula">a + b</p>' in page.read_text()
+
+
+def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    _several_sizes(Parts(bundles / "lab-a.zip"), tmp_path / "results" / "sizes.zip")
+    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")])
+    assert "5 cells of 1 bundles in 1 tasks" in done.output
+    page = tmp_path / "site" / "methods" / "vicreg.html"
+    found = tables(page)
+    costs = {row["setting"]: row for row in found["Embeddings and cost"]}
+    assert costs["q=128, batch=32"]["loss (ms/step)"] == [4.096, None, False]
+    assert costs["q=128, batch=32"]["loss memory (MiB)"][0] == 4.0
+    assert costs["q=128, batch=32"]["effective rank, embedding"] == [30.0, None, False]
+    titles = re.findall("<figcaption>([^<]*)</figcaption>", page.read_text())
+    of_costs = ("Training time", "Time of the loss", "Memory of the loss")
+    assert titles == [
+        *(f"{cost} against {size}" for size in ("the embedding dimension", "the batch") for cost in of_costs),
+        "Accuracy against the learning rate",
+    ]
+    drawn = Drawn(page.read_text(), "Time of the loss against the embedding dimension", log="x")
+    assert drawn.markers("VICReg, batch=32") == [[64, 2.05], [128, 4.1]]
+    (range_,) = found["Sensitivity"]
+    assert (range_["hyperparameter"], range_["chosen"], range_["values"]) == ("optimizer.base_lr", 0.4, 3)
 
 
 def test_the_same_cell_from_two_labs(site: Path) -> None:
