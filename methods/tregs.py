@@ -22,7 +22,8 @@ class TREGS(Decomposed):
     E is the sum of the lengths of the edges of the minimum spanning tree of the embeddings, which are not normalised:
     the last term keeps them near the unit sphere. The gradient is that of the lengths of the tree's edges; which edges
     these are is found from panels of the Gram matrix, of which none is kept. The loss and the weights are
-    those of Sections 5 and 5.1, for T-REGS by itself.
+    those of Sections 5 and 5.1, for T-REGS by itself. In small trainings the printed β, on a sum over q, makes the
+    network shorten its embeddings; 10/q served better (docs/results/many_views.md).
 
     Attributes:
         alignment_weight: β >= 0, the weight of the sum over q and mean over n.
