@@ -43,8 +43,8 @@ _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 NOTATION = (
     "**Notation.** A batch has n images with V views each. An embedding has q dimensions. Z_v is the matrix of the "
     "embeddings of view v, shape (n, q), and z_{v,i} its row for image i. Sums over v go over the views, those over "
-    "i and j over the images unless the page says otherwise. ‖·‖_F is the Frobenius norm and ‖·‖_* the nuclear norm. "
-    "With two views V = 2."
+    "i and j over the images unless the page says otherwise. ‖·‖\\_F is the Frobenius norm and ‖·‖\\_\\* the nuclear "
+    "norm. With two views V = 2."
 )
 
 SPECTRUM_DIM = 512  # q of the quickstart
@@ -88,10 +88,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files outside docs/ to where the site has them."""
+    """Lead links to files outside docs/ to where the site has them, and keep a mean and its deviation on one line."""
     place = page.file.src_uri
     source = {made: name for name, made in PAGES.items()}.get(place, f"docs/{place}")
-    return _LINK.sub(lambda found: _on_site(found, source, place), markdown)
+    linked = _LINK.sub(lambda found: _on_site(found, source, place), markdown)
+    return linked.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def generated() -> Iterator[tuple[str, str]]:
