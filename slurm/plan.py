@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.benchmark.settings.sweep import Sweep
+from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.sources.base import DividedFiles
 
@@ -64,6 +66,7 @@ def plan(sweep: Sweep) -> list[Planned]:
     """
     folder = Path(sweep.runtime.runs_dir)
     times = _times(folder)
+    images = functools.cache(functools.partial(_images, Path(sweep.runtime.data_dir)))
     known: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
@@ -78,18 +81,24 @@ def plan(sweep: Sweep) -> list[Planned]:
         limit = pretrain.gpu_memory_gib
         fits = None if needs is None or limit is None else needs.peak_bytes <= GPU_SHARE * limit * 2**30
         done = (folder / sweep.name / cell.id / "record.json").exists()
-        known_hours = None if done else _known_hours(cell, times)
+        known_hours = _known_hours(cell, times) if times and not done else None
         flop_hours = None
         if not done and known_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
-            flop_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
+            flop_hours = _flop_hours(cell, needs, images(cell.dataset))
         gpu_hours = known_hours if flop_hours is None else flop_hours
         planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, flop_hours is not None))
     return planned
 
 
-def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
-    """Estimate the GPU hours of the training; None if the number of images is not known."""
-    dataset = cell.dataset
+def _flop_hours(cell: Cell, needs: Needs, images: int | None) -> float | None:
+    """Estimate the GPU hours of a training with so many images; None if their number is not known."""
+    if images is None:
+        return None
+    return images // cell.batch_size * cell.epochs * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
+
+
+def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
+    """Return the number of images of a training; None if it is not known."""
     try:
         manifest = Manifest.load(data_dir, dataset.name)
         images: int | None = manifest.splits[manifest.pretraining_split]["num_samples"]
@@ -99,9 +108,7 @@ def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
         per_class = dataset.train_per_class or divided
         images = per_class and per_class * dataset.num_classes
         images = images or published.get("unlabeled", published.get("train"))
-    if images is None:
-        return None
-    return images // cell.batch_size * cell.epochs * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
+    return images
 
 
 def needs_of(cell: Cell, runtime: Runtime, cluster: Cluster) -> Needs:

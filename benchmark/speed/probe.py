@@ -59,7 +59,18 @@ def cached(dim: int, classes: int) -> None:
         heads = LinearHeads(dim, classes, config, 0, device)
         return seconds(lambda: heads.fit(functools.partial(shuffled, features, 256, 0, device)), device)
 
-    compare(f"cached features of width {dim}, {CACHED_IMAGES:,} images of {classes} classes", epoch_s)
+    def products_s(config: LinearProbe) -> float:
+        weight_KD = torch.randn(len(config.learning_rates) * classes, dim, device=device)
+
+        def multiply() -> None:
+            for x_ND in features.x_ND.split(256):
+                (weight_KD @ x_ND.T) @ x_ND
+
+        return seconds(multiply, device)
+
+    what = f"cached features of width {dim}, {CACHED_IMAGES:,} images of {classes} classes"
+    compare(what, epoch_s)
+    compare(f"{what}: the products alone", products_s)
 
 
 def seconds(call: Callable[[], None], device: torch.device) -> float:

@@ -176,19 +176,19 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
 
 def plain(value: Any) -> Any:
     """Turn settings into the plain data that JSON and YAML have; `from_plain` reads it back."""
-    if isinstance(value, _SCALARS):
+    kind: Any = type(value)
+    if kind in _SCALARS:
         return value
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if not is_dataclass(value):
-        return value
-    kind: Any = type(value)
-    return {name: turn(getattr(value, name)) for name, turn in _turns(kind)}
+    if is_dataclass(value):
+        return {name: turn(getattr(value, name)) for name, turn in _turns(kind)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value
 
 
-_SCALARS = (str, int, float, NoneType)
+_SCALARS = {str, int, float, bool, NoneType}
 
 
 @functools.cache

@@ -223,8 +223,8 @@ def test_the_runs_seed_decides_a_probes_weights_and_batches(
     """As by hand with the seed 1 of the run for both, and with no other for either."""
     kept: list[torch.Tensor] = []
 
-    def keep(state: State, done: str, *, tensors: list[torch.Tensor], **changes: Any) -> None:
-        kept.append(tensors[0].clone())
+    def keep(state: State, done: str, *, heads: list[torch.Tensor], **changes: Any) -> None:
+        kept.append(heads[0].clone())
 
     monkeypatch.setattr(State, "save", keep)
     config = probing(features=features, learning_rates=(0.1,), epochs=1)
