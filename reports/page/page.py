@@ -167,9 +167,11 @@ def _section(
         for slug in ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity")
         if slug in tables
     ]
-    cells = [r.settings for r in summary.records if not r.untrained]
-    common = set.intersection(*(set(cell.items()) for cell in cells)) if cells else set()
-    shared = [item for item in (cells[0] if cells else {}).items() if item in common]
+    trained = [r.settings for r in summary.records if not r.untrained]
+    shared = dict(trained[0]) if trained else {}
+    for settings in trained[1:]:
+        if not shared.items() <= settings.items():
+            shared = {key: value for key, value in shared.items() if settings.get(key) == value}
     labels = sorted({row.label for row in summary.rows if not row.untrained})
     options = {name: _options(row.settings.get(name, "") for row in summary.rows) for name in _FILTERED[1:]}
     filters = {"method": labels, **options}
@@ -192,7 +194,7 @@ def _section(
         "spectra": drawn([*spectrum_drawings(summary, style), *mechanism_drawings(summary, style)], "spectrum"),
         "sensitivity": drawn(sensitivity_drawings(summary, style), "sensitivity"),
         "hyperparameters": placed(tables["hyperparameters"]),
-        "shared": shared,
+        "shared": list(shared.items()),
     }
 
 

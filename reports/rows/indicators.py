@@ -160,9 +160,11 @@ def _indication(measure: Measure, groups: dict[tuple[str, ...], list[tuple[Confi
 
 
 def _weights(rng: np.random.Generator, n: int) -> Array:
-    """Say how often each of n configurations is drawn: once in the first line, then in samples with replacement."""
+    """Say how often each of n configurations is in each sample, (n, samples): first once, then as they are drawn."""
     samples = max(100, min(_SAMPLES, _DRAWN // n))
-    return np.concatenate([np.ones((1, n)), rng.multinomial(n, np.full(n, 1 / n), size=samples)]).astype(float)
+    drawn = rng.integers(n, size=(n, samples)) * samples + np.arange(samples)
+    times = np.bincount(drawn.ravel(), minlength=n * samples).reshape(n, samples)
+    return np.concatenate([np.ones((n, 1)), times], axis=1)
 
 
 def _spearman(x: Array, y: Array, weights: Array) -> Array:
@@ -171,27 +173,26 @@ def _spearman(x: Array, y: Array, weights: Array) -> Array:
     Args:
         x: Values, (n,).
         y: Others, (n,).
-        weights: How often each is in each sample, (samples, n).
+        weights: How often each is in each sample, (n, samples).
     """
-    ranks = [_mid_ranks(values, weights) for values in (x, y)]
-    total = weights.sum(axis=1, keepdims=True)
-    a, b = (rank - (weights * rank).sum(axis=1, keepdims=True) / total for rank in ranks)
-    products = ((weights * p * q).sum(axis=1) for p, q in ((a, b), (a, a), (b, b)))
-    covariance, *variances = products
+    mean = weights.sum(axis=0) / 2  # of the ranks of each sample
+    a, b = (_mid_ranks(values, weights) - mean for values in (x, y))
+    weighted = weights * a
+    covariance, variances = (weighted * b).sum(axis=0), ((weighted * a).sum(axis=0), (weights * b * b).sum(axis=0))
     with np.errstate(invalid="ignore", divide="ignore"):
         rho: Array = covariance / np.sqrt(variances[0] * variances[1])
     return rho
 
 
 def _mid_ranks(values: Array, weights: Array) -> Array:
-    """Rank the values of each sample; equal ones share the mean of their ranks."""
+    """Rank the values of each sample, from 0; equal ones share the mean of their ranks."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.diff(values[order], prepend=-np.inf))
-    mass = np.add.reduceat(weights[:, order], starts, axis=1)
-    middle = np.cumsum(mass, axis=1) - mass / 2
-    ranks = np.empty_like(weights)
-    ranks[:, order] = np.repeat(middle, np.diff(starts, append=len(values)), axis=1)
-    return ranks
+    mass = np.add.reduceat(weights[order], starts, axis=0)
+    middle = np.cumsum(mass, axis=0) - mass / 2
+    places = np.empty(len(values), int)
+    places[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(values)))
+    return middle[places]
 
 
 def _correlation(rhos: Array, methods: int, configurations: int) -> Correlation:

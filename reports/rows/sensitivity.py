@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,8 +107,17 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
     """Find how each row's accuracy moves with the hyperparameters of which several values were tried.
 
     Accuracy is the score that chose, on the split that chose. Values of methods whose records state no range for them
-    are left out.
+    are left out. A summary is searched once, for its table, its figures and the leaderboard.
     """
+    if summary not in _FOUND:
+        _FOUND[summary] = _sensitivities(summary)
+    return _FOUND[summary]
+
+
+_FOUND: WeakKeyDictionary[Summary, list[Sensitivity]] = WeakKeyDictionary()
+
+
+def _sensitivities(summary: Summary) -> list[Sensitivity]:
     # Where rows differ in their epochs, a short training might belong to any of them.
     briefly = [] if "epochs" in summary.varying else summary.short
     keys = [key for key in summary.varying if key != "epochs"]
