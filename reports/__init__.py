@@ -6,7 +6,6 @@ report is written.
 
 from __future__ import annotations
 
-import gc
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from regbench import RegbenchError
 from regbench.files import write_atomically, write_bytes
+from regbench.reports.collecting import uncollected
 
 if TYPE_CHECKING:
     from regbench.reports.find.records import Records
@@ -74,15 +74,8 @@ def write_report(
         RegbenchError: If there is no readable record, `cost` is no such file, nothing of `against` is of a task of
             `runs`, or `out` cannot be written.
     """
-    # Of ten thousand records nothing is garbage before the report is written, and looking for some takes a quarter of
-    # the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         return _write_report(runs, out, whole_paper, cost, [against] if isinstance(against, Path) else against)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _write_report(

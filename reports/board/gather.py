@@ -20,6 +20,7 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.collecting import uncollected
 
 _LARGE_BYTES = 5 * 2**20
 """Of all bundles together, for which it is worth to start processes, which takes them a second or two."""
@@ -120,15 +121,16 @@ def gather(folder: Path) -> Gathered:
 
 def _read(path: Path, name: str) -> Submission | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
-    try:
-        bundle = read_bundle(path, whole=False)
-        misfits = claim_misfits(bundle)
-    except RegbenchError as error:
-        return name, str(error)
-    if misfits:
-        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-        return name, f"{misfits[0]}{more}"
-    return Submission(name, bundle.sha256, _slim(bundle))
+    with uncollected():
+        try:
+            bundle = read_bundle(path, whole=False)
+            misfits = claim_misfits(bundle)
+        except RegbenchError as error:
+            return name, str(error)
+        if misfits:
+            more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+            return name, f"{misfits[0]}{more}"
+        return Submission(name, bundle.sha256, _slim(bundle))
 
 
 def _slim(bundle: Bundle) -> tuple[BundledRecord, ...]:

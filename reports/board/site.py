@@ -6,6 +6,7 @@ cells lies in `data/`, in scripts that a page loads when it is asked for one: a 
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from regbench.reports.board.measured import COSTS as TASK_COSTS
 from regbench.reports.board.measured import MEASURES, measured, stat_entry
 from regbench.reports.board.method import Place, method_content, sensitivity_table
 from regbench.reports.board.tasks import Slugs, Task, repeated, tasks_of, tried
+from regbench.reports.collecting import uncollected
 from regbench.reports.page.drawing import Drawing, styles, unique_ids
 from regbench.reports.page.figures import COSTS, DRAWN_CURVES, EFFECTIVE_RANK, scatter_drawings
 from regbench.reports.page.page import MARKER_PATHS
@@ -67,13 +69,17 @@ def write_site(folder: Path, out: Path) -> Site:
     Raises:
         RegbenchError: If no bundle can be taken, or `out` cannot be written to.
     """
-    found = gather(folder)
-    tasks = tasks_of(found)
+    with uncollected():
+        found = gather(folder)
+        tasks = tasks_of(found)
+    gc.freeze()  # all of it stays to the end, so collections of the garbage of figures need not look at it
     try:
         for name, content in _Pages(found, tasks).files():
             write_bytes(out / name, content)
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another --out") from error
+    finally:
+        gc.unfreeze()
     return Site(out / "index.html", len(found.cells), len(tasks), len(found.submissions), found.refused)
 
 

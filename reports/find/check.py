@@ -12,6 +12,7 @@ from tqdm import tqdm
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.reports.collecting import uncollected
 from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
 from regbench.reports.find.runs import Found, find_runs
 
@@ -52,6 +53,11 @@ def check_records(folders: Sequence[Path]) -> Check:
     Raises:
         RegbenchError: If a folder does not exist or holds no record.
     """
+    with uncollected():
+        return _checked(folders)
+
+
+def _checked(folders: Sequence[Path]) -> Check:
     found, choices = find_runs(folders), TuningChoices()
     runs = [(run, run.record) for run in found.runs if run.record is not None]
     if not runs:
