@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NotRequired
+from typing import IO, Any, NotRequired
 
 import pytest
 from typing_extensions import TypedDict
@@ -17,9 +18,13 @@ from typing_extensions import TypedDict
 from regbench import RegbenchError
 from regbench.files import (
     Name,
+    cell_id,
+    digest,
+    is_digest_of_text,
     read_json,
     remove_leftovers,
     signed,
+    signed_line,
     verified,
     write_atomically,
     write_digested,
@@ -142,6 +147,34 @@ def test_what_was_signed_is_told_from_what_was_changed(change: str) -> None:
     assert verified(signed({"a": 1, "b": [2]}).encode()) == {"a": 1, "b": [2]}
     with pytest.raises(ValueError, match=r"sha256 was taken of|unexpected|Input is a zero-length"):
         verified(change.encode())
+
+
+PARTS = {"name": "café \x7f", "rates": [1e-5, 1e16, 0.1, -0.0], "none": None, "inner": {"b": True, "a": float("nan")}}
+
+
+@pytest.mark.parametrize("change", [("NaN", "null"), ("1e-05", "1e-06"), ("true", "1")])
+def test_parts_of_cells_are_told_apart_though_their_text_is_kept(change: tuple[str, str]) -> None:
+    cell = {"method": PARTS, "optimizer": {"x": PARTS}, "seed": 1, "epochs": 3}
+    text = json.dumps(cell, sort_keys=True, separators=(",", ":"))
+    for _ in range(2):
+        assert cell_id(cell) == hashlib.sha256(text.encode()).hexdigest()[:12]
+    other = json.loads(text.replace(*change))
+    assert cell_id(other) == hashlib.sha256(text.replace(*change).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("write", [signed, lambda data: signed_line({**data, "sha256": digest(data)})])
+def test_text_that_was_changed_does_not_have_its_digest(write: Callable[[Any], str]) -> None:
+    text = write({"z": [1, {"k": "v"}], "a": PARTS, "said": '"k":v'}).encode()
+    sha256 = json.loads(text)["sha256"]
+    assert is_digest_of_text(sha256, text)
+    for old, new in ((b"0.1", b"0.2"), (b'\\":v', b'\\": v'), (b"1e+16", b"10000000000000000000"), (b"caf", b" caf")):
+        assert old in text
+        assert not is_digest_of_text(sha256, text.replace(old, new))
+
+
+def test_numbers_beyond_64_bits_are_left_to_the_parser() -> None:
+    text = signed({"n": 2**70, "z": 1}).encode()
+    assert not is_digest_of_text(json.loads(text)["sha256"], text)
 
 
 class Plan(TypedDict):

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
-from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import parse_json
+
+LARGEST = 1e100
+Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+"""What was measured. The squares of larger numbers, of which deviations are made, do not fit into a float."""
 
 _AGAIN = "remove it, and the command that wrote it makes it again from the last checkpoint"
 
@@ -38,7 +41,7 @@ class Score:
     """
 
     name: str
-    value: FiniteFloat
+    value: Number
     split: str
     protocol: str
     title: str
@@ -97,23 +100,23 @@ class Cost:
         energy_cpu_joules: Of the whole machine's processors, in training.
     """
 
-    train_s: FiniteFloat | None = None
-    checkpoint_s: FiniteFloat | None = None
-    monitor_s: FiniteFloat | None = None
-    evaluate_s: FiniteFloat | None = None
-    img_per_s: FiniteFloat | None = None
-    step_ms: FiniteFloat | None = None
-    data_ms: FiniteFloat | None = None
-    forward_ms: FiniteFloat | None = None
-    loss_ms: FiniteFloat | None = None
-    backward_ms: FiniteFloat | None = None
-    optimizer_ms: FiniteFloat | None = None
-    peak_memory_bytes: FiniteFloat | None = None
-    peak_reserved_bytes: FiniteFloat | None = None
+    train_s: Number | None = None
+    checkpoint_s: Number | None = None
+    monitor_s: Number | None = None
+    evaluate_s: Number | None = None
+    img_per_s: Number | None = None
+    step_ms: Number | None = None
+    data_ms: Number | None = None
+    forward_ms: Number | None = None
+    loss_ms: Number | None = None
+    backward_ms: Number | None = None
+    optimizer_ms: Number | None = None
+    peak_memory_bytes: Number | None = None
+    peak_reserved_bytes: Number | None = None
     peak_memory_kind: str | None = None
-    loss_extra_bytes: FiniteFloat | None = None
-    energy_gpu_joules: FiniteFloat | None = None
-    energy_cpu_joules: FiniteFloat | None = None
+    loss_extra_bytes: Number | None = None
+    energy_gpu_joules: Number | None = None
+    energy_cpu_joules: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ class _Epoch(TypedDict):
     """What of a line of the history makes curves of accuracy."""
 
     epoch: int
-    epoch_s: FiniteFloat
+    epoch_s: Number
     scores: NotRequired[_Scores]
 
 
@@ -314,9 +317,9 @@ class Record(SignedFile):
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """The cell's settings by their full names, as text: {"optimizer.base_lr": "0.3"}."""
+        """The cell's settings by their full names, in the order of these, as text: {"optimizer.base_lr": "0.3"}."""
         found: dict[str, str] = {}
-        for key, value in self.cell.items():
+        for key, value in sorted(self.cell.items()):
             found.update(_flat_part(key, orjson.dumps(value)))
         return found
 
@@ -376,7 +379,7 @@ class Record(SignedFile):
 
     @functools.cached_property
     def at_end(self) -> dict[str, float]:
-        """The finite numbers of the last epoch, by name; empty where there are none."""
+        """The numbers of the last epoch, by name, but for NaN and the like; empty where there are none."""
         if self.metrics is None:
             return {}
         last = self.place(self.metrics).read_bytes().rstrip().rpartition(b"\n")[2:]
@@ -384,9 +387,9 @@ class Record(SignedFile):
 
 
 def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a row of a history, by name."""
+    """Return the numbers of a row of a history that means can be taken of, by name."""
     numbers = ((name, value) for name, value in row.items() if isinstance(value, int | float))
-    return {name: float(value) for name, value in numbers if not isinstance(value, bool) and math.isfinite(value)}
+    return {name: float(value) for name, value in numbers if not isinstance(value, bool) and abs(value) <= LARGEST}
 
 
 def read_record(directory: Path) -> Record | None:
@@ -434,7 +437,7 @@ class LaterEvaluation(SignedFile):
 
 def _flat(cell: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
-    for key, value in cell.items():
+    for key, value in sorted(cell.items()):
         if isinstance(value, dict):
             out.update(_flat(value, f"{prefix}{key}."))
         else:

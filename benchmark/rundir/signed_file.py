@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from regbench import RegbenchError
-from regbench.files import digest, parse_json, reason, signed
+from regbench.files import digest, is_digest_of_text, parse_json, reason, signed
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION: Final = 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,16 +24,18 @@ class SignedFile:
     Attributes:
         path: Where it was read from.
         sha256: The digest of its content, once it was written.
+        schema_version: Of the fields.
     """
 
     path: Path = Path()
     sha256: str = ""
+    schema_version: Literal[6] = SCHEMA_VERSION
 
     def text(self) -> str:
         """Return the file's content."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del content["path"], content["sha256"]
-        return signed({"schema_version": SCHEMA_VERSION, **_plain(content)})
+        return signed(_plain(content))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -45,31 +48,29 @@ class SignedFile:
         return cls.parse(path.read_bytes(), path)
 
     @classmethod
-    def parse(cls, content: bytes, path: Path) -> Self:
+    def parse(cls, content: bytes, path: Path | Callable[[Self], Path]) -> Self:
         """Return what a file's content holds.
 
         Args:
             content: Of the file.
-            path: Where it was read from.
+            path: Where it was read from, or what tells it of what was read.
 
         Raises:
             ValueError: Saying what is wrong with it.
         """
         try:
-            raw = parse_json(content)
-        except ValueError as error:
-            raise ValueError(f"not valid JSON, truncated? ({error})") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"holds {raw!r:.40}, not a JSON object")
-        if (version := raw.get("schema_version")) != SCHEMA_VERSION:
-            raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
-        try:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
         except ValidationError as error:
+            _object(content)  # what it refuses says more
             raise ValueError(reason(error)) from error
-        if digest({name: value for name, value in raw.items() if name != "sha256"}) != found.sha256:
-            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
-        return dataclasses.replace(found, path=path)
+        if not is_digest_of_text(found.sha256, content):
+            raw = _object(content)
+            raw.pop("sha256", None)
+            if digest(raw) != found.sha256:
+                raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
+        # Nobody has seen it yet, and a copy would take as long as its digest.
+        object.__setattr__(found, "path", path if isinstance(path, Path) else path(found))
+        return found
 
     @classmethod
     def read_if_there(cls, path: Path, remedy: str) -> Self | None:
@@ -89,6 +90,23 @@ class SignedFile:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """Read the JSON object in a file of this version.
+
+    Raises:
+        ValueError: If it holds something else.
+    """
+    try:
+        raw = parse_json(content)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON, truncated? ({error})") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"holds {raw!r:.40}, not a JSON object")
+    if (version := raw.get("schema_version")) != SCHEMA_VERSION:
+        raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
+    return raw
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from regbench.benchmark.rundir.record import NamedFile
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, RankedConfiguration, TuningChoice
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.speed.report import CHOICES, SEEDS, cells, history, record
-from regbench.files import cell_id, digest
+from regbench.files import cell_id, digest, signed_line
 from regbench.methods.spectrum import kernel_spectrum
 from regbench.reports.bundle.bundle import Contents, write_bundle
 
@@ -141,7 +141,7 @@ def write(records: list[Json], choices: list[Json], out: Path) -> None:
     for one in records:
         one.pop("sha256", None)
         one["sha256"] = digest(one)
-    lines = [json.dumps(one, separators=(",", ":")) for one in sorted(records, key=lambda one: str(one["cell_id"]))]
+    lines = [signed_line(one) for one in sorted(records, key=lambda one: str(one["cell_id"]))]
     texts = [text for _, text in zip(lines, itertools.cycle(histories()), strict=False)]
     write_bundle(Contents(lines, [], [json.dumps(choice) for choice in choices], texts, {}), out)
 

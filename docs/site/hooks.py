@@ -245,7 +245,7 @@ def _record_page() -> str:
 def _fields(cls: type, schema: Mapping[str, Any]) -> str:
     texts, rows = meanings(cls), []
     for name, field in schema["properties"].items():
-        if name not in ("path", "sha256") or not issubclass(cls, SignedFile):
+        if name not in ("path", "sha256", "schema_version") or not issubclass(cls, SignedFile):
             if not texts.get(name):
                 raise PluginError(f"{cls.__name__}: the docstring does not say what {name} is")
             rows.append([f"`{name}`", _kind(field), texts[name]])

@@ -15,7 +15,6 @@ same file, byte for byte, and the manifest's SHA-256 does not depend on how the 
 from __future__ import annotations
 
 import hashlib
-import json
 import lzma
 import re
 import shutil
@@ -31,7 +30,7 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
-from regbench.files import file_sha256, parse_json, write_atomically
+from regbench.files import file_sha256, parse_json, signed_line, write_atomically
 from regbench.reports.bundle.histories import last_row, pack, unpack
 from regbench.reports.find.judging import Misfit, with_evaluation
 
@@ -105,7 +104,7 @@ class Contents:
 
 def one_line(content: bytes) -> str:
     """Write a signed file's JSON in one line; the digest that it states is of the data, and so still holds."""
-    return json.dumps(parse_json(content), separators=(",", ":"))
+    return signed_line(parse_json(content))
 
 
 def write_bundle(contents: Contents, out: Path) -> str:
@@ -179,9 +178,7 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
         raise ValueError(f"{min(odd)} does not belong into a bundle")
     records: dict[str, Record] = {}
     for line in _lines(archive, manifest, "records.jsonl"):
-        raw = parse_json(line)
-        place = Path(str(raw.get("sweep"))) / str(raw.get("cell_id")) if isinstance(raw, dict) else Path("?")
-        record = _parsed(Record, line, place / "record.json")
+        record = _record(line)
         if record.cell_id in records:
             first = records[record.cell_id]
             raise ValueError(f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}")
@@ -226,6 +223,16 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
         weights=frozenset(weights.values()),
         later=frozenset(later_scores),
     )
+
+
+def _record(line: bytes) -> Record:
+    """Parse a record, with the path that it would have under a runs folder."""
+    try:
+        return Record.parse(line, lambda record: Path(record.sweep, record.cell_id, "record.json"))
+    except ValueError:
+        raw = parse_json(line)
+        place = Path(str(raw.get("sweep")), str(raw.get("cell_id"))) if isinstance(raw, dict) else Path("?")
+        return _parsed(Record, line, place / "record.json")  # says where
 
 
 def _parsed(kind: type[F], line: bytes, place: Path) -> F:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from regbench.benchmark.rundir.record import LaterEvaluation, NamedFile, Record, on_test
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
-from regbench.files import cell_id, parse_yaml
+from regbench.files import cell_id, file_sha256, parse_yaml
 from regbench.reports.find.runs import Run
 
 _NOTHING = object()
@@ -116,8 +115,7 @@ def file_misfits(record: Record, named: NamedFile | None) -> Iterator[Misfit]:
         return
     path = record.place(named)
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_sha256(path)
     except (OSError, ValueError) as error:  # a name may hold what no file's name can
         yield Misfit(path, f"cannot be read ({getattr(error, 'strerror', error)})")
         return
@@ -147,7 +145,7 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
 
 def id_misfits(record: Record) -> Iterator[Misfit]:
     """Hold a record's cell id against its folder's name and the id of its cell."""
-    if record.path.absolute().parent.name != record.cell_id:
+    if (record.path.parent.name or record.path.absolute().parent.name) != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:
         computed = cell_id(record.cell)

@@ -7,9 +7,11 @@ import dataclasses
 import functools
 import hashlib
 import json
+import marshal
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
 
@@ -130,13 +132,38 @@ def remove_leftovers(folder: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+_CHUNK_BYTES = 2**16  # larger ones are taken from the system each time, which takes longer than to read a small file
+
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def digest(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of plain data in hexadecimal; the order of keys and the spelling of the file do not matter."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_compact(data).encode()).hexdigest()
+
+
+def is_digest_of_text(sha256: str, content: bytes) -> bool:
+    """Tell whether a file is spelled as `signed` or `signed_line` spells it, and the digest that it states is its own.
+
+    This takes a fraction of the time that it takes to parse the text and to write the data again. Of a file that is
+    spelled in another way, or holds what `parse_json` may refuse, it tells nothing, so that is false.
+    """
+    if _LONG_NUMBER in content.translate(_DIGITS) or b'\\": ' in content:  # the last would look like a key
+        return False
+    text = b"".join(map(bytes.lstrip, content.split(b"\n"))).replace(b'": ', b'":')
+    before, found, after = text.partition(b'"sha256":"%b",' % sha256.encode())
+    return bool(found) and hashlib.sha256(before + after).hexdigest() == sha256
+
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = 19 * b"0"  # does not fit into 64 bits
 
 
 def cell_id(cell: Mapping[str, Any]) -> str:
@@ -152,13 +179,36 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding.pop(name, None)
         if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):  # which look at augmented views
             deciding.pop("augmentation", None)
-    return digest(deciding)[:12]
+    parts = [f"{encode_basestring_ascii(name)}:{_part(value)}" for name, value in sorted(deciding.items())]
+    return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()[:12]
+
+
+_PARTS: dict[bytes, str] = {}
+_PARTS_AT_MOST = 4096
+
+
+def _part(value: Any) -> str:
+    """Write a part of a cell as `digest` does. Thousands of cells share most parts, so their text is kept."""
+    try:
+        key = marshal.dumps(value, 2)  # tells NaN from null, as JSON does not; later versions differ from call to call
+    except ValueError:  # more than plain data
+        return _compact(value)
+    if (text := _PARTS.get(key)) is None:
+        if len(_PARTS) >= _PARTS_AT_MOST:
+            _PARTS.clear()
+        text = _PARTS[key] = _compact(value)
+    return text
 
 
 def signed(data: Mapping[str, Any]) -> str:
     """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
     plain = json.loads(json.dumps(data))
-    return json.dumps({**plain, "sha256": digest(plain)}, indent=1)
+    return json.dumps({**plain, "sha256": digest(plain)}, indent=1, sort_keys=True)
+
+
+def signed_line(data: Mapping[str, Any]) -> str:
+    """Write the data of a signed file, its digest included, in one line."""
+    return _compact(data)
 
 
 def verified(content: bytes) -> dict[str, Any]:
@@ -281,4 +331,7 @@ def reason(error: ValidationError) -> str:
         return f"{where} is missing"
     if first["type"] == "value_error":
         return f"{where}: {first['ctx']['error']}"
+    for name, words in (("le", "at most"), ("ge", "at least")):  # pydantic writes all digits of 1e100
+        if (bound := first.get("ctx", {}).get(name)) is not None:
+            return f"{where} is {first['input']!r:.40}: input should be {words} {bound:g}"
     return f"{where} is {first['input']!r:.40}: {first['msg'][0].lower()}{first['msg'][1:]}".lstrip()

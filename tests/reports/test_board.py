@@ -205,6 +205,17 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
 
 
+def test_a_cost_whose_square_is_no_number_is_refused(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "lab-a.zip")
+    for record in parts.final:
+        record["cost"]["loss_ms"] = 1e200
+    parts.write(tmp_path / "large.zip")
+    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
+    assert done.exit_code == 2
+    assert "cost.loss_ms is 1e+200: input should be at most 1e+100" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_no_bundle(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert done.exit_code == 2
