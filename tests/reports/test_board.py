@@ -33,9 +33,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert CliRunner().invoke(main, command).exit_code == 0
     shutil.copy(results / "lab-a.zip", results / "copy.zip")
     parts = Parts(results / "lab-a.zip")
-    parts.records = parts.final[:1]
+    record = next(record for record in parts.final if record["method"] == "vicreg")
+    parts.records = [record]
     parts.choices.clear()
-    (record,) = parts.records
     record["choice"]["hyperparameters"] = GIVEN
     record["environment"]["hardware"] = EVIL
     parts.score(record, "linear_top1")["value"] -= 0.75
