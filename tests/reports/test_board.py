@@ -60,6 +60,8 @@ def _several_sizes(parts: Parts, out: Path) -> None:
         record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
         for split in ("tuning", "test"):
             parts.score(record, split=split)["value"] = 60.0 + q / 64 - 3 * (rate != 0.4)
+        rank = {"name": "rankme", "value": q / 4, "unit": "", "split": "tuning", "higher_is_better": None}
+        record["scores"].append({**record["scores"][0], **rank})
         parts.settle(record)
         parts.history(record, partial(_set_first, loss=q + n + rate, effective_rank=q / 2))
     parts.write(out)
@@ -155,6 +157,10 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     assert costs["q=128, batch=32"]["loss (ms/step)"] == [4.096, None, False]
     assert costs["q=128, batch=32"]["loss memory (MiB)"][0] == 4.0
     assert costs["q=128, batch=32"]["effective rank, embedding"] == [30.0, None, False]
+    assert costs["q=128, batch=32"]["effective rank, representation"] == [32.0, None, False]
+    (task,) = (tmp_path / "site" / "tasks").iterdir()
+    ranks = [row["effective rank, representation"][0] for row in tables(task)["Leaderboard"]]
+    assert sorted(ranks) == [16.0, 16.0, 32.0]
     titles = re.findall("<figcaption>([^<]*)</figcaption>", page.read_text())
     of_costs = ("Training time", "Time of the loss", "Memory of the loss")
     assert titles == [
