@@ -39,6 +39,7 @@ PAGES = {"README.md": "index.md"} | {
     name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 }
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
+_FIGURE = re.compile(r"^(!\[[^\]]*\]\(([^)\s]+)\))$", re.MULTILINE)
 
 NOTATION = (
     "**Notation.** A batch has n images with V views each. An embedding has q dimensions. Z_v is the matrix of the "
@@ -88,10 +89,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files outside docs/ to where the site has them, and keep a mean and its deviation on one line."""
+    """Make a page fit for the site.
+
+    Links to files outside docs/ lead to where the site has them. A figure is a link to itself, so that it can be seen
+    in full and its scrolling reached by the keyboard. A mean and its deviation stay on one line.
+    """
     place = page.file.src_uri
     source = {made: name for name, made in PAGES.items()}.get(place, f"docs/{place}")
-    linked = _LINK.sub(lambda found: _on_site(found, source, place), markdown)
+    linked = _LINK.sub(lambda found: _on_site(found, source, place), _FIGURE.sub(r"[\1](\2)", markdown))
     return linked.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
