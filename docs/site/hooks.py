@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -274,7 +275,7 @@ def _kind(field: Mapping[str, Any]) -> str:
 def _settings_page() -> str:
     parts = ["# Settings", "Each is set by an override `NAME=VALUE`, or by a line of a sweep file."]
     for title, settings in listing():
-        rows = [[f"`{s.name}`", s.kind, s.default, s.meaning] for s in settings]
+        rows = [[f"`{s.name}`", s.kind, shorten(s.default or "", 80, placeholder=" …"), s.meaning] for s in settings]
         table = tabulate(rows, ["setting", "values", "default", "meaning"], tablefmt="github")
         parts += [f"## {title[0].upper()}{title[1:]}", table]
     return "\n\n".join(parts) + "\n"
