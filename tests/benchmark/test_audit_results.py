@@ -32,7 +32,10 @@ def numbers(phrase: str, processes: int = 1) -> list[float]:
     if missing:
         pytest.skip(missing[0])
     assert result.returncode == 0, result.stderr
-    return [float(number) for number in NUMBER.findall(result.stdout)]
+    printed = [
+        line for line in result.stdout.splitlines() if " | " not in line
+    ]  # a library's own log is not the script's
+    return [float(number) for line in printed for number in NUMBER.findall(line)]
 
 
 @pytest.mark.slow
@@ -58,3 +61,23 @@ def test_conventions_of_lightly_and_stable_pretraining() -> None:
 @pytest.mark.slow
 def test_ntxent_of_pytorch_metric_learning_keeps_n_cubed_numbers() -> None:
     assert numbers("kept_mib(lambda") == pytest.approx([64, 18, 128, 144, 256, 1152], rel=0.06)
+
+
+@pytest.mark.slow
+def test_lejepa_of_stable_pretraining_drops_the_mean_over_ranks() -> None:
+    together, alone, whole = numbers("import EppsPulley", processes=2)
+    assert together == pytest.approx(2 * alone, rel=1e-4)
+    assert (together, whole) == pytest.approx((3.149, 1.838), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_coding_rate_of_emp_ssl_pytorch_falls_with_the_batch() -> None:
+    expected = [16, 1.04, 6.49, 64, 0.30, 6.96, 256, 0.08, 7.12]
+    assert numbers("emp_ssl_pytorch") == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.slow
+def test_conventions_of_more_than_two_views() -> None:
+    pooled, times_the_views, all_positives, pairs = numbers("SlicedEppsPulley(64)")
+    assert pooled == pytest.approx(times_the_views, rel=1e-4)
+    assert abs(all_positives - pairs) > 0.01 * pairs
