@@ -31,6 +31,7 @@ class Place:
         row: It.
         tried: What it was chosen from; None where nothing else was tried.
         sensitivities: How its accuracy moves with its hyperparameters.
+        means: Of all rows of the task, by leading score.
     """
 
     task: Task
@@ -38,6 +39,7 @@ class Place:
     row: Row
     tried: Tried | None
     sensitivities: Sequence[Sensitivity]
+    means: Mapping[str, Sequence[float]]
 
     @property
     def address(self) -> list[str]:
@@ -102,14 +104,15 @@ def _results(places: Sequence[Place]) -> Table:
     rows = []
     for place in places:
         summary, row = place.task.summary, place.row
+        budget = summary.budget(row)
         for name in reversed(summary.leading):
             value, higher = row.score(name), summary.scores[name].higher_is_better
             if value is None:
                 continue
-            others = [other.mean for each in summary.rows if (other := each.score(name))]
+            others = place.means[name]
             better = sum(other > value.mean if higher else other < value.mean for other in others)
             entry = [summary.scores[name].head, stat_entry(value), better + 1, len(others)]
-            rows.append([place.address, place.setting, *entry, len(row.records), summary.budget(row)])
+            rows.append([place.address, place.setting, *entry, len(row.records), budget])
     columns = [links("task", filtered=True), texts("setting", filtered=True), texts("score", filtered=True)]
     columns += [means("mean", 2), numbers("place"), numbers("of"), numbers("seeds"), numbers("tuned among")]
     return table(columns, rows)

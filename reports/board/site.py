@@ -109,7 +109,11 @@ class _Pages:
             chosen_from, moved = tried(task.summary), defaultdict(list)
             for one in sensitivities(task.summary):
                 moved[id(one.row)].append(one)
-            places = [Place(task, i, r, chosen_from.get(i), moved[id(r)]) for i, r in enumerate(task.summary.rows)]
+            of_rows = {n: [v.mean for r in task.summary.rows if (v := r.score(n))] for n in task.summary.leading}
+            places = [
+                Place(task, number, row, chosen_from.get(number), moved[id(row)], of_rows)
+                for number, row in enumerate(task.summary.rows)
+            ]
             for place in places:
                 of_methods[place.row.label].append(place)
             yield f"tasks/{task.slug}.html", self._task(task, places)
