@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from regbench import RegbenchError
 from regbench.audit import assert_sound
 from regbench.benchmark.audit import adapters
 from regbench.benchmark.audit.finding import Finding
@@ -167,6 +168,14 @@ def test_what_is_wrong_between_ranks_is_found_by_its_name(
     assert [finding.name for finding in found] == names, found
 
 
+@pytest.mark.slow
+def test_ranks_get_as_many_views_as_a_loss_takes(group: Ranks) -> None:
+    two, three = (
+        ranks(target("gathers_two_views", gathers=True, views=views), group)[0].name for views in ((2,), (2, 3))
+    )
+    assert (two, three) == ("unequal shares change the value", "statistics of own rows")
+
+
 def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
     quick = ("value", "gradient")
     assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
@@ -212,6 +221,20 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert finding["command"] in (tmp_path / "audit.md").read_text()
     sound = CliRunner().invoke(main, ["audit", f"{FILE}:vicreg", *arguments[1:]])
     assert sound.exit_code == 0, sound.output
+
+
+def test_the_command_gives_more_than_two_views(tmp_path: Path) -> None:
+    arguments = [f"{FILE}:leaves_out_a_view", "--claims", "rbf", "--views", "4", "--probe", "views"]
+    result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "view left out" in result.output
+    (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
+    assert loss["findings"][0]["command"].endswith("--claims 'rbf' --views 4 --probe views")
+
+
+def test_a_loss_takes_two_views_at_least() -> None:
+    with pytest.raises(RegbenchError, match=r"views=\(3,\): a loss is audited with two views first"):
+        target("rbf_of_views", views=(3,))
 
 
 @pytest.mark.parametrize(
