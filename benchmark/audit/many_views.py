@@ -98,14 +98,15 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             continue
         for name in weights.names:
             factor = weights.factor(name)
-            if weights.are(name, factor):
-                if layout[0] == layout[1]:
-                    grown.setdefault(name, {2: usual[name]})[layout[0]] = factor
-                elif not weights.are(name, usual[name]) and name not in grown:
-                    text = f"{_of(layout)} the {name} has {factor / usual[name]:.4g} times the weight of two views"
-                    findings.append(_found("weight by global views", "convention", factor, text))
-            else:
+            if not weights.are(name, factor):
                 findings.append(_uneven(weights, method, name, usual[name], layout))
+            elif layout[0] == layout[1]:
+                grown.setdefault(name, {2: usual[name]})[layout[0]] = factor
+            else:
+                of_global = grown.get(name, {}).get(layout[0], usual[name])
+                if not weights.are(name, of_global):
+                    text = f"{_of(layout)} the {name} has {factor / of_global:.4g} times the weight of global ones only"
+                    findings.append(_found("weight by global views", "convention", factor, text))
     for name, factors in grown.items():
         if any(abs(factor - usual[name]) > 1e-4 * abs(usual[name]) for factor in factors.values()):
             form = named_by_views(factors)

@@ -248,6 +248,11 @@ def prefers_the_first_view(*views: Tensor) -> Tensor:
     return rbf_of_views(*views, pairs=pairs)
 
 
+def weighs_by_global_views(*views: Tensor, global_views: int) -> Tensor:
+    terms = methods.build("rbf").view_terms(views, global_views)
+    return terms["alignment"] * global_views / len(views) + terms["uniformity"] + terms["diagonal"]
+
+
 def simclr_with_all_positives(*views: Tensor) -> Tensor:
     """Another continuation to more views: all other views of an image share a numerator."""
     units = torch.cat([F.normalize(z, dim=1) for z in views])

@@ -109,6 +109,12 @@ def test_what_is_wrong_with_many_views_is_found_by_its_name(
     assert text in found[0].text
 
 
+def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
+    (found,) = run_probe(target("weighs_by_global_views", "rbf", views=(2, 4), call=crops, local_views=True), "views")
+    assert (found.name, found.severity) == ("weight by global views", "convention")
+    assert "with 4 views, 1 of them global, the alignment has 0.25 times the weight" in found.text
+
+
 @pytest.mark.parametrize(
     ("loss", "claims", "how"),
     [
