@@ -219,7 +219,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["audit", *arguments])
     assert result.exit_code == 1
     assert "missing term" in result.output
-    assert "1 defects in 1 losses" in result.output
+    assert "defects: 1; losses: 1" in result.output
     (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
     (finding,) = loss["findings"]
     assert (finding["name"], finding["severity"]) == ("missing term", "defect")

@@ -99,4 +99,4 @@ def audit(
     click.echo(f"written: {out / 'audit.md'}, audit.json")
     defects = sum(finding.severity == "defect" for report in reports for finding in report.findings)
     if defects:
-        raise click.ClickException(f"{defects} defects in {len(losses)} losses")
+        raise click.ClickException(f"defects: {defects}; losses: {len(losses)}")
