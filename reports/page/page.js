@@ -210,6 +210,7 @@ route();
 // --- while cells are on their way, the page loads itself again, and stays as it was left ---
 
 const RELOAD_MS = 30_000;
+const A_DAY_MS = 86_400_000;
 const LEFT = `regbench ${location.pathname}`;
 const named = (element) => `${element.closest("[id]").id} ${element.name || element.ariaLabel || (element.querySelector("summary") ?? element).textContent}`;
 
@@ -246,7 +247,8 @@ function restore({ values, orders, opened, places, y }) {
 let left = null;
 try { left = sessionStorage.getItem(LEFT); sessionStorage.removeItem(LEFT); } catch {}
 if (left) restore(JSON.parse(left));
-if (document.querySelector("#unfinished[data-waiting]")) {
+const age_ms = Date.now() - Date.parse(document.lastModified);
+if (document.querySelector("#unfinished[data-waiting]") && age_ms < A_DAY_MS) { // an older one is of a sweep that was given up
   history.scrollRestoration = "manual";
   setInterval(reload, RELOAD_MS);
 }

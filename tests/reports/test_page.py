@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -416,6 +417,13 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     assert page.locator("#s1-cells input").input_value() == "done"
     assert set(column(page, "#s1-leaderboard", "method")) == {"AUH"}
     assert page.evaluate(places) == [700, 40]
+    page.close()
+    page = browser.new_page(offline=True)
+    page.clock.install(time=time.time() + 2 * 86_400)  # nobody has written it for two days
+    page.goto(file.as_uri())
+    expect(page.locator("#s1-cells tbody tr").first).to_be_visible()
+    page.clock.run_for(300_000)
+    assert page.evaluate("sessionStorage.length") == 0
     page.close()
 
 
