@@ -20,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.cost.ranks import Case, value_and_gradient
+from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
@@ -451,8 +453,19 @@ def test_an_interrupted_transformer_ends_as_an_undisturbed_one(shared: list[str]
     assert {score.name for score in resumed.scores} >= {"knn_top1", "linear_top1"}
 
 
-def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str], undisturbed: Run) -> None:
+def test_stages_one_at_a_time_give_what_all_at_once_give(
+    tiny: list[str], undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the network's layout that it was trained in, on which the last bits of features depend."""
     cell, runtime = undisturbed.cell, load(tiny)[1]
+    represent, as_trained = Encoder.represent, []
+
+    def watched(self: Encoder, x: Tensor) -> Tensor:
+        kernels = [each for each in self.module.parameters() if each.ndim == 4]
+        as_trained.append(all(each.is_contiguous(memory_format=torch.channels_last) for each in kernels))
+        return represent(self, x)
+
+    monkeypatch.setattr(Encoder, "represent", watched)
     with pytest.raises(RegbenchError, match="not trained to the end; run the stage pretrain first"):
         run_cell(cell, runtime, "staged", ["tune"])
     for stage in ("pretrain", "tune"):
@@ -463,6 +476,7 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(tiny: list[str], undist
     staged = run_cell(cell, runtime, "staged", ["final"])
     assert staged is not None
     assert numbers(staged) == numbers(undisturbed.record)
+    assert set(as_trained) == {True}
 
 
 def test_scores_of_other_weights_are_not_taken_up(
