@@ -98,11 +98,17 @@ def explain(samples: Samples, method: Regularizer) -> Finding | None:
     )
     if difference <= _CLOSE and not changed:
         return _small(difference)
-    for tolerance in (exact, max(exact, _CLOSE)):
-        for hypothesis in (claimed, *others):
-            values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
-            if fit := _fit_of(hypothesis, samples, values, method, tolerance):
-                return _finding(hypothesis, fit, method)
+    close: Finding | None = None
+    for hypothesis in (claimed, *others):
+        values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
+        loose = _fit_of(hypothesis, samples, values, method, max(exact, _CLOSE))
+        if loose is None:
+            continue
+        if fit := _fit_of(hypothesis, samples, values, method, exact):
+            return _finding(hypothesis, fit, method)
+        close = close or _finding(hypothesis, loose, method)
+    if close is not None:
+        return close
     text = f"differs from {method.label}'s textbook by {difference:.2g} of its value, and nothing tried explains it"
     return Finding(name="another value", severity="defect", size=difference, text=text, probe="value")
 

@@ -111,6 +111,16 @@ def another_temperature(z1: Tensor, z2: Tensor) -> Tensor:
     return methods.build("simclr", temperature=0.25).loss(z1, z2)
 
 
+def temperature_of_the_batch(z1: Tensor, z2: Tensor) -> Tensor:
+    return methods.build("simclr", temperature=0.5 * len(z1)).loss(z1, z2)
+
+
+def pools_the_views(z1: Tensor, z2: Tensor) -> Tensor:
+    """The energy of both views' embeddings as one batch."""
+    u = F.normalize(torch.cat([z1, z2]), dim=1)
+    return 100 * F.mse_loss(*u.chunk(2)) + (4 * u @ u.T - 4).exp().mean()
+
+
 def decoupled(z1: Tensor, z2: Tensor) -> Tensor:
     return methods.build("dcl", temperature=0.5).loss(z1, z2)
 

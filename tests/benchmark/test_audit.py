@@ -49,6 +49,8 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("negative", SIMCLR, "value", "wrong sign", "defect"),
         ("keeps_the_diagonal", SIMCLR, "value", "diagonal kept", "defect"),
         ("another_temperature", SIMCLR, "value", "another setting", "convention"),
+        ("temperature_of_the_batch", SIMCLR, "value", "a setting that depends on the batch", "defect"),
+        ("pools_the_views", "rbf", "value", "views pooled", "convention"),
         ("decoupled", SIMCLR, "value", "another method", "defect"),
         ("raw_embeddings", SIMCLR, "value", "does not normalise", "convention"),
         ("variance_not_halved", VICREG, "value", "weight of a term", "convention"),
