@@ -117,8 +117,9 @@ def temperature_of_the_batch(z1: Tensor, z2: Tensor) -> Tensor:
 
 def pools_the_views(z1: Tensor, z2: Tensor) -> Tensor:
     """The energy of both views' embeddings as one batch."""
-    u = F.normalize(torch.cat([z1, z2]), dim=1)
-    return 100 * F.mse_loss(*u.chunk(2)) + (4 * u @ u.T - 4).exp().mean()
+    u1, u2 = (F.normalize(z, dim=1) for z in (z1, z2))
+    both = torch.cat([u1, u2])
+    return 100 * F.mse_loss(u1, u2) + (4 * both @ both.T - 4).exp().mean()
 
 
 def decoupled(z1: Tensor, z2: Tensor) -> Tensor:
