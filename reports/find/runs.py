@@ -90,7 +90,7 @@ def find_runs(folders: Sequence[Path]) -> Found:
 
     for folder in folders:
         if not folder.is_dir():
-            raise RegbenchError(f"{folder} is not a folder of runs; regbench sweep makes one, regbench status lists all")
+            raise RegbenchError(f"{folder} is not a folder of runs; `regbench status` lists those of sweeps")
         walk(folder, set(os.listdir(folder)), 0)  # noqa: PTH208
         if (parent := folder.absolute().parent) not in sweeps and folder in runs and (parent / TUNING_CHOICE).exists():
             sweeps[parent] = None
