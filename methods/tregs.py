@@ -48,7 +48,7 @@ class TREGS(Decomposed):
         published="β = 10, γ = 0.2, λ = 0.0008; ResNet-18 on CIFAR and ImageNet-100, ResNet-50 on ImageNet, batch 512",
         rotation_invariant=True,
     )
-    space: ClassVar[Space] = {"alignment_weight": Range(0.3, 300, balances=True)}
+    space: ClassVar[Space] = {"alignment_weight": Range(0.003, 30, balances=True)}
 
     def __post_init__(self) -> None:
         """Refuse negative weights."""
@@ -62,13 +62,12 @@ class TREGS(Decomposed):
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute twice the two terms of one view."""
         n = len(u_NQ)
-        first, second = spanning_tree(u_NQ.detach())
+        first, second = torch.ops.regbench.spanning_tree(u_NQ.detach())
         length = torch.linalg.vector_norm(u_NQ[first] - u_NQ[second], dim=1).sum() / n
         off_sphere = (torch.linalg.vector_norm(u_NQ, dim=1) - 1).square().mean()
         return {"length": -2 * self.length_weight * length, "sphere": 2 * self.sphere_weight * off_sphere}
 
 
-@torch.library.custom_op("regbench::spanning_tree", mutates_args=())
 def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     """Find the minimum spanning tree of the rows by Borůvka's algorithm, in panels of the Gram matrix.
 
@@ -110,11 +109,17 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(first, device=z_NQ.device), torch.tensor(second, device=z_NQ.device)
 
 
-@spanning_tree.register_fake
-def _(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
+def _any_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     """Tell the shapes alone, for a plan: without values there is no tree to be found."""
     ends = torch.empty(len(z_NQ) - 1, dtype=torch.long, device=z_NQ.device)
     return ends, torch.empty_like(ends)
+
+
+# Not by `torch.library.custom_op`, whose first call imports the compiler, which takes seconds.
+_LIBRARY = torch.library.Library("regbench", "FRAGMENT")
+_LIBRARY.define("spanning_tree(Tensor z_NQ) -> (Tensor, Tensor)")
+_LIBRARY.impl("spanning_tree", spanning_tree, "CompositeExplicitAutograd")
+torch.library.register_fake("regbench::spanning_tree", _any_tree)
 
 
 def _root(parent: list[int], tree: int) -> int:
