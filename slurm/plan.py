@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 from tqdm import tqdm
 
 from regbench import RegbenchError, methods
@@ -195,7 +196,8 @@ def _known_hours(cell: Cell, times: dict[Any, list[tuple[float, float]]]) -> flo
 
 def _kinds(method: str, cell: dict[str, Any]) -> tuple[Any, Any]:
     """Return what cells of like time share: with the method and q, and without."""
-    alike = (str(cell["dataset"]), str(cell["network"]), cell["batch_size"], cell["precision"])
+    same = orjson.dumps([cell["dataset"], cell["network"]], option=orjson.OPT_SORT_KEYS)
+    alike = (same, cell["batch_size"], cell["precision"])
     return (method, cell["embedding_dim"], *alike), alike
 
 

@@ -362,6 +362,20 @@ def test_plan_runs_nothing(tiny: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [("cost", "interrupted"), ("tune", "interrupted; the same command goes on from here")]
+)
+def test_an_interruption_promises_no_more_than_it_keeps(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.commands[command], "callback", interrupt)
+    result = call(command, *(["quickstart"] if command == "tune" else []))
+    assert (result.exit_code, result.stderr) == (130, f"regbench: {said}\n")
+
+
 def interrupted(overrides: list[str]) -> Path:
     """The directory of a run with more epochs than it can do before it hears a signal."""
     cell, runtime = load_run(overrides)

@@ -12,6 +12,8 @@ import click
 
 from regbench import RegbenchError, __version__
 
+_RESUMED = ("evaluate", "prepare", "reproduce", "sweep", "train", "tune")
+
 
 class _Cli(click.Group):
     """Turn refusals into one line and an exit code: 2 for a refusal, 130 for an interruption, 1 for a failure."""
@@ -41,7 +43,8 @@ class _Cli(click.Group):
             line = f"the memory does not suffice: {error}"
             _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
         except KeyboardInterrupt as error:
-            _fail(ctx, error, "interrupted; the same command goes on from here", 130)
+            goes_on = "; the same command goes on from here" if ctx.invoked_subcommand in _RESUMED else ""
+            _fail(ctx, error, f"interrupted{goes_on}", 130)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
