@@ -44,7 +44,7 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
     from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and only jobs need it
+    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and the sweep does without
     from regbench.slurm.tune import how_chosen
 
     _log_to_file()

@@ -113,10 +113,10 @@ def _drain(
                 bar.n = finished_epochs + sum(status.epochs_done for status in statuses)
                 bar.refresh()
         except KeyboardInterrupt:
-            for worker in running:
+            for worker in gpu_of:
                 worker.end_job()
-            while any(worker.busy for worker in running):  # until they have written their checkpoints and are gone
-                Worker.wait(running, POLL_S)
+            while any(worker.busy for worker in gpu_of):  # until they have written their checkpoints and are gone
+                Worker.wait(gpu_of, POLL_S)
             raise
 
 

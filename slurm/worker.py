@@ -1,7 +1,7 @@
 """Run the jobs of a local sweep, one after another, each in a process of its own.
 
 A job's process is forked from this one, which has imported what jobs need, so that no job spends seconds on it. Nothing
-here starts a thread or initialises CUDA, which a fork would break.
+here starts a thread that a job uses or initialises CUDA, which a fork would break.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 
 class Worker:
-    """The other end: a worker and the job that it runs.
+    """The sweep's side of a worker's process, and of the job that it runs.
 
     Attributes:
         busy: Whether its job has not ended, as far as `wait` has heard.
@@ -80,7 +80,7 @@ class Worker:
             of[stream]._listen()
 
     def _listen(self) -> None:
-        """Read a line: the job's process id; at its end an empty one, or nothing if the worker was killed."""
+        """Read a line: the job's process id; at its end an empty one, or nothing if the worker was killed before."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if line:
@@ -94,13 +94,17 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _serve() -> None:
+    # A job keeps the answers' pipe open, so that the sweep hears of an end when both have ended, though the worker is
+    # killed before its job. What an import prints is no answer.
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # A terminal sends Ctrl-C to all processes: the sweep answers it, and ends the jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # OpenBLAS's threads are meant, which it ends before a fork and starts again by itself.
+    # The warning is about OpenBLAS's threads. OpenBLAS ends them before a fork and starts them again by itself.
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     importlib.import_module("regbench.benchmark.run")
     importlib.import_module("regbench.slurm.job")
-    with contextlib.suppress(ImportError, OSError):  # the job will say it, if it needs FFCV
+    with contextlib.suppress(ImportError, OSError, RuntimeError):  # the job will say it, if it needs FFCV
         importlib.import_module("regbench.datasets.loading.ffcv_crops")
     while True:
         try:
@@ -114,14 +118,14 @@ def _serve() -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
             job(*arguments)
             return
-        _tell(str(pid))
+        _tell(answers, str(pid))
         os.waitpid(pid, 0)
-        _tell("")
+        _tell(answers, "")
 
 
-def _tell(line: str) -> None:
+def _tell(answers: int, line: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # the sweep was killed: the job goes on, and then there is no other
-        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+        os.write(answers, f"{line}\n".encode())
 
 
 if __name__ == "__main__":

@@ -164,10 +164,16 @@ def test_parts_of_cells_are_told_apart_though_their_text_is_kept(change: tuple[s
 
 @pytest.mark.parametrize("write", [signed, lambda data: signed_line({**data, "sha256": digest(data)})])
 def test_text_that_was_changed_does_not_have_its_digest(write: Callable[[Any], str]) -> None:
-    text = write({"z": [1, {"k": "v"}], "a": PARTS, "said": '"k":v'}).encode()
+    text = write({"z": [1, {"k": "v"}], "a": PARTS, "said": '"k":v', "more": ":v"}).encode()
     sha256 = json.loads(text)["sha256"]
     assert is_digest_of_text(sha256, text)
-    for old, new in ((b"0.1", b"0.2"), (b'\\":v', b'\\": v'), (b"1e+16", b"10000000000000000000"), (b"caf", b" caf")):
+    for old, new in (
+        (b"0.1", b"0.2"),
+        (b'\\":v', b'\\": v'),
+        (b"1e+16", b"10000000000000000000"),
+        (b"caf", b" caf"),
+        (b'":v"', b'": v"'),
+    ):
         assert old in text
         assert not is_digest_of_text(sha256, text.replace(old, new))
 

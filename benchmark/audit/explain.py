@@ -135,9 +135,9 @@ def explain_random(target: Target, method: Regularizer, count: int = 2, global_v
             return float(torch.stack(list(method.view_terms(views, global_views).values())).sum())
 
     single = [z.float() for z in views]
-    found = torch.tensor([target.value(single, seed=seed, global_views=global_views).item() for seed in range(_SEEDS)])
+    values = [target.value(single, seed=seed, global_views=global_views).item() for seed in range(_SEEDS)]
+    found = torch.tensor(values, dtype=torch.float64)
     wanted = torch.tensor([textbook(seed) for seed in range(_SEEDS)], dtype=torch.float64)
-    found = found.double()
     error = math.sqrt((found.var() + wanted.var()).item() / _SEEDS)
     gap = abs(found.mean() - wanted.mean()).item()
     if gap <= 5 * error + 1e-6 * wanted.mean().abs().item():

@@ -88,7 +88,8 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             return []
         by_chance = [explain_random(target, method, *layout) for layout in target.adapter.layouts]
         return [finding for finding in by_chance if finding is not None][:1]
-    usual = {name: two.factor(name) for name in two.names}
+    # What is not there with two views has been told of them.
+    usual = {name: factor for name in two.names if abs(factor := two.factor(name)) > two.tolerance}
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.adapter.layouts:
@@ -96,7 +97,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         if weights is None:
             findings.append(_unexplained(method, layout))
             continue
-        for name in weights.names:
+        for name in [name for name in weights.names if name in usual]:
             factor = weights.factor(name)
             if not weights.are(name, factor):
                 findings.append(_uneven(weights, method, name, usual[name], layout))
@@ -105,12 +106,13 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             else:
                 of_global = grown.get(name, {}).get(layout[0], usual[name])
                 if not weights.are(name, of_global):
-                    text = f"{_of(layout)} the {name} has {factor / of_global:.4g} times the weight of global ones only"
-                    findings.append(_found("weight by global views", "convention", factor, text))
+                    ratio = factor / of_global
+                    text = f"{_of(layout)} the {name} has {ratio:.4g} times the weight of global ones only"
+                    findings.append(_found("weight by global views", "convention", ratio, text))
     for name, factors in grown.items():
         if any(abs(factor - usual[name]) > 1e-4 * abs(usual[name]) for factor in factors.values()):
             form = named_by_views(factors)
-            whose = "value is the textbook's" if len(usual) == 1 else f"{name} is the textbook's"
+            whose = "value is the textbook's" if len(two.names) == 1 else f"{name} is the textbook's"
             text = f"the {whose} times {form} with V views: its weight depends on their number"
             findings.append(_found("weight by views", "convention", factors[max(factors)], text))
     return findings

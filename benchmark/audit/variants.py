@@ -104,7 +104,7 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
 
 
 def _scaled_settings(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
-    """Multiply each setting that is a real number by n or q, or divide it."""
+    """Multiply each setting that is a real number by n, 1/n or q."""
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         old = getattr(method, field.name)
         if not isinstance(old, float) or old <= 0:

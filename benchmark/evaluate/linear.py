@@ -157,8 +157,8 @@ class LinearHeads:
 
     Each is what SGD with that learning rate alone would give: the heads share the features, and BN without scale and
     shift where the configuration asks for it, and nothing else. Their weights stand one below the other in one matrix,
-    so that a step is two matrix products however many heads there are. Logits have the images last: of few classes
-    beside each other a softmax takes longer on a CPU than the products.
+    so that a step is two matrix products however many heads there are. Logits have the images last: on a CPU a
+    softmax over a few adjacent classes takes longer than the matrix products.
     """
 
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:

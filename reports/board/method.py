@@ -26,9 +26,9 @@ class Place:
     """A row of a method.
 
     Attributes:
-        task: It is of.
+        task: The task that the row is of.
         number: Its place in the leaderboard of the task, from 0.
-        row: It.
+        row: The row.
         tried: What it was chosen from; None where nothing else was tried.
         sensitivities: How its accuracy moves with its hyperparameters.
         means: Of all rows of the task, by leading score.

@@ -36,7 +36,7 @@ from regbench.reports.rows.summary import DASH, Row
 
 _HERE = Path(__file__).parent
 _PAGE = _HERE.parent / "page"
-_OTHER_SCORES = 6  # than the leading ones that a task's table has
+_OTHER_SCORES = 6  # columns of a task's table beside those of the leading scores
 _SHOWN_REFUSED = 20
 
 

@@ -204,7 +204,9 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
     histories = None
     if whole:
         histories, left = {}, LIST_BYTES
-        before = _lines(archive, manifest, "histories.jsonl")
+        before = list(_lines(archive, manifest, "histories.jsonl"))
+        if len(before) != len(last):
+            raise ValueError(f"it holds {len(before)} histories and the ends of {len(last)}")
         for identity, line, others in zip(trained, last, before, strict=True):
             histories[identity] = unpack(line, others, left).encode()
             left -= len(histories[identity])

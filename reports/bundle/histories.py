@@ -6,12 +6,12 @@ tables show its numbers and nothing of the others.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import accumulate, pairwise
 from typing import Any
 
 from regbench.files import parse_json
@@ -96,6 +96,8 @@ def _unpacked(line: bytes) -> Iterator[str]:
     try:
         packed = parse_json(line)
         counts = Counter(packed["lines"])
+        if any(len(kind["text"]) != len(kind["numbers"]) + 1 for kind in packed["kinds"]):
+            raise ValueError("a line has other texts than numbers")
         rows = [
             zip(*(_numbers(column, counts[place]) for column in kind["numbers"]), strict=True)
             for place, kind in enumerate(packed["kinds"])
@@ -114,19 +116,26 @@ def _column(numbers: Sequence[str]) -> _Column:
     decimals = max(0, -min(exponents))
     if max(decimals, *exponents) <= _MOST_DECIMALS:
         units = [int(Decimal(number).scaleb(decimals)) for number in numbers]
-        column = [decimals, units[0], *(after - before for before, after in pairwise(units))]
-        if max(map(abs, column)) < _LARGEST and _numbers(column, len(numbers)) == list(numbers):
+        column = [decimals, units[0], *(after - before for before, after in itertools.pairwise(units))]
+        if max(map(abs, column)) < _LARGEST and list(_numbers(column, len(numbers))) == list(numbers):
             return column
     return list(numbers)
 
 
-def _numbers(column: _Column, count: int) -> list[str]:
+def _numbers(column: _Column, count: int) -> Iterable[str]:
+    """Return the numbers of a column, each of a letter at least, so that what lines hold grows with their number."""
     if isinstance(column, str):
-        return [column] * count
+        return itertools.repeat(_spelled(column), count)
     if isinstance(column[0], str):
-        return [str(number) for number in column]
+        return [_spelled(number) for number in column]
     decimals, *steps = column
-    return [_number(units, decimals) for units in accumulate(map(int, steps))]
+    return [_number(units, decimals) for units in itertools.accumulate(map(int, steps))]
+
+
+def _spelled(number: object) -> str:
+    if not isinstance(number, str) or not _NUMBER.fullmatch(number):
+        raise ValueError(f"{number!r:.20} is no number")
+    return number
 
 
 def _number(units: int, decimals: int) -> str:

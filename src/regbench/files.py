@@ -9,6 +9,7 @@ import hashlib
 import json
 import marshal
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
@@ -139,7 +140,7 @@ def file_sha256(path: Path) -> str:
     return sha256.hexdigest()
 
 
-_CHUNK_BYTES = 2**16  # larger ones are taken from the system each time, which takes longer than to read a small file
+_CHUNK_BYTES = 2**16  # Python takes the memory of larger ones anew for each file, which costs more than a small file
 
 _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -153,9 +154,9 @@ def is_digest_of_text(sha256: str, content: bytes) -> bool:
     """Tell whether a file is spelled as `signed` or `signed_line` spells it, and the digest that it states is its own.
 
     This takes a fraction of the time that it takes to parse the text and to write the data again. Of a file that is
-    spelled in another way, or holds what `parse_json` may refuse, it tells nothing, so that is false.
+    spelled in another way, or holds an integer beyond 64 bits, it tells nothing, so that is false.
     """
-    if _LONG_NUMBER in content.translate(_DIGITS) or b'\\": ' in content:  # the last would look like a key
+    if _LONG_NUMBER in content.translate(_DIGITS) or _LIKE_A_KEY.search(content):
         return False
     text = b"".join(map(bytes.lstrip, content.split(b"\n"))).replace(b'": ', b'":')
     before, found, after = text.partition(b'"sha256":"%b",' % sha256.encode())
@@ -164,6 +165,7 @@ def is_digest_of_text(sha256: str, content: bytes) -> bool:
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = 19 * b"0"  # does not fit into 64 bits
+_LIKE_A_KEY = re.compile(rb'[\\\s:,\[{]": ')  # what ends no key: a quotation mark within a text, or that begins one
 
 
 def cell_id(cell: Mapping[str, Any]) -> str:

@@ -148,6 +148,7 @@ def test_flop_of_resnet18() -> None:
     assert predict(cell).flop_per_step == pytest.approx(expected, rel=0.005)
 
 
+@pytest.mark.slow
 def test_flop_and_memory_of_a_transformer() -> None:
     """Multiplications of ViT-Ti/16 (Touvron et al.): 12 blocks of width 192 on 197 tokens, and 14² patches."""
     network = ["network=vit_tiny", "network.projector.depth=1", "embedding_dim=2", "optimizer=adamw"]
@@ -200,7 +201,14 @@ def test_micro_batches_need_less() -> None:
     assert predict(parts, world_size=2).peak_bytes < alone
 
 
-@pytest.mark.parametrize("method", ["sigreg", "mmcr", "matrix_ssl", "kerjepa_mmd", "rdmreg", "tregs"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "mmcr",
+        "tregs",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sigreg", "matrix_ssl", "kerjepa_mmd", "rdmreg")),
+    ],
+)
 def test_other_methods(method: str) -> None:
     """Random ones and ones with decompositions."""
     assert predict(small_cell(f"method={method}"), world_size=2).peak_bytes > 0

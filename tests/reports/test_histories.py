@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_line_that_unpacks_to_too_much_is_refused() -> None:
     assert len(unpack(b'""', line, 1_000_999)) == 1_000_999
     with pytest.raises(ValueError, match="unpack to more than 1,000,998 bytes"):
         unpack(b'""', line, 1_000_998)
+
+
+@pytest.mark.parametrize("number", ["1", "", "x"])
+def test_many_columns_of_one_number_take_no_memory_before_they_are_refused(number: str) -> None:
+    count = 3000
+    kind = {"text": [""] * (count + 1), "numbers": [number] * count}
+    line = json.dumps({"lines": [0] * count, "kinds": [kind]}).encode()
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"more than 10 bytes|is no number"):
+        unpack(b'""', line, 10)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 5e6  # count² references would be 72e6

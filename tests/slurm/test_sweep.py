@@ -428,10 +428,11 @@ def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
         )
         worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
         os.kill(worker, signal.SIGKILL)
-        process.communicate(timeout=PATIENCE_S)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    wait_for(lambda: not _is_worker(job))
+    assert process.returncode == 0 and "FAILED" not in errors, errors
+    assert not _is_worker(job)
     assert own.states() == ["done", "done"]
 
 
