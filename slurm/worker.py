@@ -57,11 +57,15 @@ class Worker:
             OSError: If there can be no such folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        if self._process.poll() is not None:  # somebody has killed it
+        message = pickle.dumps((folder, job, arguments))
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(message)
+        except BrokenPipeError:  # somebody has killed it
             self.__exit__()
             self._process = _start()
-        assert self._process.stdin is not None
-        self._process.stdin.write(pickle.dumps((folder, job, arguments)))
+            assert self._process.stdin is not None
+            self._process.stdin.write(message)
         self._job, self.busy = None, True
 
     def end_job(self) -> None:
