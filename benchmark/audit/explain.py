@@ -125,25 +125,44 @@ def _fit_of(
     return fit
 
 
+def textbook(method: Regularizer, views: Sequence[Tensor], global_views: int, seed: int = 0) -> Tensor:
+    """Compute a method's published formula; what it draws follows from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return torch.stack(list(method.view_terms(views, global_views).values())).sum()
+
+
+Mean = tuple[float, float]
+"""A mean over random numbers, and its standard error: 0 if none were drawn."""
+
+
+def mean_value(target: Target, views: Sequence[Tensor], global_views: int | None = None) -> Mean:
+    """Return a loss's mean over the numbers that it draws."""
+    first, second = (target.value(views, seed=seed, global_views=global_views).item() for seed in (0, 1))
+    if math.isclose(first, second, rel_tol=1e-9):
+        return first, 0.0
+    others = (target.value(views, seed=seed, global_views=global_views).item() for seed in range(2, _SEEDS))
+    return _mean([first, second, *others])
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    found = torch.tensor(values, dtype=torch.float64)
+    return found.mean().item(), (found.var() / len(found)).sqrt().item()
+
+
+def chance(one: Mean, other: Mean) -> float:
+    """Return how far two means may be apart by chance: five standard errors."""
+    return 5 * math.hypot(one[1], other[1])
+
+
 def explain_random(target: Target, method: Regularizer, count: int = 2, global_views: int = 2) -> Finding | None:
     """Compare the means over random numbers of a loss and of the textbook, where they draw different ones."""
     views = draw_views(16, 4, count)
-
-    def textbook(seed: int) -> float:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            return float(torch.stack(list(method.view_terms(views, global_views).values())).sum())
-
-    single = [z.float() for z in views]
-    values = [target.value(single, seed=seed, global_views=global_views).item() for seed in range(_SEEDS)]
-    found = torch.tensor(values, dtype=torch.float64)
-    wanted = torch.tensor([textbook(seed) for seed in range(_SEEDS)], dtype=torch.float64)
-    error = math.sqrt((found.var() + wanted.var()).item() / _SEEDS)
-    gap = abs(found.mean() - wanted.mean()).item()
-    if gap <= 5 * error + 1e-6 * wanted.mean().abs().item():
+    found = mean_value(target, [z.float() for z in views], global_views)
+    wanted = _mean([textbook(method, views, global_views, seed).item() for seed in range(_SEEDS)])
+    if abs(found[0] - wanted[0]) <= chance(found, wanted) + 1e-6 * abs(wanted[0]):
         return None
-    ratio = (found.mean() / wanted.mean()).item()
-    spread = error / abs(wanted.mean().item())
+    ratio, spread = found[0] / wanted[0], math.hypot(found[1], wanted[1]) / abs(wanted[0])
     text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {_SEEDS} draws, ± {spread:.1g}"
     text += f", with {count} views" if count > 2 else ""
     probe = "views" if count > 2 else "value"

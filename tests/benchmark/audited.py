@@ -259,6 +259,16 @@ def prefers_the_first_view(*views: Tensor) -> Tensor:
     return rbf_of_views(*views, pairs=pairs)
 
 
+def draws_for_each_view(*views: Tensor) -> Tensor:
+    """The alignment, and the spread of each view along directions of its own, as many as each other view has."""
+    spreads = [(z @ torch.randn(z.shape[1], 4, dtype=z.dtype)).square().mean() for z in views]
+    return rbf_of_views(*views) + torch.stack(spreads).mean()
+
+
+def draws_and_prefers_the_first_view(*views: Tensor) -> Tensor:
+    return draws_for_each_view(*views) + 100 * views[0].square().mean()
+
+
 def weighs_by_global_views(*views: Tensor, global_views: int) -> Tensor:
     terms = methods.build("rbf").view_terms(views, global_views)
     return terms["alignment"] * global_views / len(views) + terms["uniformity"] + terms["diagonal"]

@@ -100,6 +100,7 @@ def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
         ("detaches_the_last_view", "rbf", "detached view", "defect", "view 3 gets no gradient"),
         ("prefers_the_first_view", "rbf", "uneven weights of views", "defect", "1–2: 1 for 0.333"),
         ("prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
+        ("draws_and_prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
         ("simclr_with_all_positives", SIMCLR, "another value of many views", "convention", "the publication has two"),
     ],
 )
@@ -132,6 +133,16 @@ def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
 )
 def test_nothing_is_found_in_a_sound_loss_of_many_views(loss: str, claims: str, how: dict[str, Any]) -> None:
     assert run_probe(target(loss, claims, views=(2, 3, 4), **how), "views") == []
+
+
+@pytest.mark.parametrize("probe", ["symmetry", "views"])
+def test_random_numbers_of_each_view_are_no_order_of_views(probe: str) -> None:
+    assert run_probe(target("draws_for_each_view", views=(2, 3, 4)), probe) == []
+
+
+def test_a_random_loss_that_prefers_a_view_is_found_with_two_views_too() -> None:
+    (found,) = run_probe(target("draws_and_prefers_the_first_view"), "symmetry")
+    assert found.name == "order of views"
 
 
 def test_the_text_names_the_factor() -> None:
