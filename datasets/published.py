@@ -31,7 +31,7 @@ PUBLISHED = {
     ),
     "digits": Published(
         "scikit-learn's digits",
-        "https://pypi.org/project/scikit-learn (sklearn/datasets/data/digits.csv.gz)",
+        "https://scikit-learn.org (sklearn/datasets/data/digits.csv.gz in its package)",
         {"train": 1_201, "test": 596},
     ),
     "cifar10": Published(

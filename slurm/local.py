@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -75,49 +76,61 @@ def _drain(
     todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
-    running: dict[Worker, Cell] = {}
-    finished, count, finished_epochs = 0, len(todo), 0
-    bar = tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
     with contextlib.ExitStack() as stack:
-        stack.callback(bar.close)
         # Each has a GPU of its own, as long as there are as many.
         gpu_of = {
             stack.enter_context(Worker()): gpus[slot % len(gpus)] if gpus else ""
             for slot in range(min(parallel, len(todo)))
         }
+        bar = stack.enter_context(
+            tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
+        )
+
+        def begin(worker: Worker, cell: Cell) -> None:
+            directory = run_directory(runtime, name, cell)
+            _announce_others(directory, cell)
+            worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
+
         try:
-            while todo or running:
-                for worker, gpu in gpu_of.items():
-                    while worker not in running and todo:
-                        cell = todo.popleft()
-                        directory = run_directory(runtime, name, cell)
-                        try:
-                            _announce_others(directory, cell)
-                            worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu)
-                            running[worker] = cell
-                        except OSError as error:  # its folder cannot be written to, while those of others can
-                            finished += 1
-                            finished_epochs += cell.epochs
-                            with bar.external_write_mode(sys.stderr):
-                                name_of = f"{cell.label} seed {cell.seed} ({cell.id})"
-                                log.error("[%d/%d] %s FAILED: %s", finished, count, name_of, error)
-                bar.set_description(", ".join(cell.label for cell in running.values()))
-                Worker.wait(running, POLL_S)
-                for worker in [worker for worker in running if not worker.busy]:
-                    cell = running.pop(worker)
-                    finished += 1
-                    finished_epochs += cell.epochs
-                    with bar.external_write_mode(sys.stderr):
-                        _announce(cell_status(run_directory(runtime, name, cell), plan_of(cell)), finished, count)
-                statuses = [cell_status(run_directory(runtime, name, cell), plan_of(cell)) for cell in running.values()]
-                bar.n = finished_epochs + sum(status.epochs_done for status in statuses)
-                bar.refresh()
+            _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar)
         except KeyboardInterrupt:
             for worker in gpu_of:
                 worker.end_job()
             while any(worker.busy for worker in gpu_of):  # until they have written their checkpoints and are gone
                 Worker.wait(gpu_of, POLL_S)
             raise
+
+
+def _work(
+    todo: deque[Cell],
+    workers: Sequence[Worker],
+    begin: Callable[[Worker, Cell], None],
+    directory: Callable[[Cell], Path],
+    bar: tqdm[Any],
+) -> None:
+    """Give each worker that is free the next cell, and announce each that has ended."""
+    count, epochs, running = len(todo), sum(cell.epochs for cell in todo), dict[Worker, Cell]()
+    while todo or running:
+        for worker in workers:
+            while worker not in running and todo:
+                cell = todo.popleft()
+                try:
+                    begin(worker, cell)
+                    running[worker] = cell
+                except OSError as error:  # its folder cannot be written to, while those of others can
+                    with bar.external_write_mode(sys.stderr):
+                        which = f"[{count - len(todo) - len(running)}/{count}]"
+                        log.error("%s %s seed %d (%s) FAILED: %s", which, cell.label, cell.seed, cell.id, error)
+        bar.set_description(", ".join(cell.label for cell in running.values()))
+        Worker.wait(running, POLL_S)
+        for worker in [worker for worker in running if not worker.busy]:
+            cell = running.pop(worker)
+            with bar.external_write_mode(sys.stderr):
+                _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+        statuses = [cell_status(directory(cell), plan_of(cell)) for cell in running.values()]
+        left = sum(cell.epochs for cell in (*todo, *running.values())) - sum(s.epochs_done for s in statuses)
+        bar.n = epochs - left
+        bar.refresh()
 
 
 def _announce_others(directory: Path, cell: Cell) -> None:

@@ -29,9 +29,15 @@ class Worker:
 
     def __init__(self) -> None:
         """Start a worker, which is ready for its first job a few seconds later."""
-        self._process = _start()
+        self._start()
         self._job: int | None = None
         self.busy = False
+
+    def _start(self) -> None:
+        program = [sys.executable, "-m", __name__]
+        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._orders, self._answers = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         """Let it go at the end of the block."""
@@ -39,9 +45,8 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         """Let the worker end, after the job that it runs."""
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        self._orders.close()
+        self._answers.close()
         if not self.busy:
             self._process.wait()
 
@@ -58,14 +63,12 @@ class Worker:
         """
         folder.mkdir(parents=True, exist_ok=True)
         message = pickle.dumps((folder, job, arguments))
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(message)
+            self._orders.write(message)
         except BrokenPipeError:  # somebody has killed it
             self.__exit__()
-            self._process = _start()
-            assert self._process.stdin is not None
-            self._process.stdin.write(message)
+            self._start()
+            self._orders.write(message)
         self._job, self.busy = None, True
 
     def end_job(self) -> None:
@@ -79,22 +82,17 @@ class Worker:
     @staticmethod
     def wait(workers: Collection[Worker], timeout_s: float) -> None:
         """Wait for news of workers that are busy, not longer than `timeout_s`."""
-        of: dict[Any, Worker] = {worker._process.stdout: worker for worker in workers if worker.busy}
+        of: dict[Any, Worker] = {worker._answers: worker for worker in workers if worker.busy}
         for stream in select.select(list(of), [], [], timeout_s)[0]:
             of[stream]._listen()
 
     def _listen(self) -> None:
         """Read a line: the job's process id; at its end an empty one, or nothing if the worker was killed before."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        line = self._answers.readline().strip()
         if line:
             self._job = int(line)
         else:
             self.busy = False
-
-
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
 
 def _serve() -> None:
@@ -108,8 +106,9 @@ def _serve() -> None:
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     importlib.import_module("regbench.benchmark.run")
     importlib.import_module("regbench.slurm.job")
-    with contextlib.suppress(ImportError, OSError, RuntimeError):  # the job will say it, if it needs FFCV
-        importlib.import_module("regbench.datasets.loading.ffcv_crops")
+    for module in ("torchvision.models", "regbench.datasets.loading.ffcv_crops"):
+        with contextlib.suppress(ImportError, OSError, RuntimeError):  # the job will say it, if it needs this one
+            importlib.import_module(module)
     while True:
         try:
             folder, job, arguments = pickle.load(sys.stdin.buffer)
@@ -121,7 +120,9 @@ def _serve() -> None:
                 os.dup2(log, stream.fileno())
             os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
             job(*arguments)
-            return
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(0)  # Python would take a second to take down what was imported
         _tell(answers, str(pid))
         os.waitpid(pid, 0)
         _tell(answers, "")

@@ -106,10 +106,7 @@ class Arrays(Source):
         again = "" if folder else ", which was downloaded (remove it to try again),"
         self.refuse(f"{where}{again}", files.wrong, counts)
         labels = files.parts["train"][1]
-        tuning = np.zeros(len(labels), bool)
-        for label in np.unique(labels) if self.tuning_split else ():
-            rows = np.flatnonzero(labels == label)
-            tuning[rows[len(rows) - len(rows) // self.tuning_share :]] = True
+        tuning = last_of_each_class(labels, self.tuning_share) if self.tuning_split else np.zeros(len(labels), bool)
         chosen = {"train": ("train", np.flatnonzero(~tuning))}
         if self.tuning_split:
             chosen["tuning"] = ("train", np.flatnonzero(tuning))
@@ -131,6 +128,15 @@ class Arrays(Source):
                     "and give its folder with --source-dir"
                 ) from error
         return folder
+
+
+def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
+    """Tell of each image whether it is among the last of its class, which are one of so many."""
+    last = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        last[rows[len(rows) - len(rows) // share :]] = True
+    return last
 
 
 def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]) -> Split:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import signal
 import sys
@@ -93,3 +95,4 @@ def main(debug: bool) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
+    atexit.register(gc.freeze)  # or Python looks for garbage among all that was imported when it ends: 0.3 s
