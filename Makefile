@@ -5,7 +5,11 @@ FFCV ?= 1
 TORCH ?=
 
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := -c $(if $(TORCH),.venv/constraints.txt,constraints.txt)
+INSTALL := $(PIP) install $(CONSTRAINTS)
+# FFCV is compiled with OpenCV's description of itself, or with ours where that is not installed.
+OPENCV := pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"
 # Written last, so that an interrupted installation is taken up by the next run.
 RUNTIME := .venv/runtime.stamp
 TOOLS := .venv/tools.stamp
@@ -60,7 +64,8 @@ clean: ## Remove .venv and caches; data and runs stay
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# FFCV is compiled: where that fails regbench works with its torchvision loader, except in CI, which has to test both.
+# FFCV is compiled while PyTorch is unpacked. Where that fails regbench works with its torchvision loader, except in CI,
+# which has to test both.
 $(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/opencv4.pc
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "make: regbench needs Python 3.11 or later and '$(PYTHON)' is not; give another: make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -68,13 +73,13 @@ $(RUNTIME): pyproject.toml constraints.txt .ci/system-packages .ci/ffcv-build/op
 	@[ '$(HERE)' ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv && '$(PYTHON)' -m venv .venv; }
 	@[ -z '$(TORCH)' ] || { grep -vE '^(torch|torchvision|triton|nvidia|cuda|setuptools)' constraints.txt; echo 'torch==$(TORCH)'; } >.venv/constraints.txt
 	@echo "Installing PyTorch (a download of several GB where pip has not cached it)"
-	@$(INSTALL) torch torchvision
+	@[ '$(FFCV)' = 0 ] || { $(OPENCV); $(PIP) wheel $(CONSTRAINTS) -q --no-deps -w .venv/wheels ffcv >.venv/ffcv.log 2>&1 & }; \
+		$(INSTALL) torch torchvision; status=$$?; wait; exit $$status
 	@echo "Installing regbench and its other dependencies"
 	@$(INSTALL) -q -e .
 	@[ '$(FFCV)' = 0 ] || { \
 		echo "Installing FFCV"; \
-		pkg-config --exists opencv4 2>/dev/null || export PKG_CONFIG_PATH="$$PKG_CONFIG_PATH:$(CURDIR)/.ci/ffcv-build"; \
-		$(INSTALL) -q -e '.[ffcv]' >.venv/ffcv.log 2>&1 && $(BIN)/python -c 'import ffcv' 2>>.venv/ffcv.log; } || { \
+		$(OPENCV); $(INSTALL) -q --find-links .venv/wheels -e '.[ffcv]' >.venv/ffcv.log 2>&1 && $(BIN)/python -c 'import ffcv' 2>>.venv/ffcv.log; } || { \
 		echo "make: FFCV cannot be built here (why: .venv/ffcv.log); images are loaded with torchvision instead" >&2; [ -z "$$CI" ]; }
 	@touch $@
 
