@@ -1,9 +1,10 @@
 """Compares the search with a grid at equal images, on real training: python benchmark/speed/tuner.py [--plan].
 
-For each method the grid has three weights and three learning rates: at a quarter, the middle and three quarters of the
-ranges that the method and the optimizer state. The search has the same budget, nine trainings. Both choose on the
-tuning split, and what they choose is scored on the test split with three seeds. The report of the search against the
-grid has the points gained, with intervals and tests. On two quiet cores it takes about half an hour.
+The setting is that of the preset fashion_mnist_search. For each method the grid has three weights and three learning
+rates: at a quarter, the middle and three quarters of the ranges that the method and the optimizer state. The search has
+the same budget, nine trainings. Both choose on the tuning split, and what they choose is scored on the test split with
+three seeds. The report of the search against the grid has the points gained, with intervals and tests. On two quiet
+cores it takes about half an hour.
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ from typing import Any
 
 import yaml
 
+from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
 from regbench.spaces import Range
 
 METHODS = ("sfrik_l3", "auh", "simclr", "vicreg", "frossl")
-COMMON = (
-    "dataset=fashion_mnist dataset.train_per_class=500 augmentation=small_grey network=resnet_tiny",
-    "embedding_dim=512 batch_size=128 epochs=8 optimizer.warmup_epochs=1 seed=0",
-    "evaluation.select_by=[knn,probe] evaluation.protocols=[knn,probe]",
-)
+COMMON: list[str] = yaml.safe_load(preset_files("sweep")["fashion_mnist_search"].read_text())["common"]
 POSITIONS = (0.25, 0.5, 0.75)
 
 
@@ -56,7 +54,7 @@ def main() -> None:
     }
     for name, own in sweeps.items():
         file = options.runs_dir / f"{name}.yaml"
-        content = {"description": "The search against a grid", "common": list(COMMON), "final_seeds": [0, 1, 2], **own}
+        content = {"description": "The search against a grid", "common": COMMON, "final_seeds": [0, 1, 2], **own}
         file.write_text(yaml.safe_dump(content, sort_keys=False))
         subprocess.run([*program, "tune", str(file), *runs, *["--plan"] * options.plan], check=True)
     if not options.plan:

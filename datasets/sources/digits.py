@@ -11,7 +11,7 @@ import numpy as np
 
 from regbench import RegbenchError
 from regbench.datasets.published import PUBLISHED
-from regbench.datasets.sources.arrays import ArrayFiles, Arrays
+from regbench.datasets.sources.arrays import ArrayFiles, Arrays, last_of_each_class
 from regbench.datasets.sources.base import Contents, register
 from regbench.settings import settings
 
@@ -56,10 +56,7 @@ class Digits(Arrays):
             files.wrong.append(f"{_FILE} is damaged ({error})")
             return names
         pixels, labels = (images * (255 / _WHITE)).round().astype(np.uint8), rows[:, -1].astype(np.int64)
-        test = np.zeros(len(labels), bool)
-        for label in np.unique(labels):
-            of_label = np.flatnonzero(labels == label)
-            test[of_label[len(of_label) - len(of_label) // _TEST_SHARE :]] = True
+        test = last_of_each_class(labels, _TEST_SHARE)
         for part, chosen in (("train", ~test), ("test", test)):
             files.add(part, _FILE, pixels[chosen], labels[chosen], len(names))
         return names
