@@ -153,11 +153,10 @@ PARTS = {"name": "café \x7f", "rates": [1e-5, 1e16, 0.1, -0.0], "none": None, "
 
 
 @pytest.mark.parametrize("change", [("NaN", "null"), ("1e-05", "1e-06"), ("true", "1")])
-def test_parts_of_cells_are_told_apart_though_their_text_is_kept(change: tuple[str, str]) -> None:
+def test_parts_of_cells_are_told_apart(change: tuple[str, str]) -> None:
     cell = {"method": PARTS, "optimizer": {"x": PARTS}, "seed": 1, "epochs": 3}
     text = json.dumps(cell, sort_keys=True, separators=(",", ":"))
-    for _ in range(2):
-        assert cell_id(cell) == hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert cell_id(cell) == hashlib.sha256(text.encode()).hexdigest()[:12]
     other = json.loads(text.replace(*change))
     assert cell_id(other) == hashlib.sha256(text.replace(*change).encode()).hexdigest()[:12]
 

@@ -53,8 +53,7 @@ PLUG_INS: dict[str, Registry[Any]] = {
 
 Tree = dict[str, Any]
 
-_NAMES = dict.fromkeys([*(field.name for field in dataclasses.fields(Cell)), "runtime", "cluster"])
-"""Of all groups of settings."""
+_GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), "runtime", "cluster")
 
 
 class Composed(NamedTuple):
@@ -107,7 +106,9 @@ class Composer:
             else:
                 changes.setdefault(override.key_or_group.partition(".")[0], []).append(override)
         chosen = tuple(presets.items())
-        groups = {name: self._group(name, chosen, changes.get(name, ())) for name in {**_NAMES, **changes}}
+        groups = {
+            name: self._group(name, chosen, changes.get(name, ())) for name in dict.fromkeys((*_GROUP_NAMES, *changes))
+        }
         if any("${" in override for override in overrides):
             tree = resolved({name: group.plain for name, group in groups.items()})
             groups = {name: _Group(name, value) for name, value in tree.items()}
@@ -132,7 +133,7 @@ class Composer:
 
     def _presets(self, chosen: tuple[tuple[str, str], ...]) -> Tree:
         """Return a new tree of presets, with all defaults."""
-        tree: Tree = orjson.loads(_presets(chosen, self._own))
+        tree: Tree = orjson.loads(_composed(chosen, self._own))
         return tree | {"runtime": plain(Runtime())}  # the environment decides where folders lie by default
 
 
@@ -165,7 +166,7 @@ def _own_presets() -> _OwnPresets:
 
 
 @functools.cache
-def _presets(chosen: tuple[tuple[str, str], ...], own: _OwnPresets) -> bytes:
+def _composed(chosen: tuple[tuple[str, str], ...], own: _OwnPresets) -> bytes:
     """Return the tree of a choice of presets as JSON, with all defaults; Hydra takes 0.1 s."""
     for group, name in chosen:
         known = sorted({*preset_files(group), *(path.stem for path, *_ in own if path.parent.name == group)})

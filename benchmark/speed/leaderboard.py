@@ -142,7 +142,7 @@ def write(records: list[Json], choices: list[Json], out: Path) -> None:
         one.pop("sha256", None)
         one["sha256"] = digest(one)
     lines = [signed_line(one) for one in sorted(records, key=lambda one: str(one["cell_id"]))]
-    texts = [text for _, text in zip(lines, itertools.cycle(histories()), strict=False)]
+    texts = list(itertools.islice(itertools.cycle(histories()), len(lines)))
     write_bundle(Contents(lines, [], [json.dumps(choice) for choice in choices], texts, {}), out)
 
 

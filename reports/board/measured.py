@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,10 +35,7 @@ def _score(name: str, row: Row) -> Stat | None:
 
 
 def _cost(name: str, divisor: float, row: Row) -> Stat | None:
-    found = row.cost(name)
-    if found is None:
-        return None
-    return replace(found, mean=found.mean / divisor, spread=found.spread and found.spread / divisor)
+    return found.over(divisor) if (found := row.cost(name)) else None
 
 
 MEASURES = (

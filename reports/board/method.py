@@ -49,7 +49,7 @@ class Place:
     @property
     def setting(self) -> str:
         """What tells it from others of its label in the task."""
-        return ", ".join(f"{name}={value}" for name, value in self.row.settings.items() if value != DASH) or DASH
+        return self.row.setting or DASH
 
 
 def method_content(places: Sequence[Place], style: Mapping[str, Style]) -> dict[str, Any]:
@@ -91,10 +91,11 @@ def sensitivity_table(head: str, found: Sequence[tuple[list[str], Sensitivity]])
         return None
     rows = []
     for first, one in found:
-        setting = ", ".join(f"{name}={value}" for name, value in one.row.settings.items() if value != DASH)
         name = one.key.removeprefix("method.")
         low, high = ends_text(one)
-        rows.append([first, setting or DASH, name, one.chosen, low, high, width_text(one), len(one.envelope), one.best])
+        rows.append(
+            [first, one.row.setting or DASH, name, one.chosen, low, high, width_text(one), len(one.envelope), one.best]
+        )
     columns = [links(head, filtered=True), texts("setting"), texts("hyperparameter", filtered=True)]
     columns += [numbers("chosen"), texts("from"), texts("to"), texts("width (decades)"), numbers("values")]
     return table([*columns, numbers("best (%)", 2)], rows)

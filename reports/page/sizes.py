@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from regbench.reports.page.drawing import Drawing, Style, sizes_axis
@@ -64,10 +64,7 @@ def training_cost_drawings(rows: Sequence[Named]) -> list[Drawing]:
 
 
 def _cost(key: str, unit: Unit, row: Row) -> Stat | None:
-    found = row.cost(key)
-    if found is None:
-        return None
-    return replace(found, mean=found.mean / unit.divisor, spread=found.spread and found.spread / unit.divisor)
+    return found.over(unit.divisor) if (found := row.cost(key)) else None
 
 
 def _drawings(rows: Sequence[Named], quantities: Sequence[Quantity], along: str) -> list[Drawing]:

@@ -49,6 +49,10 @@ class Stat:
     spread: float | None
     n: int
 
+    def over(self, divisor: float) -> Stat:
+        """Return the statistics of the values divided by a number."""
+        return Stat(self.mean / divisor, self.spread and self.spread / divisor, self.n)
+
 
 def stat(values: Iterable[float | None]) -> Stat | None:
     """Compute the statistics of the values that are known; None without any."""
@@ -132,10 +136,14 @@ class Row(Configuration):
         return next((h.get("edges", {}) for r in self.records if (h := r.choice.get("hyperparameters"))), {})
 
     @functools.cached_property
+    def setting(self) -> str:
+        """The varying settings, such as "q=1024, batch=256"; empty without any."""
+        return ", ".join(f"{k}={v}" for k, v in self.settings.items() if v != DASH)
+
+    @functools.cached_property
     def name(self) -> str:
         """Label with the varying settings, such as "SFRIK (L=2), q=1024"."""
-        shown = [f"{k}={v}" for k, v in self.settings.items() if v != DASH]
-        return ", ".join([self.label, *shown])
+        return ", ".join([self.label, *filter(None, [self.setting])])
 
 
 @dataclass(frozen=True)

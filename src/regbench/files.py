@@ -7,12 +7,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-import marshal
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar, cast
 
@@ -133,14 +131,9 @@ def remove_leftovers(folder: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
-    sha256 = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            sha256.update(chunk)
-    return sha256.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-
-_CHUNK_BYTES = 2**16  # Python takes the memory of larger ones anew for each file, which costs more than a small file
 
 _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -181,25 +174,7 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding.pop(name, None)
         if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):  # which look at augmented views
             deciding.pop("augmentation", None)
-    parts = [f"{encode_basestring_ascii(name)}:{_part(value)}" for name, value in sorted(deciding.items())]
-    return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()[:12]
-
-
-_PARTS: dict[bytes, str] = {}
-_PARTS_AT_MOST = 4096
-
-
-def _part(value: Any) -> str:
-    """Write a part of a cell as `digest` does. Thousands of cells share most parts, so their text is kept."""
-    try:
-        key = marshal.dumps(value, 2)  # tells NaN from null, as JSON does not; later versions differ from call to call
-    except ValueError:  # more than plain data
-        return _compact(value)
-    if (text := _PARTS.get(key)) is None:
-        if len(_PARTS) >= _PARTS_AT_MOST:
-            _PARTS.clear()
-        text = _PARTS[key] = _compact(value)
-    return text
+    return digest(deciding)[:12]
 
 
 def signed(data: Mapping[str, Any]) -> str:
