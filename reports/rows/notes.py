@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.significance import LEVEL, Best
+from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import Row, Summary
 
 
@@ -112,43 +113,23 @@ def _view_notes(summary: Summary) -> list[str]:
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     """Say what bold means in the columns of some test scores, and what could not be tested."""
     found = [summary.best(name) for name in names]
-    tested = max((one.tested for one in found), default=0)
-    if not tested:
-        return [
-            "Bold: the best mean of its column. Differences were not tested: a paired test takes three seeds that two "
-            "rows share."
-        ]
-    notes = [
-        "Bold: the best mean of its column, and every row that a paired t-test over shared seeds cannot tell from it "
-        f"at {100 * LEVEL:.0f} % (Holm's correction for up to {tested} comparisons with the best)."
+    if not any(one.tested for one in found):
+        return ["Bold: the best mean of its column. Differences were not tested: that takes three seeds in common."]
+    least = [
+        f"{one.least:.2g} ({summary.scores[name].title})"
+        for name, one in zip(names, found, strict=True)
+        if not math.isnan(one.least)
     ]
-    notes += [note for name, one in zip(names, found, strict=True) if (note := _crossing(summary, name, one))]
+    notes = [
+        f"Bold: the best mean of its column, and every row that Tukey's test (all rows, seeds as blocks) cannot tell "
+        f"from it at {100 * LEVEL:.0f} %. Means over three seeds can be told apart from a difference of "
+        f"{', '.join(least)}."
+    ]
     untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
     if untested:
         shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
         notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
-
-
-def _crossing(summary: Summary, name: str, one: Best) -> str:
-    """Explain why a mean is bold though a better one is not; empty where there is no such mean."""
-    means = {i: s.mean for i, row in enumerate(summary.rows) if (s := row.score(name))}
-    sign = 1 if summary.scores[name].higher_is_better else -1
-    low = min(one.rows, key=lambda i: sign * means[i], default=None)
-    high = max(means.keys() - one.rows, key=lambda i: sign * means[i], default=None)
-    if low is None or high is None or sign * means[high] <= sign * means[low]:
-        return ""
-    below, above = (f"{summary.rows[i].name} ({means[i]:.2f})" for i in (low, high))
-    why = (
-        "shares too few seeds with the best to be tested"
-        if high in one.untested
-        else "differs from it by much the same on every seed, which the test can tell"
-    )
-    score = summary.scores[name].title
-    return (
-        f"No mistake: in {score}, {below} is bold and {above} is not. The first has few seeds or varies "
-        f"so much over them that it cannot be told from the best; the second {why}."
-    )
 
 
 def machine(record: Record) -> str:

@@ -1,18 +1,19 @@
 """Which differences between methods are more than the luck of the seeds.
 
-Two methods that ran with the same seed saw the same images in the same order, so they are compared seed by seed: a
-paired t-test on the differences, two-sided, at 5 %. Where several rows are held against the best one, Holm's
-correction (1979) keeps the chance of one false difference at 5 % for all of them together.
+Runs of the same seed saw the same images in the same order, so rows are compared seed by seed: by Tukey's test with
+seeds as blocks, two-sided, at 5 %. It holds for all pairs of rows together, and takes the spread of the differences
+from all rows, as that of a single pair is hardly known from three seeds.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 LEVEL = 0.05
 MIN_PAIRS = 3
@@ -25,7 +26,7 @@ class Comparison:
     Attributes:
         pairs: How many seeds they share.
         difference: Mean of the first minus the second, NaN without a pair.
-        p: Of the paired t-test; NaN with fewer than `MIN_PAIRS` pairs.
+        p: Of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
     """
 
     pairs: int
@@ -33,25 +34,81 @@ class Comparison:
     p: float
 
 
-def compare(one: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> list[Comparison]:
-    """Compare one row with each of some others; rows are given as seed -> score."""
-    from scipy.special import stdtr  # scipy.stats takes longer to import than a report of a few cells
+class Tukey:
+    """Tukey's test of all pairs of rows (Tukey 1949; with unequal numbers of seeds as Kramer 1956).
 
-    if not others or not one:
-        return [Comparison(0, math.nan, math.nan) for _ in others]
-    # Scores are stated to a hundredth at most: what is below a billionth is rounding.
-    differences = np.round([[value - other.get(seed, np.nan) for seed, value in one.items()] for other in others], 9)
-    pairs = np.sum(~np.isnan(differences), axis=1)
-    with warnings.catch_warnings():  # of too few pairs
-        warnings.simplefilter("ignore", RuntimeWarning)
-        mean = np.nanmean(differences, axis=1)
-        variance = np.nanvar(differences, axis=1, ddof=1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of differences without any spread
-        t = mean / np.sqrt(variance / pairs)
-    p = 2 * stdtr(pairs - 1, -np.abs(t))  # two-sided
-    p = np.where(np.nanmax(np.abs(differences), axis=1, initial=0.0) == 0, 1.0, p)  # the same on every seed
-    p = np.where(pairs >= MIN_PAIRS, p, np.nan)
-    return [Comparison(int(n), float(d), float(q)) for n, d, q in zip(pairs, mean, p, strict=True)]
+    A score is the sum of what its row gives, what its seed gives, and a remainder of the same spread in all rows. With
+    two rows the test is the paired t-test.
+
+    Attributes:
+        means: Position of each row with a score -> mean over its seeds.
+        rows: How many have `MIN_PAIRS` seeds or more, from which the spread is taken.
+        freedom: Degrees of freedom of the spread.
+        deviation: Standard deviation of the remainder, in the unit of the scores; NaN without degrees of freedom.
+    """
+
+    def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
+        """Fit rows that are given as seed -> score; one with fewer seeds than `MIN_PAIRS` does not count."""
+        seeds = sorted({seed for row in scores for seed in row})
+        table = [[row.get(seed, np.nan) for seed in seeds] for row in scores]
+        self._scores = np.array(table, float).reshape(len(scores), len(seeds))
+        counted = self._scores[np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS]
+        self.rows = len(counted)
+        self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
+        known = ~np.isnan(counted)
+        own = np.sum(known, axis=1, keepdims=True)
+        # Scores and indicators of seeds, both without the means of their rows: what remains is of the seeds alone.
+        centred = np.where(known, counted - np.nansum(counted, axis=1, keepdims=True) / own, 0.0)[known]
+        of_seed = (known[:, None] * (np.eye(len(seeds)) - 1 / own[:, None]))[known]
+        given, _, rank, _ = np.linalg.lstsq(of_seed, centred, rcond=1e-9)
+        self.freedom = len(centred) - self.rows - int(rank)
+        # Scores are stated to a hundredth at most: what is below a billionth is rounding.
+        squares = float(np.sum(np.round(centred - of_seed @ given, 9) ** 2))
+        self.deviation = math.sqrt(squares / self.freedom) if self.freedom > 0 else math.nan
+
+    def compare(self, one: int, others: Sequence[int]) -> list[Comparison]:
+        """Compare one row with each of some others, all by their positions."""
+        differences = np.round(self._scores[one] - self._scores[list(others)], 9)
+        shared = ~np.isnan(differences)
+        pairs = np.sum(shared, axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of rows that share no seed, of scores without any spread
+            means = np.sum(differences, axis=1, where=shared) / pairs
+            apart = np.where(means == 0, 0.0, np.abs(means) * np.sqrt(pairs) / self.deviation)
+        p = np.full(len(pairs), np.nan)
+        tested = pairs >= MIN_PAIRS
+        if self.freedom > 0 and tested.any():
+            p[tested] = _chance(self.rows, self.freedom)(apart[tested])
+        return [Comparison(int(n), float(d), float(q)) for n, d, q in zip(pairs, means, p, strict=True)]
+
+    @functools.cached_property
+    def least(self) -> float:
+        """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where nothing is tested."""
+        if math.isnan(self.deviation):
+            return math.nan
+        return _critical(self.rows, self.freedom) * self.deviation / math.sqrt(MIN_PAIRS)
+
+
+@functools.cache
+def _critical(rows: int, freedom: int) -> float:
+    from scipy.stats import studentized_range  # takes longer to import than a report of a few cells
+
+    return float(studentized_range.ppf(1 - LEVEL, rows, freedom))
+
+
+@functools.cache
+def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Make the function that gives the chance of a studentized range above each of some numbers.
+
+    SciPy integrates for 8 ms at each number, and a report has thousands: it does so at 80, between which the
+    logarithm of the chance is interpolated.
+    """
+    from scipy.interpolate import PchipInterpolator
+    from scipy.stats import studentized_range
+
+    places = np.linspace(0, np.arcsinh(1e4), 80)
+    chances = np.minimum.accumulate(np.maximum(studentized_range.sf(np.sinh(places), rows, freedom), 1e-12))
+    log_chance = PchipInterpolator(places, np.log(chances))
+    return lambda ranges: np.exp(log_chance(np.minimum(np.arcsinh(ranges), places[-1])))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -71,13 +128,15 @@ class Best:
     Attributes:
         rows: Their positions: the best mean, and those that the test cannot tell from it.
         top: The position of the best mean; None where there is no score.
-        p: Position of each other row with a score -> corrected p of its difference from the best; NaN with fewer than
+        p: Position of each other row with a score -> p of its difference from the best; NaN with fewer than
             `MIN_PAIRS` seeds in common.
+        least: See `Tukey.least`.
     """
 
     rows: frozenset[int] = frozenset()
     top: int | None = None
     p: Mapping[int, float] = field(default_factory=dict)
+    least: float = math.nan
 
     @property
     def tested(self) -> int:
@@ -99,25 +158,25 @@ class Best:
             tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
         else:
             told = "significantly" if self.p[i] <= LEVEL else "not significantly"
-            tested = f"{told} different from the best: p = {self.p[i]:.2g} (paired t-test, Holm's correction)"
+            tested = f"{told} different from the best: p = {self.p[i]:.2g} (Tukey's test)"
         same = i in self.rows and not self.p[i] > LEVEL
         return f"the same as the best, as printed; {tested}" if same else tested
 
 
-def best(scores: Sequence[Mapping[int, float]], decimals: int = 2, *, higher_is_better: bool = True) -> Best:
-    """Find which rows to mark as best; each is given as seed -> score, an empty one takes no part.
+def best(tukey: Tukey, decimals: int = 2, *, higher_is_better: bool = True) -> Best:
+    """Find which rows to mark as best; one without a score takes no part.
 
     Args:
-        scores: Seed -> score of each row.
+        tukey: The test of the rows.
         decimals: Means that are equal when printed so are equally good.
         higher_is_better: Whether the highest mean is the best, or the lowest.
     """
-    if not any(scores):
+    means = tukey.means
+    if not means:
         return Best()
-    means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
     top = (max if higher_is_better else min)(means, key=lambda i: means[i])
     equal = {i for i, mean in means.items() if round(mean, decimals) == round(means[top], decimals)}
     others = [i for i in means if i != top]
-    p = dict(zip(others, holm([c.p for c in compare(scores[top], [scores[i] for i in others])]), strict=True))
+    p = {i: found.p for i, found in zip(others, tukey.compare(top, others), strict=True)}
     alike = {i for i, value in p.items() if value > LEVEL}
-    return Best(frozenset(equal | alike | {top}), top, p)
+    return Best(frozenset(equal | alike | {top}), top, p, tukey.least)

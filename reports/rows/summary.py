@@ -21,7 +21,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.reports.find.runs import Missing
-from regbench.reports.rows.significance import Best, best
+from regbench.reports.rows.significance import Best, Tukey, best
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
 LEADING = ("knn_top1", "linear_top1")
@@ -236,7 +236,12 @@ class Summary:
     def best(self, name: str) -> Best:
         """Find the rows with the best mean of a test score, or one that cannot be told from it; none without a best."""
         higher = self.scores[name].higher_is_better
-        return Best() if higher is None else best([row.by_seed(name) for row in self.rows], higher_is_better=higher)
+        return Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
+
+    @functools.cache  # noqa: B019
+    def tukey(self, name: str) -> Tukey:
+        """Fit the test of all pairs of rows by a test score."""
+        return Tukey([row.by_seed(name) for row in self.rows])
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""

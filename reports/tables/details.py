@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import pandas as pd
 
 from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes
-from regbench.reports.rows.significance import MIN_PAIRS, compare, holm
+from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, is_setting
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import Column, Entry, Filled, Table, cost_column, cost_in, spread, table_of_rows
@@ -38,42 +39,37 @@ def _tuned(name: str, row: Row) -> str:
 
 
 def significance_frame(summary: Summary) -> pd.DataFrame:
-    """Compare every pair of trained rows by a paired t-test over the seeds that they share.
+    """Compare every pair of trained rows by Tukey's test with seeds as blocks.
 
     Returns:
-        Columns score, one, other, pairs, difference (mean of one minus other), p, p_holm (corrected for all pairs of
-        that score); p is missing with fewer than three pairs.
+        Columns score, one, other, pairs (seeds that both have), difference (mean of one minus other, over these), p
+        (of all pairs together; missing with fewer than three seeds).
     """
-    out = []
-    rows = [row for row in summary.rows if not row.untrained]
+    out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
-        values = [row.by_seed(name) for row in rows]
-        pairs: list[dict[str, Any]] = []
-        for i, row in enumerate(rows[:-1]):
-            if not values[i]:
-                continue
-            for other, c in zip(rows[i + 1 :], compare(values[i], values[i + 1 :]), strict=True):
-                pairs.append({"score": name, "one": row.name, "other": other.name, **vars(c)})
-        out += [pair | {"p_holm": p} for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True)]
-    return pd.DataFrame(out, columns=["score", "one", "other", "pairs", "difference", "p", "p_holm"])
+        rows = [(i, row) for i, row in enumerate(summary.rows) if not row.untrained and row.by_seed(name)]
+        for place, (i, row) in enumerate(rows[:-1], start=1):
+            others = [j for j, _ in rows[place:]]
+            for j, c in zip(others, summary.tukey(name).compare(i, others), strict=True):
+                out.append({"score": name, "one": row.name, "other": summary.rows[j].name, **vars(c)})
+    return pd.DataFrame(out, columns=["score", "one", "other", "pairs", "difference", "p"])
 
 
 def significance_table(summary: Summary) -> Table:
     """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
     headline = summary.headline
-    scored = [row for row in summary.rows if headline and not row.untrained and row.score(headline)]
-    values = {row.name: row.by_seed(headline or "") for row in scored}
+    scored = [i for i, row in enumerate(summary.rows) if headline and not row.untrained and row.score(headline)]
     # Most rows of a tuning have the one seed that they were tuned with.
-    rows = [row for row in scored if len(values[row.name]) >= MIN_PAIRS]
+    rows = [i for i in scored if len(summary.rows[i].by_seed(headline or "")) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]
     body = []
-    for i, row in enumerate(shown):
-        compared = compare(values[row.name], [values[other.name] for other in shown])
-        texts = [DASH if i == j or c.pairs < MIN_PAIRS else _p(c.p) for j, c in enumerate(compared)]
-        body.append([Entry(f"{i + 1}. {row.name}"), *map(Entry, texts)])
+    for place, i in enumerate(shown, start=1):
+        compared = summary.tukey(headline or "").compare(i, shown)
+        texts = [DASH if i == j or math.isnan(c.p) else _p(c.p) for j, c in zip(shown, compared, strict=True)]
+        body.append([Entry(f"{place}. {summary.rows[i].name}"), *map(Entry, texts)])
     notes = [
-        "p: the chance of a mean difference at least this large if the two rows were equally good. Paired t-test over "
-        "the seeds that both have, two-sided, each pair for itself; the CSV file also has the corrected values.",
+        "p: the chance that of rows that are all equally good any two differ by so much. Tukey's test over all rows "
+        f"with {MIN_PAIRS} seeds or more, seeds as blocks.",
         f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
     ]
     if len(scored) > len(rows):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
@@ -194,27 +195,26 @@ def test_golden_hyperparameters(golden: Summary) -> None:
 
 
 def test_golden_significance(runs: Path, record: Make) -> None:
-    """Differences of 5 ± 1, 12 ± 2 and 7 ± 1 over three seeds. With two degrees of freedom p = 1 − t/√(t² + 2)."""
+    """Without the means of rows −3 0 3, −2 0 2 and −1 0 1 remain; without those of seeds, squares of 4 in all."""
     for seed in range(3):
         record("AUH", seed, linear=80.0 + 3 * seed, knn=None)
         record("SimCLR", seed, linear=76.0 + 2 * seed, knn=None)
         record("VICReg", seed, linear=70.0 + seed, knn=None)
-    p = {t2: 1 - math.sqrt(t2 / (t2 + 2)) for t2 in (75, 108, 147)}  # t² = 3 (mean / deviation)²
-    largest = 3 * p[147]  # of three; twice the next p and the last p alone are smaller, and never fall below
-    assert largest > 2 * p[108] > p[75] > 0.01
+    ranges = [difference / math.sqrt(4 / 4 / 3) for difference in (5, 12, 7)]  # four degrees of freedom, three seeds
+    p = stats.studentized_range.sf(ranges, 3, 4)
     frame = significance_frame(task(runs))
-    assert frame.drop(columns=["p", "p_holm"]).to_numpy().tolist() == [
+    assert frame.drop(columns=["p"]).to_numpy().tolist() == [
         ["linear_top1", "AUH", "SimCLR", 3, 5.0],
         ["linear_top1", "AUH", "VICReg", 3, 12.0],
         ["linear_top1", "SimCLR", "VICReg", 3, 7.0],
     ]
-    assert frame["p"].tolist() == pytest.approx([p[75], p[108], p[147]])
-    assert frame["p_holm"].tolist() == pytest.approx([largest] * 3)
+    assert frame["p"].tolist() == pytest.approx(p, rel=1e-3)
+    first, second, third = ("<0.001" if one < 0.001 else f"{one:.3f}" for one in p)
     assert texts(significance_table(task(runs))) == [
         ["", "1", "2", "3"],
-        ["1. AUH", "–", "0.013", "0.009"],
-        ["2. SimCLR", "0.013", "–", "0.007"],
-        ["3. VICReg", "0.009", "0.007", "–"],
+        ["1. AUH", "–", first, second],
+        ["2. SimCLR", first, "–", third],
+        ["3. VICReg", second, third, "–"],
     ]
 
 
@@ -232,56 +232,65 @@ def test_holms_correction(p: list[float], corrected: list[float]) -> None:
     assert holm(p) == pytest.approx(corrected, nan_ok=True)
 
 
-@pytest.mark.parametrize(("lost", "bold"), [(3.257, True), (4.7, False)])
-def test_bold_is_by_the_corrected_p(runs: Path, record: Make, lost: float, bold: bool) -> None:
-    """Two rows that lose by 3.257 ± 1 on three seeds have p = 0.03 each, 0.06 corrected; by 4.7 ± 1, 0.015 and 0.03."""
-    for seed in range(3):
-        record("AUH", seed, linear=80.0)
-        record("SimCLR", seed, linear=80.0 - lost + seed - 1)
-        record("VICReg", seed, linear=80.0 - lost + (2 * seed) % 3 - 1)
-    assert [row[2].bold for row in leaderboard(task(runs)).rows] == [True, bold, bold]
+@pytest.mark.parametrize("linear", [[70.0, 71.5, 72.0, 71.0], [69.0, 73.0, 71.0, 70.0]])
+def test_two_rows_are_told_apart_by_the_paired_t_test(runs: Path, record: Make, linear: list[float]) -> None:
+    first = [71.0, 72.0, 74.0, 71.5]
+    for seed, (one, other) in enumerate(zip(first, linear, strict=True)):
+        record("AUH", seed, linear=one)
+        record("VICReg", seed, linear=other)
+    expected = stats.ttest_rel(first, linear).pvalue
+    (p,) = significance_frame(task(runs)).query("score == 'linear_top1'")["p"]
+    assert p == pytest.approx(expected, rel=1e-3)
+    assert [row[2].bold for row in leaderboard(task(runs)).rows] == [True, expected > 0.05]
 
 
-def test_bold_within_significance(runs: Path, record: Make) -> None:
-    """The best; one that loses on every seed by much the same; one within the best's spread."""
-    for seed, luck in enumerate((0.0, 1.0, 2.0, 3.0)):
-        record("AUH", seed, linear=75.0 + luck + 0.02 * (-1) ** seed)
-        record("VICReg", seed, linear=74.5 + luck)
-        record("SimCLR", seed, linear=75.0 + (0.5, 1.5, 1.0, 2.5)[seed])
+@pytest.mark.parametrize(("lost", "bold"), [(0.99, True), (1.01, False)])
+def test_bold_is_by_the_difference_that_the_notes_state(runs: Path, record: Make, lost: float, bold: bool) -> None:
+    remainder = np.array([[1, -1, 0], [-1, 0, 1], [0, 1, -1]])  # sums of rows and columns are 0
+    least = stats.studentized_range.ppf(0.95, 3, 4) * math.sqrt(np.sum(remainder**2) / 4 / 3)
+    means = [80.0, 80.0 - lost * least, 60.0]
+    for label, mean, luck in zip(("AUH", "SimCLR", "VICReg"), means, remainder, strict=True):
+        for seed in range(3):
+            record(label, seed, linear=mean + luck[seed] + 3 * seed)
     table = leaderboard(task(runs))
-    assert {row[0].text for row in table.rows if row[2].bold} == {"AUH", "SimCLR"}
-    assert any("up to 2 comparisons" in note for note in table.notes)
-    p = grid(significance_table(task(runs)))
-    expected = stats.ttest_rel([75.5, 76.5, 76.0, 77.5], [74.5, 75.5, 76.5, 77.5]).pvalue
-    assert (p["2. SimCLR"]["3"], p["1. AUH"]["3"]) == (f"{expected:.3f}", "<0.001")
+    assert [row[2].bold for row in table.rows] == [True, bold, False]
+    assert any(f", {least:.2g} (linear top-1)." in note for note in table.notes)
 
 
-def test_a_lower_mean_in_bold_is_explained(runs: Path, record: Make) -> None:
-    for seed, (varied, lost) in enumerate(((3.0, 0.5), (-0.5, 0.5), (1.5, 0.52))):
-        record("AUH", seed, linear=70.0 + seed)
-        record("SimCLR", seed, linear=70.0 + seed - lost)
-        record("VICReg", seed, linear=70.0 + seed - varied)
-    (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("No mistake"))
-    assert "VICReg (69.67) is bold and SimCLR (70.49) is not" in note
-    assert "much the same on every seed" in note
-    record("DCL", 0, linear=70.9)
-    table = leaderboard(task(runs))
-    assert [row[:3:2] for row in texts(table)[1:]] == [
-        ["AUH", "**71.00 ± 1.00**"],
-        ["DCL", "70.90"],
-        ["SimCLR", "70.49 ± 0.99"],
-        ["VICReg", "**69.67 ± 2.36**"],
-    ]
-    assert [row[2].why for row in table.rows] == [
+def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make) -> None:
+    """Kramer's form: the remainder's spread is of all, and each pair has the seeds that both have."""
+    for seed, luck in enumerate((0.0, 1.0, -1.0, 0.5, -0.5)):
+        record("AUH", seed, linear=70.0 + luck)
+        record("SimCLR", seed, linear=69.0 + luck * (-1) ** seed)
+        if seed < 3:
+            record("VICReg", seed, linear=68.0 + 2 * luck)
+    record("DCL", 0, linear=69.9)
+    frame = significance_frame(task(runs)).query("score == 'linear_top1'").set_index(["one", "other"])
+    assert frame["pairs"].to_dict() == {
+        ("AUH", "DCL"): 1,
+        ("AUH", "SimCLR"): 5,
+        ("AUH", "VICReg"): 3,
+        ("DCL", "SimCLR"): 1,
+        ("DCL", "VICReg"): 1,
+        ("SimCLR", "VICReg"): 3,
+    }
+    rows = [0] * 5 + [1] * 5 + [2] * 3
+    seeds = [*range(5), *range(5), *range(3)]
+    lucks = np.array([0.0, 1.0, -1.0, 0.5, -0.5])
+    values = np.concatenate([70 + lucks, 69 + lucks * (-1.0) ** np.arange(5), 68 + 2 * lucks[:3]])
+    design = np.concatenate([np.eye(3)[rows], np.eye(5)[seeds][:, 1:]], axis=1)
+    given, *_ = np.linalg.lstsq(design, values)
+    freedom = len(values) - design.shape[1]
+    variance = float(np.sum((values - design @ given) ** 2)) / freedom
+    apart = abs(frame["difference"]) * np.sqrt(frame["pairs"] / variance)
+    p = np.where(frame["pairs"] < 3, np.nan, stats.studentized_range.sf(apart, 3, freedom))
+    assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
+    assert [row[2].why for row in leaderboard(task(runs)).rows] == [
         "the best mean of this column",
         "not tested against the best: fewer than 3 seeds in common",
-        "significantly different from the best: p = 0.00035 (paired t-test, Holm's correction)",
-        "not significantly different from the best: p = 0.32 (paired t-test, Holm's correction)",
+        f"not significantly different from the best: p = {p[1]:.2g} (Tukey's test)",
+        f"not significantly different from the best: p = {p[2]:.2g} (Tukey's test)",
     ]
-    (note,) = (note for note in table.notes if note.startswith("No mistake"))
-    assert "in linear top-1, VICReg (69.67) is bold and DCL (70.90) is not" in note
-    assert "shares too few seeds" in note
-    assert note in accuracy_table(task(runs)).notes
 
 
 def test_what_is_printed_alike_is_bold_alike(runs: Path, record: Make) -> None:
@@ -293,7 +302,6 @@ def test_what_is_printed_alike_is_bold_alike(runs: Path, record: Make) -> None:
     assert [row[2].bold for row in table.rows] == [True, True, True]
     assert table.rows[2][2].why.startswith("the same as the best, as printed; significantly different from the best")
     assert table.rows[1][2].why.startswith("not significantly different from the best: p = 1 ")
-    assert not any(note.startswith("No mistake") for note in table.notes)
 
 
 def test_with_two_shared_seeds_nothing_is_said(runs: Path, record: Make) -> None:
