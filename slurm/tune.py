@@ -224,7 +224,7 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
         configuration = replace(cell, seed=0).id
         if choice and configuration in {chosen.configuration for chosen in choice.choices}:
             entry |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
-            entry["record"] = str(folder / TUNING_CHOICE)
+            entry["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere
             entry["edges"] = next(each.edges for each in choice.choices if each.configuration == configuration)
         elif final and cell.epochs:
             what = "has not chosen yet" if choice is None else "chose other hyperparameters"

@@ -91,8 +91,8 @@ def judge(run: Run, path: Path, choices: TuningChoices) -> Judged:
     away: list[Misfit] = []
     if (stated := record.choice.get("hyperparameters", {})).get("record"):
         place = Path(str(stated["record"]))
-        # It may lie on another machine; what was copied as a whole is found beside the record.
-        places = (place, path.parents[1] / place.name, path.parents[2] / place.parent.name / place.name)
+        # A sweep that was copied has it too, under whatever name; of a single cell it lies in the sweep it came from.
+        places = (path.parents[1] / place.name, path.parents[2] / place)
         found = next((read for place in places if (read := choices.read(place)) is not None), None)
         if found is None:
             away.append(Misfit(path, f"its hyperparameters were chosen in {place}, which is not here"))

@@ -121,6 +121,11 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(v) for v in values]
 
 
+def _p_text(p: float) -> str:
+    """Write a p-value for a sentence."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
 @dataclass(frozen=True)
 class Best:
     """The rows that no other is known to be better than.
@@ -158,7 +163,7 @@ class Best:
             tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
         else:
             told = "significantly" if self.p[i] <= LEVEL else "not significantly"
-            tested = f"{told} different from the best: p = {self.p[i]:.2g} (Tukey's test)"
+            tested = f"{told} different from the best: {_p_text(self.p[i])} (Tukey's test)"
         same = i in self.rows and not self.p[i] > LEVEL
         return f"the same as the best, as printed; {tested}" if same else tested
 

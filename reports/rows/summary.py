@@ -316,7 +316,7 @@ def summarize(
         own = {
             path: choice
             for path, choice in (choices or {}).items()
-            if path.absolute().parent.name in of_task or str(path) in named
+            if path.absolute().parent.name in of_task or "/".join(path.absolute().parts[-2:]) in named
         }
         summaries.append(Summary(name, of_task, cells_of_task, own))
         summaries[-1].short += [Configuration(tuple(seeds)) for seeds in short_ones.values()]

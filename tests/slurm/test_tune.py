@@ -114,7 +114,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         "selected_on": "tuning",
         "score": "knn_top1",
         "budget": 2,
-        "record": str(folder / "tuning_choice.json"),
+        "record": f"{folder.name}/tuning_choice.json",
         "edges": choice.choices[0].edges,
         "sha256": choice.sha256,
     }
