@@ -31,7 +31,7 @@ from tests.test_own_images import QUICK, call, draw
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
-    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"),
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "results/README.md"),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
 

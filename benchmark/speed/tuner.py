@@ -4,7 +4,7 @@ The setting is that of the preset fashion_mnist_search. For each method the grid
 rates: at a quarter, the middle and three quarters of the ranges that the method and the optimizer state. The search has
 the same budget, nine trainings. Both choose on the tuning split, and what they choose is scored on the test split with
 three seeds. The report of the search against the grid has the points gained, with intervals and tests. On two quiet
-cores it takes about half an hour.
+cores it takes about a quarter of an hour.
 """
 
 from __future__ import annotations
