@@ -99,14 +99,17 @@ def _critical(rows: int, freedom: int) -> float:
 def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Make the function that gives the chance of a studentized range above each of some numbers.
 
-    SciPy integrates for 8 ms at each number, and a report has thousands: it does so at 80, between which the
+    SciPy integrates for 8 ms at each number, and a report has thousands: it does so at 80 at most, between which the
     logarithm of the chance is interpolated.
     """
     from scipy.interpolate import PchipInterpolator
     from scipy.stats import studentized_range
 
-    places = np.linspace(0, np.arcsinh(1e4), 80)
-    chances = np.minimum.accumulate(np.maximum(studentized_range.sf(np.sinh(places), rows, freedom), 1e-12))
+    places, chances = np.linspace(0, np.arcsinh(1e4), 80), [1.0]
+    while chances[-1] > 1e-12 and len(chances) < len(places):
+        chance = float(studentized_range.sf(np.sinh(places[len(chances)]), rows, freedom))
+        chances.append(min(max(chance, 1e-12), chances[-1]))  # below it is what SciPy rounds
+    places = places[: len(chances)]
     log_chance = PchipInterpolator(places, np.log(chances))
     return lambda ranges: np.exp(log_chance(np.minimum(np.arcsinh(ranges), places[-1])))
 

@@ -77,7 +77,7 @@ def site(bundles: Path) -> Path:
     out = bundles.parent / "site"
     done = CliRunner().invoke(main, ["leaderboard", str(bundles), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "6 cells of 3 bundles in 1 tasks" in done.stdout
+    assert "cells: 6, bundles: 3, tasks: 1;" in done.stdout
     assert re.match(r"left out: forged: .* more than its top-5", done.stderr)
     return out
 
@@ -150,7 +150,7 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     _several_sizes(Parts(bundles / "lab-a.zip"), tmp_path / "results" / "sizes.zip")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")])
-    assert "5 cells of 1 bundles in 1 tasks" in done.output
+    assert "cells: 5, bundles: 1, tasks: 1;" in done.output
     page = tmp_path / "site" / "methods" / "vicreg.html"
     found = tables(page)
     costs = {row["setting"]: row for row in found["Embeddings and cost"]}

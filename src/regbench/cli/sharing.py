@@ -107,7 +107,7 @@ def leaderboard(folder: Path, out: Path) -> None:
     site = write_site(folder, out)
     for name, reason in site.refused:
         click.echo(_printable(f"left out: {name}: {reason}"), err=True)
-    click.echo(f"{site.cells:,} cells of {site.bundles} bundles in {site.tasks} tasks: {site.page}")
+    click.echo(f"cells: {site.cells:,}, bundles: {site.bundles}, tasks: {site.tasks}; {site.page}")
 
 
 def _printable(line: str) -> str:
