@@ -78,6 +78,10 @@ class PretrainingLoader(EpochLoader):
         views = augmentation.crops(dataset.image_size)
         super().__init__(dataset, beton, views, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
+        if self.backend == "ffcv":
+            # With the first image numba reads its compiled code, or compiles it: no part of the time of training.
+            with self._epoch(self._indices[:1], 0, lambda indices, _: indices) as first:
+                next(first)
 
     def __len__(self) -> int:
         """Count the batches of an epoch; a last one that would be short is left out."""

@@ -542,6 +542,21 @@ def test_it_waits_while_the_decoder_is_compiled(two_views: Open, monkeypatch: py
         assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 
 
+@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+def test_the_decoder_is_compiled_before_an_epoch_is_timed(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regbench.datasets.loading import ffcv_crops, kernels
+
+    decoded = []
+
+    def decode(*arguments: Any) -> None:
+        decoded.append(1)
+        kernels.decode(*arguments)
+
+    monkeypatch.setattr(ffcv_crops, "decode", decode)
+    two_views(backend="ffcv")
+    assert len(decoded) == 1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
     multi = preset("swav", global__size=32, local__count=3, local__size=16)
