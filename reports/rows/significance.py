@@ -85,11 +85,12 @@ class Tukey:
         """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where nothing is tested."""
         if math.isnan(self.deviation):
             return math.nan
-        return _critical(self.rows, self.freedom) * self.deviation / math.sqrt(MIN_PAIRS)
+        return critical_range(self.rows, self.freedom) * self.deviation / math.sqrt(MIN_PAIRS)
 
 
 @functools.cache
-def _critical(rows: int, freedom: int) -> float:
+def critical_range(rows: int, freedom: float) -> float:
+    """Return the studentized range of so many means that is significant."""
     from scipy.stats import studentized_range  # takes longer to import than a report of a few cells
 
     return float(studentized_range.ppf(1 - LEVEL, rows, freedom))

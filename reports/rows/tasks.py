@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regbench.reports.rows.significance import LEVEL
+from regbench.reports.rows.significance import LEVEL, critical_range
 from regbench.reports.rows.summary import DASH, Summary
 
 MIN_TASKS = 2
@@ -92,14 +92,14 @@ def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comp
             blocks_of[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
     if len(blocks_of) < MIN_TASKS or len(labels) < MIN_METHODS:
         return None
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range  # slow to import, and few reports need it
+    from scipy.stats import friedmanchisquare, rankdata  # slow to import, and few reports need it
 
     ranks_of = [rankdata(-blocks, axis=1) for blocks in blocks_of.values()]
     ranks, blocks = np.concatenate(ranks_of), np.concatenate(list(blocks_of.values()))
     means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)
     n, k = ranks.shape
     p = float(friedmanchisquare(*blocks.T).pvalue) if np.ptp(ranks) else 1.0
-    apart = float(studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
+    apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
     shortfalls = np.sort(blocks.max(axis=1, keepdims=True) - blocks, axis=0)
     alike = (means - means.min() <= apart) | (p > LEVEL)
     standings = [
