@@ -86,9 +86,9 @@ def test_digits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(mine, of_class[first : first + len(mine)])
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,x\n"), gzip.compress(b"1,2,3\n")])
+@pytest.mark.parametrize("content", [b"no gzip", b"1,2,x\n", b"1,2,3\n"])
 def test_damaged_digits(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "digits.csv.gz").write_bytes(content)
+    (tmp_path / "digits.csv.gz").write_bytes(content if content == b"no gzip" else gzip.compress(content))
     refused(load_run(["dataset=digits"])[0].dataset, tmp_path, "digits.csv.gz is damaged (")
 
 
