@@ -191,6 +191,8 @@ class Summary:
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
     short: list[Configuration] = field(default_factory=list)
+    _best: dict[str, Best] = field(default_factory=dict, init=False, repr=False)
+    _tukey: dict[str, Tukey] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def on_test(self) -> bool:
@@ -232,16 +234,18 @@ class Summary:
         """What tables call that score."""
         return self.scores[self.selection].title if self.selection in self.scores else "a score"
 
-    @functools.cache  # noqa: B019  # a summary lives as long as its report
     def best(self, name: str) -> Best:
         """Find the rows with the best mean of a test score, or one that cannot be told from it; none without a best."""
-        higher = self.scores[name].higher_is_better
-        return Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
+        if name not in self._best:
+            higher = self.scores[name].higher_is_better
+            self._best[name] = Best() if higher is None else best(self.tukey(name), higher_is_better=higher)
+        return self._best[name]
 
-    @functools.cache  # noqa: B019
     def tukey(self, name: str) -> Tukey:
         """Fit the test of all pairs of rows by a test score."""
-        return Tukey([row.by_seed(name) for row in self.rows])
+        if name not in self._tukey:
+            self._tukey[name] = Tukey([row.by_seed(name) for row in self.rows])
+        return self._tukey[name]
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""

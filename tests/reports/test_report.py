@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Images, PastAttempt
+from regbench.benchmark.rundir.record import Images, PastAttempt, Record
 from regbench.cli import main
 from regbench.reports import Report, write_report
 from regbench.reports.find.records import read_records
@@ -350,6 +351,16 @@ def test_a_report_is_made_again_only_where_something_has_changed(runs: Path, tmp
     record("DCL").write_text("{")
     (report, _), again = written(), written()
     assert len(report.skipped) == 1 and again[0] == report
+
+
+def test_nothing_of_a_report_stays_in_memory(runs: Path, tmp_path: Path, record: Make) -> None:
+    for seed in (0, 1, 2):
+        record("VICReg", seed)
+        record("AUH", seed)
+    write_report(runs, tmp_path / "report")
+    gc.collect()
+    kept = [each for each in gc.get_objects() if type(each) is Record and each.path.is_relative_to(runs)]
+    assert kept == []
 
 
 def test_styles_are_distinct_and_stay() -> None:
