@@ -98,7 +98,7 @@ def tune(
         if complete:
             break
         sweep, complete, search = propose()
-    cells = final_cells(choose(folder), folder, seeds, leading)
+    cells = final_cells(choose(folder), folder, sweep.cells, seeds, leading)
     clusters = {cell.id: cluster for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True)}
     return replace(
         sweep, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, sweep.clusters[0]) for cell in cells)
@@ -257,25 +257,35 @@ def choice_table(choice: TuningChoice) -> str:
     return f"{table}\n\nchosen on the {split} split from at most {budget} configurations a method"
 
 
-def final_cells(choice: TuningChoice, folder: Path, seeds: Sequence[int], leading: int | None) -> list[Cell]:
+def final_cells(
+    choice: TuningChoice, folder: Path, tried: Sequence[Cell], seeds: Sequence[int], leading: int | None
+) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 
     Args:
         choice: Of `choose`.
         folder: Of the tuning.
+        tried: What it chose among; the networks without training in it are scored, too.
         seeds: Of the final runs; none: those of the grid.
         leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the
             grid's. None: all.
+
+    Raises:
+        RegbenchError: If the run directory of a choice is not there.
     """
     entries = sorted(choice.choices, key=lambda entry: -(entry.ranking[0].value or 0.0))
     cells = []
     for rank, entry in enumerate(entries):
-        chosen = load_cell(folder / entry.chosen / "config.yaml")
+        config = folder / entry.chosen / "config.yaml"
+        if not config.exists():
+            raise RegbenchError(
+                f"{config.parent}, which {TUNING_CHOICE} chose for {entry.label}, is not there; put it back, or tune "
+                "under another name"
+            )
+        chosen = load_cell(config)
         few = leading is not None and rank >= leading
         cells += [replace(chosen, seed=seed) for seed in (choice.seeds if few else seeds or choice.seeds)]
-    untrained = {
-        replace(cell, seed=seed) for cell in _cells(folder) if not cell.epochs for seed in seeds or [cell.seed]
-    }
+    untrained = {replace(cell, seed=seed) for cell in tried if not cell.epochs for seed in seeds or [cell.seed]}
     return cells + sorted(untrained, key=lambda cell: cell.seed)
 
 

@@ -105,7 +105,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
         final_run(other, runtime)
     assert "test" not in opened
-    (same,) = tune.final_cells(choice, folder, [], None)
+    (same,) = tune.final_cells(choice, folder, two, [], None)
     assert same == chosen
     final = final_run(chosen, runtime)
     assert final is not None
@@ -121,7 +121,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
     # Other seeds of what was chosen may be tested, too.
-    (again,) = tune.final_cells(choice, folder, [5], None)
+    (again,) = tune.final_cells(choice, folder, two, [5], None)
     assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
 
 
@@ -178,7 +178,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
         assert [ranked.status for ranked in entry.ranking] == ["tuned"] * 3 + ["diverged"]
         first = entry.ranking[0].hyperparameters
         assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
-    finals = tune.final_cells(choice, folder, [7, 8, 9], None)
+    finals = tune.final_cells(choice, folder, cells, [7, 8, 9], None)
     assert sorted((cell.label, cell.seed) for cell in finals) == [
         (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
     ]
@@ -207,7 +207,7 @@ def test_only_the_leading_methods_get_all_seeds(cells: tuple[Cell, ...], folder:
     tune.begin([*cells, untrained], folder, tiny_data_dir, unequal=False)
     for cell, value in zip([*cells, untrained], (60.0, 50.0, 55.0, 57.0, 99.0), strict=True):
         score(folder, cell, value)
-    finals = tune.final_cells(tune.choose(folder), folder, [0, 1], 1)
+    finals = tune.final_cells(tune.choose(folder), folder, [*cells, untrained], [0, 1], 1)
     expected = [(cells[0].id, 0), ("", 1), (cells[3].id, 0), (untrained.id, 0), ("", 1)]
     assert [(cell.id if cell.seed == 0 else "", cell.seed) for cell in finals] == expected
     assert finals[1].label == "VICReg"
@@ -404,6 +404,29 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
     again = search(path, folder, 6, peak(2e4))
     assert again.choices == undisturbed.choices
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
+
+
+def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]], settings)
+    (entry,) = search(path, folder, 5, peak(30.0)).choices
+    for run in [file.parent for file in folder.glob("*/config.yaml")]:
+        if run.name != entry.chosen:
+            shutil.rmtree(run)
+
+    def final() -> Sweep | None:
+        propose_next = functools.partial(propose, str(path), [], 5)
+        return tune.tune(
+            propose_next(), propose_next, bring(folder, peak(30.0)), final_seeds=[0, 1], leading=None, unequal=False
+        )
+
+    cells = final()
+    assert cells is not None
+    assert [(cell.epochs, cell.seed) for cell in cells.cells] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    shutil.rmtree(folder / entry.chosen)
+    with pytest.raises(RegbenchError, match=r"which tuning_choice\.json chose for VICReg, is not there; put it back"):
+        final()
 
 
 def test_a_search_with_several_seeds_judges_by_their_mean(tmp_path: Path, settings: list[str], folder: Path) -> None:
