@@ -427,6 +427,13 @@ def test_ctrl_c_reaches_every_process_of_the_foreground_group(tiny: list[str], p
 # ------------------------------------------------------------------ plan
 
 
+def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:
+    """A plan imports triton, whose bindings look for what has leaked when Python ends."""
+    command = [program, "plan", "method=vicreg"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_plan_says_what_runs_need_and_marks_what_does_not_fit(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
         return {f"q = {cell.embedding_dim} on {world_size} ranks": predict(cell, world_size=world_size)}
