@@ -7,8 +7,9 @@ cells lies in `data/`, in scripts that a page loads when it is asked for one: a 
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ _HERE = Path(__file__).parent
 _PAGE = _HERE.parent / "page"
 _OTHER_SCORES = 6  # columns of a task's table beside those of the leading scores
 _SHOWN_REFUSED = 20
+_WAITING_FILES = 64  # made and not on the disk yet
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,27 @@ def write_site(folder: Path, out: Path) -> Site:
         tasks = tasks_of(found)
     gc.freeze()  # all of it stays to the end, so collections of the garbage of figures need not look at it
     try:
-        for name, content in _Pages(found, tasks).files():
-            write_bytes(out / name, content)
+        pages = _Pages(found, tasks)
+        _write(out, pages.files())
+        # The start page comes last: it is there only when all that it leads to is.
+        write_bytes(out / "index.html", pages.index())
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another --out") from error
     finally:
         gc.unfreeze()
     return Site(out / "index.html", len(found.cells), len(tasks), len(found.submissions), found.refused)
+
+
+def _write(out: Path, files: Iterator[tuple[str, bytes]]) -> None:
+    """Write files beside making more of them: until one is on the disk takes milliseconds, and there are thousands."""
+    with ThreadPoolExecutor() as threads:
+        waiting: deque[Future[None]] = deque()
+        for name, content in files:
+            waiting.append(threads.submit(write_bytes, out / name, content))
+            if len(waiting) > _WAITING_FILES:
+                waiting.popleft().result()
+        for future in waiting:
+            future.result()
 
 
 class _Pages:
@@ -101,7 +117,7 @@ class _Pages:
         self._environment = environment
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and the content of every file."""
+        """Yield the name and the content of every file but the start page."""
         yield "board.css", ((_PAGE / "page.css").read_text() + (_HERE / "board.css").read_text()).encode()
         yield "board.js", ((_PAGE / "elements.js").read_text() + (_HERE / "board.js").read_text()).encode()
         of_methods: dict[str, list[Place]] = defaultdict(list)
@@ -125,14 +141,13 @@ class _Pages:
                 "repeated.html",
                 self._page("repeated.html", "", "Cells that several labs ran", table_of=self._twice()),
             )
-        # The start page comes last: it is there only when all that it leads to is.
-        yield "index.html", self._index()
 
     def _page(self, template: str, up: str, title: str, **content: Any) -> bytes:
         text = self._environment.get_template(template).render(up=up, title=title, **content)
         return text.encode()
 
-    def _index(self) -> bytes:
+    def index(self) -> bytes:
+        """Make the start page."""
         tasks = []
         for task in self.tasks:
             summary, head = task.summary, task.summary.headline

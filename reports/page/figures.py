@@ -362,12 +362,11 @@ def _scatter(
 def _draw_point(axes: Axes, row: Row, style: Style, x: tuple[float, float], y: tuple[float, float], gid: str) -> None:
     """Draw a row's marker, open if a run diverged, with bars of one deviation; `x` and `y` are value and deviation."""
     (at_x, dx), (at_y, dy) = x, y
-    if dx or dy:  # horizontal bar, gap, vertical bar
-        gap = math.nan
-        bars = [at_x - dx, at_x + dx, gap, at_x, at_x], [at_y, at_y, gap, at_y - dy, at_y + dy]
-        draw_line(axes, *bars, color=style.colour, lw=1.1, gid=gid)
-    fill = "none" if row.diverged else style.colour
-    draw_line(axes, [at_x], [at_y], color=style.colour, marker=style.marker, ms=6.5, mfc=fill, ls="", gid=gid)
+    # Horizontal bar, gap, vertical bar; the marker stands where they cross. One line takes half the time of two.
+    xs = [at_x - dx, at_x, at_x + dx, math.nan, at_x, at_x]
+    ys = [at_y, at_y, at_y, math.nan, at_y - dy, at_y + dy]
+    look = {"color": style.colour, "marker": style.marker, "mfc": "none" if row.diverged else style.colour}
+    draw_line(axes, xs, ys, lw=1.1 if dx or dy else 0, ms=6.5, markevery=[1], gid=gid, **look)
 
 
 def mechanism_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
