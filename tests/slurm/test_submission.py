@@ -64,7 +64,8 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
     user.write("method=vicreg seed=0,1", "method=simclr evaluation.knn.k=5000")
     stages = "cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}"
     user.run("sweep", "own.yaml", *OPTIONS, stages)
-    assert "(Dependency)" in user.run("status", "own") or user.states() != {"queued"}
+    # Slurm tells why a job waits once it has looked at it.
+    wait_for(lambda: "(Dependency)" in user.run("status", "own") or user.states() != {"queued"}, "a reason")
     wait_for(lambda: not {"running", "queued"} & user.states(), "the stages to end", 240)
     *good, bad = manage.statuses(user.sweep)
     for status in good:
