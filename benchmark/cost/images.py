@@ -191,6 +191,14 @@ class Images:
         manifest = Manifest.load(self.data_dir, self.dataset)
         return manifest.split_file(self.data_dir, manifest.pretraining_split)
 
+    @property
+    def overrides(self) -> list[str]:
+        """The settings of a training on images that `make_images` made."""
+        side_px = self.dataset.image_size
+        settings = ("dataset=imagefolder", f"dataset.name={self.name}", f"dataset.image_size={side_px}")
+        same = (f"dataset.eval_resize={side_px}", "dataset.num_classes=1", "dataset.source.held_out=null")
+        return [*settings, *same, f"runtime.data_dir={self.data_dir}"]
+
     def __str__(self) -> str:
         """Put them into one line."""
         beton = Beton(self.file)

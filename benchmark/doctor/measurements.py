@@ -86,19 +86,12 @@ def _images(bench: Bench, purpose: str) -> Images:
 
 
 def _trained(bench: Bench, images: Images, network: str, batch: int) -> Cost:
-    side_px, q = images.dataset.image_size, 64 if bench.small else 2048
+    q = 64 if bench.small else 2048
     settings = [
-        *("dataset=imagefolder", f"dataset.name={images.dataset.name}", f"dataset.image_size={side_px}"),
-        *(
-            f"dataset.eval_resize={side_px}",
-            "dataset.num_classes=1",
-            "dataset.source.held_out=null",
-            f"network={network}",
-            "precision=bf16",
-        ),
+        *(*images.overrides, f"network={network}", "precision=bf16"),
         *("augmentation=imagenet", f"embedding_dim={q}", f"batch_size={batch}", "method=sfrik_l3", f"epochs={EPOCHS}"),
         *("optimizer.base_lr=0.01", "optimizer.warmup_epochs=0", "evaluation.protocols=[]"),
-        *(f"runtime.data_dir={images.data_dir}", f"runtime.device={bench.device.type}"),
+        f"runtime.device={bench.device.type}",
     ]
     runs = bench.folder / "training"
     run_command("train", *settings, "--runs-dir", str(runs))

@@ -53,10 +53,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         images = make_images(SCENARIO, Path(name))
         settings = [
-            *("dataset=imagefolder", f"dataset.name={SCENARIO.name}", f"dataset.image_size={SCENARIO.image_size}"),
-            *(f"dataset.eval_resize={SCENARIO.image_size}", "dataset.num_classes=1", "dataset.source.held_out=null"),
+            *images.overrides,
             *("augmentation=small_color", "network=resnet_tiny", "embedding_dim=512", "batch_size=128"),
-            *("method=vicreg", f"epochs={EPOCHS}", "evaluation.protocols=[]", f"runtime.data_dir={images.data_dir}"),
+            *("method=vicreg", f"epochs={EPOCHS}", "evaluation.protocols=[]"),
             *sys.argv[1:],
         ]
         numbers = itertools.count()
