@@ -32,7 +32,7 @@ def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
     for one in found:
         name = {"measure": one.measure.title, "better": one.measure.better}
         largest = max(one.lost_by_method.values(), default=None)
-        texts = [one.measure.title, one.measure.better, _text(one.within), _text(one.between)]
+        texts = [one.measure.title, one.measure.better, correlation_text(one.within), correlation_text(one.between)]
         texts += [spread(one.lost, 2), DASH if largest is None else f"{largest:.2f}"]
         body.append([Entry(text) for text in texts])
         lost = one.lost and one.lost.mean
@@ -64,7 +64,8 @@ def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
     return Table("indicators", "Does the loss tell?", columns, body, notes), pd.DataFrame(lines, columns=_COLUMNS)
 
 
-def _text(found: Correlation | None) -> str:
+def correlation_text(found: Correlation | None) -> str:
+    """Write a correlation with its interval."""
     if found is None:
         return DASH
     return f"{found.rho:.2f} [{found.low:.2f}, {found.high:.2f}]".replace("-", "−")

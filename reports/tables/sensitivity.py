@@ -10,7 +10,8 @@ from regbench.reports.rows.sensitivity import MIN_VALUES, POINTS, Sensitivity, s
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Column, Entry, Table
 
-_SUFFIX = {"log": "", "linear": " (linear)", "logit": " (odds)"}
+SUFFIX = {"log": "", "linear": " (linear)", "logit": " (odds)"}
+"""Of a hyperparameter's name, by its scale."""
 
 
 def sensitivity(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
@@ -26,7 +27,7 @@ def sensitivity(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
     body, lines = [], []
     for one in found:
         tolerance, values = one.tolerance, len(one.envelope)
-        name = one.key.removeprefix("method.") + _SUFFIX[one.searched.scale]
+        name = one.key.removeprefix("method.") + SUFFIX[one.searched.scale]
         ends = [*ends_text(one), width_text(one)]
         texts = [one.row.label, *one.row.settings.values(), name, f"{one.chosen:.3g}", *ends, str(values)]
         body.append([Entry(text) for text in [*texts, str(one.epochs), f"{one.best:.2f}"]])
