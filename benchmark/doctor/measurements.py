@@ -22,7 +22,7 @@ from regbench.benchmark.doctor.checks import run_command
 from regbench.benchmark.doctor.section import Bench, Outcome, section
 from regbench.benchmark.meters import Stopwatch
 from regbench.benchmark.rundir.directory import run_directory
-from regbench.benchmark.rundir.record import Cost, read_record
+from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
 
@@ -54,16 +54,20 @@ def training(bench: Bench) -> Outcome:
     images, batch = _images(bench, "training"), 16 if bench.small else 256
     rows, outcome = [], Outcome()
     for network in networks:
-        taken = _trained(bench, images, network, batch)
+        record = _trained(bench, images, network, batch)
+        taken, threads = record.cost, record.environment["threads"]
         if taken.step_ms is None or taken.peak_memory_bytes is None:
             raise RegbenchError(f"the training of {network} took no steps")
         rate = batch / taken.step_ms * 1e3
+        torch.set_num_threads(threads)  # more of them wait for each other on a busy CPU, where a training has one
         bare = _bare_img_per_s(bench, network, batch, images.dataset.image_size)
         seen = EPOCHS * (len(Beton(images.file)) // batch) * batch
         energy = taken.energy_gpu_joules and taken.energy_gpu_joules / seen
         parts = [getattr(taken, part) for part in _PARTS]
         rows.append((network, rate, bare, rate / bare, *parts, taken.peak_memory_bytes / 2**30, energy))
-        outcome.notes = [f"Peak: {taken.peak_memory_kind}."]
+        outcome.notes = [
+            f"Peak: {taken.peak_memory_kind}. Threads: {threads}; the bare loop: {torch.get_num_threads()}."
+        ]
     headers = (
         "network",
         "img/s",
@@ -85,7 +89,7 @@ def _images(bench: Bench, purpose: str) -> Images:
     return make_images(_SMALL if bench.small else SCENARIOS["256"], bench.folder / purpose)
 
 
-def _trained(bench: Bench, images: Images, network: str, batch: int) -> Cost:
+def _trained(bench: Bench, images: Images, network: str, batch: int) -> Record:
     q = 64 if bench.small else 2048
     settings = [
         *(*images.overrides, f"network={network}", "precision=bf16"),
@@ -98,7 +102,7 @@ def _trained(bench: Bench, images: Images, network: str, batch: int) -> Cost:
     cell, runtime = load_run([*settings, f"runtime.runs_dir={runs}"])
     record = read_record(run_directory(runtime, "manual", cell))
     assert record is not None
-    return record.cost
+    return record
 
 
 def _bare_img_per_s(bench: Bench, network: str, batch: int, side_px: int) -> float:

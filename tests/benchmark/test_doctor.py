@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -71,6 +72,18 @@ def test_the_report_of_some_sections(tmp_path: Path) -> None:
 def test_every_other_section_holds_on_a_cpu(name: str, tmp_path: Path) -> None:
     (examined,) = examine("cpu", tmp_path, small=True, names=[name])
     assert examined.outcome.failures == []
+
+
+@pytest.mark.slow
+def test_a_training_and_the_bare_loop_have_as_many_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        outcome = section.SECTIONS["training"].work(Bench(torch.device("cpu"), small=True, folder=tmp_path))
+    finally:
+        torch.set_num_threads(before)
+    training, bare = re.findall(r"(?:Threads|the bare loop): (\d+)", " ".join(outcome.notes))
+    assert training == bare != "3"
 
 
 @pytest.mark.slow
