@@ -12,6 +12,7 @@ from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.prepare import prepare_all
 from regbench.slurm import tune as tuning
+from regbench.slurm.plan import refuse_oversized
 from regbench.slurm.search import propose
 from regbench.slurm.status import CellStatus, ends, unfinished
 
@@ -89,6 +90,7 @@ def bring_tuning(
     leading: int | None,
     trials: int | None,
     unequal: bool,
+    oversized: bool,
 ) -> Sweep | None:
     """Bring a tuning to its choice, from wherever an earlier call was stopped.
 
@@ -101,6 +103,7 @@ def bring_tuning(
         leading: As there.
         trials: Search instead of a grid, with this budget; None: what the sweep's file says.
         unequal: As there.
+        oversized: Bring cells too that are predicted not to fit `cluster.gpu_memory_gib`.
 
     Returns:
         The cells that are left to score on the test split; None if Slurm goes on with the tuning.
@@ -113,6 +116,8 @@ def bring_tuning(
     proposed = propose_next()
     grid = proposed.sweep
     tuning.refuse_seeds(final_seeds or (), grid.cells[0])
+    if not oversized:
+        refuse_oversized(grid)
     prepare_grid(grid)
     final = tuning.tune(
         proposed,

@@ -22,7 +22,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.slurm.job import run_local_job
-from regbench.slurm.status import FINISHED, CellStatus, cell_status, log_file, plan_of, write_plan
+from regbench.slurm.status import FINISHED, CellStatus, cell_status, ends, log_file, plan_of, write_plan
 from regbench.slurm.worker import Worker
 
 log = logging.getLogger("regbench")
@@ -52,8 +52,12 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     runtime = replace(
         sweep.runtime, threads=threads, workers=sweep.runtime.workers or default_workers(device, parallel)
     )
-    ends = ("record.json",) if "final" in stages else ("record.json", "tuning.json")
-    todo = deque(cell for cell in sweep.cells if not any((folder / cell.id / end).exists() for end in ends))
+
+    def is_through(cell: Cell) -> bool:
+        record = folder / cell.id / "record.json"
+        return record.exists() or cell_status(folder / cell.id, plan_of(cell)).state in ends(stages)
+
+    todo = deque(cell for cell in sweep.cells if not is_through(cell))
     log.info(
         "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each",
         *(sweep.name, len(sweep.cells), len(sweep.cells) - len(todo), len(todo), parallel, runtime.threads),

@@ -128,7 +128,7 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
         The largest power of two for "batch_size" and for "embedding_dim"; None where not even the smallest fits.
     """
     limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
-    switches = _switches(sweep.runtime, sweep.clusters[0])
+    switches = _switches(sweep.runtime, sweep.clusters[0].at("pretrain"))
     return {what: largest(sweep.cells[0], limit_bytes, what, **switches) for what in ("batch_size", "embedding_dim")}
 
 

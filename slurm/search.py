@@ -33,7 +33,7 @@ from regbench.benchmark.settings.sweep import SweepFile, load_rows, read_rows
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.methods import METHODS
 from regbench.settings import shown
-from regbench.slurm.tune import Proposed, read_search, selection_score
+from regbench.slurm.tune import Proposed, grouped, read_search, selection_score
 from regbench.spaces import DIMENSIONS, Choice, Range, spread
 
 _FIRST = 4
@@ -114,6 +114,14 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
     searches = [search for row in file.rows for search in _searches(file, row)]
     if not any(search.space for search in searches):
         raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
+    one_length = {search.cell.id: 0 for search in searches}
+    for method, alike in grouped((search.cell for search in searches), one_length).items():
+        if len(alike) > 1:
+            raise RegbenchError(
+                f"sweep {name} has {len(alike)} searches for {method} that differ in nothing but epochs or tuned "
+                "values; search the values together (a,b,c or an interval), and another length of training under "
+                "another name"
+            )
     first = load_rows(file, [_fixed(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
     if len({search.seeds for search in searches if search.space}) > 1:
@@ -230,8 +238,17 @@ def _fixed(row: Sequence[str]) -> list[list[str]]:
 
 
 def _is_searched(override: Any) -> bool:
-    several = override.is_sweep_override() and override.key_or_group.startswith(("method.", "optimizer."))
-    return several or isinstance(override.value(), IntervalSweep)
+    key, interval = override.key_or_group, isinstance(override.value(), IntervalSweep)
+    tuned = key.startswith(("method.", "optimizer."))
+    if interval and not tuned:
+        raise RegbenchError(f"{override.input_line}: only settings under method. and optimizer. can be searched")
+    searched: bool = interval or (tuned and override.is_sweep_override())
+    if searched and key.startswith("optimizer.warmup_"):
+        raise RegbenchError(
+            f"{override.input_line}: a warm-up cannot be searched, because short trainings warm up as much shorter; "
+            "try its values in a grid, without trials"
+        )
+    return searched
 
 
 @functools.cache

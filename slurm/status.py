@@ -299,7 +299,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     """
     shown = statuses
     if len(statuses) > 100 and not everything:
-        look = ("failed", "lost", "cancelled", "diverged", "running")
+        look = ("failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running")
         shown = [status for status in statuses if status.state in look][:100]
     rows = []
     for status in shown:

@@ -88,6 +88,8 @@ def tune(
     sweep, complete, search = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
+    if search is None:  # what a search tries follows from its scores, some of which may be gone once it has chosen
+        _refuse_more(sweep.cells, folder)
     while not (folder / TUNING_CHOICE).exists():
         # The plan of a search gives all methods equally much.
         begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal or search is not None)
@@ -99,10 +101,21 @@ def tune(
             break
         sweep, complete, search = propose()
     cells = final_cells(choose(folder), folder, sweep.cells, seeds, leading)
-    clusters = {cell.id: cluster for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True)}
-    return replace(
-        sweep, cells=tuple(cells), clusters=tuple(clusters.get(cell.id, sweep.clusters[0]) for cell in cells)
-    )
+    of_seed_0 = (replace(cell, seed=0) for cell in sweep.cells)  # final runs have other seeds
+    clusters = {cell.id: cluster for cell, cluster in zip(of_seed_0, sweep.clusters, strict=True)}
+    found = (clusters.get(replace(cell, seed=0).id, sweep.clusters[0]) for cell in cells)
+    return replace(sweep, cells=tuple(cells), clusters=tuple(found))
+
+
+def refuse_tuning(sweep: Sweep) -> None:
+    """Refuse to run the folder of a tuning as a sweep, which would leave its cells without a score on the test split.
+
+    Raises:
+        RegbenchError: If the sweep's folder is of a tuning.
+    """
+    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    if (folder / "tune.json").exists():
+        raise RegbenchError(f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name")
 
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
@@ -139,7 +152,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
                 f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
                 "scores are optimistic, chooses on the test split: evaluation.select_on=test"
             )
-    budgets = {name: len(configurations) for name, configurations in _grouped(cells, {}).items()}
+    budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
     if len(set(budgets.values())) > 1 and not unequal:
         raise RegbenchError(
             "the methods have different numbers of configurations to choose from, which is not a fair comparison: "
@@ -156,13 +169,18 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
         raise RegbenchError(
             f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
         )
+    _refuse_more(cells, folder)
+    with alone(folder):
+        known = _compared(folder) if path.exists() else []
+        write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
+
+
+def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
+    """Refuse cells that a choice which is on record was not made among."""
     if (folder / TUNING_CHOICE).exists() and not {cell.id for cell in cells} <= set(_compared(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )
-    with alone(folder):
-        known = _compared(folder) if path.exists() else []
-        write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
 
 
 def choose(folder: Path) -> TuningChoice:
@@ -180,11 +198,13 @@ def choose(folder: Path) -> TuningChoice:
     choice = read_choice(folder)
     if choice is None:
         cells = _cells(folder)
-        short: dict[str, int] = read_search(folder).get("short", {})
+        search = read_search(folder)
+        short: dict[str, int] = search.get("short", {})
+        settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
         choices = [
             entry
-            for configurations in _grouped(cells, short).values()
-            if (entry := _choice(folder, configurations, short)) is not None
+            for configurations in grouped(cells, short).values()
+            if (entry := _choice(folder, configurations, short, settings)) is not None
         ]
         if not choices:
             raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
@@ -239,6 +259,9 @@ def choice_table(choice: TuningChoice) -> str:
     """Lay out a choice as a table: what was chosen for each method, and the value of the runner-up."""
     split, budget = choice.selected_on, choice.budget
     rows = []
+    every = [entry.setting for entry in choice.choices]
+    differ = [key for key in every[0] if any(setting.get(key) != every[0][key] for setting in every)]
+    settings = {"embedding_dim": "q", **{key: key.replace("_", " ") for key in differ if key != "embedding_dim"}}
     for entry in choice.choices:
         best, *others = entry.ranking
         varied = [
@@ -248,11 +271,20 @@ def choice_table(choice: TuningChoice) -> str:
         ]
         values = (best.value, others[0].value if others and others[0].status == "tuned" else None)
         shown = [f"{value:.2f}" if value is not None else "–" for value in values]
-        q = entry.setting["embedding_dim"]
+        setting = [entry.setting.get(key, "") for key in settings]
         edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items())
-        rows.append([entry.label, q, *shown, len(entry.ranking), f"{entry.images:,}", ", ".join(varied), edges])
+        rows.append([entry.label, *setting, *shown, len(entry.ranking), f"{entry.images:,}", ", ".join(varied), edges])
     score = f"{choice.score} (%), {split}"
-    headers = ["method", "q", score, "runner-up", "tried", "images", "chosen", "at the edge of what was tried"]
+    headers = [
+        "method",
+        *settings.values(),
+        score,
+        "runner-up",
+        "tried",
+        "images",
+        "chosen",
+        "at the edge of what was tried",
+    ]
     table = tabulate(rows, headers, disable_numparse=True)
     return f"{table}\n\nchosen on the {split} split from at most {budget} configurations a method"
 
@@ -308,18 +340,19 @@ def _compared(folder: Path) -> list[str]:
     return read_json(folder / "tune.json", list[Name], remedy)
 
 
-def _grouped(cells: Iterable[Cell], short: Mapping[str, int]) -> dict[str, dict[str, list[Cell]]]:
+def grouped(cells: Iterable[Cell], short: Mapping[str, int]) -> dict[str, dict[str, list[Cell]]]:
     """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
 
-    A setting is all that is not tuned: not the method's hyperparameters, the optimizer and the probe's rates. A cell of
-    `short` (see `Proposed`) is in the setting of the cells that it stands for.
+    A setting is all that is not tuned: not the numbers of the method and of the optimizer, nor the probe's rates. A
+    cell of `short` (see `Proposed`) is in the setting of the cells that it stands for.
     """
     groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
     for cell in cells:
         if not cell.epochs:  # an untrained network has nothing to tune
             continue
         data = cell.plain()
-        del data["method"], data["optimizer"], data["seed"]
+        del data["method"], data["seed"]
+        data["optimizer"] = data["optimizer"]["name"]
         data["evaluation"].get("probe", {}).pop("learning_rates", None)
         if cell.id in short:
             data["epochs"] = short[cell.id]
@@ -337,9 +370,19 @@ def _grouped(cells: Iterable[Cell], short: Mapping[str, int]) -> dict[str, dict[
 
 
 def _choice(
-    folder: Path, configurations: Mapping[str, Sequence[Cell]], short: Mapping[str, int]
+    folder: Path, configurations: Mapping[str, Sequence[Cell]], short: Mapping[str, int], settings: Mapping[str, str]
 ) -> ChosenConfiguration | None:
-    """Rank a method's configurations; None if all diverged."""
+    """Rank a method's configurations; None if all diverged.
+
+    Args:
+        folder: Of the tuning.
+        configurations: Those of the method in one setting, by id.
+        short: Of a search, see `Proposed`.
+        settings: Of a search: what each cell stands for, by its id, whatever the length of its training.
+    """
+    tuned = {name: _tuned(cells[0]) for name, cells in configurations.items()}
+    full = [tuned[name] for name, cells in configurations.items() if cells[0].id not in short]
+    told = [key for key in tuned[next(iter(tuned))] if _is_told(key, [values.get(key) for values in full])]
     ranking: list[RankedConfiguration] = []
     images = 0
     for configuration, cells in configurations.items():
@@ -349,7 +392,6 @@ def _choice(
         known = [score for score in scores if score is not None]
         # A configuration that diverges with any seed is not one to recommend.
         whole = len(known) == len(scores)
-        method = {f"method.{key}": value for key, value in cells[0].plain()["method"].items() if key != "name"}
         ranking.append(
             RankedConfiguration(
                 cell_id=cells[0].id,
@@ -357,13 +399,13 @@ def _choice(
                 epochs=cells[0].epochs,
                 value=sum(known) / len(known) if whole else None,
                 status="diverged" if not whole else "stopped" if cells[0].id in short else "tuned",
-                hyperparameters={**method, "optimizer.base_lr": cells[0].optimizer.base_lr},
+                hyperparameters={key: tuned[configuration][key] for key in told},
             )
         )
     ranking.sort(key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0)))
     longest: dict[str, RankedConfiguration] = {}
     for entry in ranking:  # a search trains some for several lengths
-        longest.setdefault(json.dumps(entry.hyperparameters), entry)
+        longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
     ranking = list(longest.values())
     if ranking[0].status != "tuned":
         return None
@@ -377,6 +419,7 @@ def _choice(
             "embedding_dim": cell.embedding_dim,
             "batch_size": cell.batch_size,
             "epochs": cell.epochs,
+            "optimizer": cell.plain()["optimizer"]["name"],
         },
         chosen=ranking[0].cell_id,
         configuration=ranking[0].configuration,
@@ -384,6 +427,22 @@ def _choice(
         edges=_edges(cell, ranking),
         images=images,
     )
+
+
+def _tuned(cell: Cell) -> dict[str, Any]:
+    """Return the values of a cell that a tuning may vary, by their full names."""
+    data = cell.plain()
+    found = {f"{group}.{key}": value for group in ("method", "optimizer") for key, value in data[group].items()}
+    del found["method.name"], found["optimizer.name"]
+    if (probe := data["evaluation"].get("probe")) is not None:
+        found["evaluation.probe.learning_rates"] = probe["learning_rates"]
+    return found
+
+
+def _is_told(key: str, values: Sequence[Any]) -> bool:
+    """Tell whether a ranking names a value: the method's and the learning rate always, others where they vary."""
+    named = key.startswith("method.") or key == "optimizer.base_lr"
+    return named or any(value != values[0] for value in values)
 
 
 def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, str]:
@@ -410,7 +469,8 @@ def _images(record: Record) -> int:
 def _record(folder: Path, cell: Cell) -> Record:
     if (record := read_tuned(folder / cell.id)) is None:
         raise RegbenchError(
-            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; regbench status {folder.name}"
+            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; bring it to one by the command that "
+            f"began it, or, if this tuning is to do without it, remove {folder / 'tune.json'} and tune again"
         )
     return record
 

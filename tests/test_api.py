@@ -141,6 +141,27 @@ def test_a_sweep_gives_its_scores_as_a_table(tiny: list[str], tmp_path: Path) ->
     assert loaded.equals(frame)
 
 
+def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def seen(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
+        found.extend(cell.epochs for cell in grid.cells)
+        return []
+
+    monkeypatch.setattr("regbench.slurm.local.run_sweep", seen)
+    with pytest.raises(RegbenchError, match="is not a folder"):  # of records, as nothing ran
+        regbench.sweep("mine", tiny, cells=["method=vicreg", "epochs=0"], epochs=2)
+    assert found == [2, 0]
+
+
+def test_the_folder_of_a_tuning_is_no_sweep(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tuned"
+    folder.mkdir(parents=True)
+    (folder / "tune.json").write_text("[]")
+    with pytest.raises(RegbenchError, match="is of a tuning; go on with: regbench tune"):
+        regbench.sweep("tuned", tiny, cells=["method=vicreg"], **SHORT)
+
+
 def test_a_sweep_says_which_cells_did_not_end(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         return [cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell)) for cell in grid.cells]

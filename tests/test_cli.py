@@ -129,6 +129,7 @@ def test_help_is_quick() -> None:
         (["train", "--config", __file__], ["test_cli.py is not YAML"]),
         (["train", "--name", "../x"], ["--name", "a folder's name"]),
         (["train", "runtime.device=tpu"], ["runtime.device=tpu must be auto, cpu or cuda"]),
+        (["train", "cluster=slurm"], ["a single run is of this machine", "regbench sweep"]),
         (["train", "--nmae", "x"], ["--nmae", "regbench train --help"]),
         (["evaluate", ".", "--only", "knn,"], ["--only", "knn, labels1, "]),
         (["tune", "quickstart_tuning", "--seeds", "a,b"], ["--seeds must be whole numbers separated by commas", "a,b"]),

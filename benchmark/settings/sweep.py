@@ -15,7 +15,7 @@ from regbench.benchmark.settings.compose import Composer, points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
-from regbench.settings import read_yaml, shown, unknown
+from regbench.settings import plain, read_yaml, shown, unknown
 
 log = logging.getLogger("regbench")
 
@@ -62,6 +62,8 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
     sweep = _expand("manual", "one run", [list(overrides)])
     if len(sweep.cells) != 1:
         raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
+    if sweep.scheduler == "slurm":
+        raise RegbenchError("a single run is of this machine; for jobs of Slurm write a sweep's file: regbench sweep")
     return sweep.cells[0], sweep.runtime
 
 
@@ -151,7 +153,9 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
         )
     file = read_yaml(path)
     if strange := [key for key in file if key not in _SWEEP_KEYS]:
-        raise RegbenchError(f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} Settings of all cells go under common")
+        raise RegbenchError(
+            f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} (settings of all cells go under common)"
+        )
     if not isinstance(description := file.get("description"), str):
         raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
     common = line_of_overrides(" ".join(_lines(path, "common", file.get("common") or [])), f"{path}: ")
@@ -163,7 +167,7 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
     if trials is not None and (type(trials) is not int or trials < 1):
         raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    changed = tuple((*common, *row, *_of_row(row, overrides)) for row in rows)
+    changed = tuple((*common, *row, *of_row(row, overrides)) for row in rows)
     return SweepFile(path.stem, description, changed, final_seeds, trials, equal, deviations)
 
 
@@ -194,7 +198,7 @@ def line_of_overrides(line: str, where: str = "") -> list[str]:
         raise RegbenchError(f"{where}a quotation mark is not closed in: {line.strip()}") from error
 
 
-def _of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The overrides that change a row: an untrained network is a baseline, and stays untrained for any `epochs=`."""
     return [override for override in overrides if not ("epochs=0" in row and override.startswith("epochs="))]
 
@@ -202,6 +206,8 @@ def _of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
 def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < MAX_SEED for seed in seeds):
         raise RegbenchError(f"{path}: final_seeds={shown(seeds)} must be a list of seeds, such as [0,1,2]")
+    if len({*seeds}) < len(seeds):
+        raise RegbenchError(f"{path}: final_seeds={shown(seeds)} names a seed twice; each seed is one run")
     return tuple(seeds)
 
 
@@ -218,6 +224,7 @@ def _with_equal_passes(name: str, cell: Cell) -> Cell:
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:
     cells: dict[str, tuple[Cell, Cluster]] = {}
+    runtimes: dict[Runtime, None] = {}
     notes: dict[str, None] = {}
     composer = Composer()
     for row in rows:
@@ -226,6 +233,7 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
             if passes:
                 cell = _with_equal_passes(name, cell)
             cells.setdefault(cell.id, (cell, cluster))
+            runtimes[runtime] = None
             notes[fitting] = None
     for note in filter(None, notes):
         log.info("chosen to fit: %s", note)
@@ -233,5 +241,9 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
         raise RegbenchError(f"sweep {name} has no cells")
     if len({cluster.scheduler for _, cluster in cells.values()}) > 1:
         raise RegbenchError(f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster=")
+    if len(runtimes) > 1:
+        first, other = (plain(runtime) for runtime in [*runtimes][:2])
+        differing = ", ".join(f"runtime.{key}" for key in first if first[key] != other[key])
+        raise RegbenchError(f"sweep {name}: {differing} must be the same for all cells; give it once, for all of them")
     chosen, clusters = zip(*cells.values(), strict=True)
-    return Sweep(name, description, chosen, runtime, clusters)
+    return Sweep(name, description, chosen, next(iter(runtimes)), clusters)

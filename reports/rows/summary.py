@@ -20,6 +20,7 @@ from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
+from regbench.files import cell_id
 from regbench.reports.find.runs import Missing
 from regbench.reports.rows.significance import Best, Tukey, best
 
@@ -249,13 +250,13 @@ class Summary:
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
-        place = {"label": row.label, **_task_plan(self), **_row_plan(row)}
         stated = [h.get("budget") for r in row.records if (h := r.choice.get("hyperparameters"))]
         if any(number is not None for number in stated):
             # The record states the largest of its tuning; the tuning's own choice says it of each method.
+            own = {cell_id({**r.cell, "seed": 0}) for r in row.records}
             for choice in self.choices.values():
                 for entry in choice.choices:
-                    if {"label": entry.label, **entry.setting} == place:
+                    if entry.configuration in own:
                         return len(entry.ranking)
         return next((int(number) for number in stated if number is not None), row.tried if row.tried > 1 else None)
 

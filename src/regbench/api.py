@@ -130,18 +130,21 @@ def sweep(
         RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep
+    from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep, of_row
     from regbench.slurm.bring import bring_all, prepare_grid
     from regbench.slurm.manage import follow
     from regbench.slurm.plan import refuse_oversized
+    from regbench.slurm.tune import refuse_tuning
 
     given = _overrides(overrides, settings)
     if cells is None:
         grid = load_sweep(str(name), given)
     else:
         refuse_folder_name("name", str(name))
-        rows = tuple((*line_of_overrides(line), *given) for line in ([cells] if isinstance(cells, str) else cells))
+        lines = map(line_of_overrides, [cells] if isinstance(cells, str) else cells)
+        rows = tuple((*line, *of_row(line, given)) for line in lines)
         grid = load_rows(SweepFile(str(name), "from Python", rows, ()), rows)
+    refuse_tuning(grid)
     if not oversized:
         refuse_oversized(grid)
     prepare_grid(grid)
@@ -157,6 +160,7 @@ def tune(
     leading: int | None = None,
     trials: int | None = None,
     unequal_budgets: bool = False,
+    oversized: bool = False,
     **settings: Any,
 ) -> pd.DataFrame:
     """Choose hyperparameters on the tuning split, then score the chosen once on the test split, as `regbench tune`.
@@ -168,6 +172,7 @@ def tune(
         leading: Only so many methods, the best on the tuning split, get all seeds.
         trials: Search instead of a grid: each method may train as many images as so many of its cells.
         unequal_budgets: Let methods choose from different numbers of configurations.
+        oversized: As of `sweep`.
         **settings: Settings by keyword, see the module.
 
     Returns:
@@ -189,6 +194,7 @@ def tune(
         leading=leading,
         trials=trials,
         unequal=unequal_budgets,
+        oversized=oversized,
     )
     assert final is not None  # `follow` waits for Slurm
     bring_all(final, STAGES, follow)

@@ -606,6 +606,11 @@ DAMAGED_SWEEPS = [
     ("description: x\ncells: [seed=0]\nfinal_seeds: 3\n", "final_seeds=3 must be a list of seeds, such as [0,1"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: [a]\n", "final_seeds=[a] must be a list of seeds"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: [-1]\n", "final_seeds=[-1] must be a list of seeds"),
+    ("description: x\ncells: [seed=0]\nfinal_seeds: [1, 1]\n", "final_seeds=[1,1] names a seed twice"),
+    (
+        "description: x\ncells: [method=vicreg, method=simclr runtime.loss_form=textbook]\n",
+        "runtime.loss_form must be the same for all cells",
+    ),
 ]
 
 

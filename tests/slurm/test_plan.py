@@ -10,7 +10,7 @@ import pytest
 from regbench.benchmark.rundir.record import Cost
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
-from regbench.slurm.plan import plan, rows, summary
+from regbench.slurm.plan import largest_fitting, plan, rows, summary
 from tests.records import made
 
 IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
@@ -51,6 +51,14 @@ def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
     assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
     assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary([entry])
     assert "at 50 TFLOP/s a GPU" in summary([entry])
+
+
+def test_what_fits_is_told_of_the_gpus_that_train(tiny: list[str]) -> None:
+    stages = "cluster.stages={pretrain:{gpus:8},tune:{},final:{}}"
+    settings = [*tiny, "method=vicreg", "runtime.device=cuda", "batch_size=64"]
+    ways = ("cluster.gpus=1", "cluster.gpus=8", stages)
+    alone, eight, staged = (largest_fitting(load_grid([*settings, way]), 0.03) for way in ways)
+    assert alone != eight == staged
 
 
 def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.slurm import tune
+from regbench.slurm.local import run_sweep
 from regbench.slurm.search import propose
 from tests.conftest import TINY
 from tests.records import knn_top1, made
@@ -257,6 +258,85 @@ def test_refusals(
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
+
+
+def test_a_grid_over_the_optimizer_counts_every_configuration(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    rows = ("method=vicreg optimizer.weight_decay=0,0.001,0.1", "method=simclr method.temperature=0.1,0.2,0.5")
+    cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell, value in zip(cells, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0), strict=True):
+        score(folder, cell, value)
+    choice = tune.choose(folder)
+    assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
+    vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
+    assert (vicreg["optimizer.weight_decay"], "optimizer.weight_decay" in simclr) == (0.001, False)
+    assert "optimizer.weight_decay=0.001" in tune.choice_table(choice)
+
+
+def test_each_optimizer_is_a_setting_of_its_own(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], settings)
+    cells = load_sweep(str(path)).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for value, cell in enumerate(cells):
+        score(folder, cell, 50.0 + value)
+    choice = tune.choose(folder)
+    found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
+    assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
+    assert "optimizer" in tune.choice_table(choice).splitlines()[0]
+
+
+def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
+    grid = load_sweep(str(path), overrides)
+    run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
+    proposed = tune.Proposed(grid, True)
+    return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False)
+
+
+def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    rows = ["method=vicreg", "method=simclr cluster.gpus=8 cluster.mem_gib=400"]
+    final = tune_grid(sweep_file(tmp_path, rows, settings), folder)
+    assert final is not None
+    found = {(cell.label, cell.seed, at.gpus) for cell, at in zip(final.cells, final.clusters, strict=True)}
+    assert found == {("VICReg", 0, 1), ("VICReg", 1, 1), ("SimCLR", 0, 8), ("SimCLR", 1, 8)}
+
+
+def test_another_grid_than_the_choice_was_made_among_is_refused(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg optimizer.base_lr=0.1,1"], settings)
+    assert tune_grid(path, folder) is not None
+    assert tune_grid(path, folder, "optimizer.base_lr=1") is not None
+    with pytest.raises(RegbenchError, match="has made its choice among other cells"):
+        tune_grid(path, folder, "embedding_dim=32")
+
+
+def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    wrong = load_sweep(str(path), ["epochs=500"]).cells
+    tune.begin(wrong, folder, tiny_data_dir, unequal=False)
+    write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
+    with pytest.raises(RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"):
+        tune_grid(path, folder)
+    (folder / "tune.json").unlink()
+    assert tune_grid(path, folder) is not None
+
+
+def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """It was killed when its score was written, or somebody removed what was noted of its attempts."""
+    grid = load_sweep(str(sweep_file(tmp_path, ["method=vicreg"], settings)))
+    (first,) = run_sweep(grid, ("pretrain", "tune"))
+    assert first.state == "tuned"
+    shutil.rmtree(folder / first.cell_id / "attempts")
+    (again,) = run_sweep(grid, ("pretrain", "tune"))
+    assert again.state == "tuned"
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
@@ -494,6 +574,11 @@ def test_a_search_that_cannot_be_made_is_refused(
 
     refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
     refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=4")
+    refused(r"embedding_dim=interval\(16,64\): only settings", ["method=tcr embedding_dim=interval(16,64)"], 6)
+    refused("a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16")
+    twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
+    refused(twice, ["method=tcr epochs=4,8"], 6)
+    refused(twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6)
     refused("different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6)
     refused("--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4")
     with monkeypatch.context() as patch:
@@ -525,6 +610,8 @@ def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder
     runner = CliRunner()
     planned = runner.invoke(main, ["tune", str(path), "--plan"])
     assert planned.exit_code == 0, planned.output
+    small = runner.invoke(main, ["tune", str(path), "cluster.gpu_memory_gib=0.0001"])
+    assert (small.exit_code, "run them all the same with --oversized" in small.output) == (2, True)
     assert not folder.exists()
     score(folder, load_sweep(str(path)).cells[0], 0.0)
     (attempt,) = (claim(path.parent, 60.0) for path in folder.glob("*/tuning.json"))

@@ -44,6 +44,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     from regbench.benchmark.settings.sweep import load_sweep, sweep_names
     from regbench.slurm.bring import prepare_grid
     from regbench.slurm.plan import refuse_oversized
+    from regbench.slurm.tune import refuse_tuning
 
     if name is None:
         for preset, description in sweep_names().items():
@@ -53,6 +54,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     if plan:
         show_plan(grid)
         return
+    refuse_tuning(grid)
     if not oversized:
         refuse_oversized(grid)
     prepare_grid(grid)
@@ -89,6 +91,7 @@ def _score(grid: Any, wait: bool, report: bool) -> None:
     help="Search instead of a grid: each method may train as many images as so many of its cells.",
 )
 @click.option("--unequal-budgets", is_flag=True, help="Let methods choose from different numbers of configurations.")
+@oversized_option
 @click.option("--plan", is_flag=True, help="Show the cells of the grid and what they will take; run nothing.")
 @click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
 @click.option("--wait", is_flag=True, help="With cluster=slurm: stay until the end.")
@@ -99,6 +102,7 @@ def tune(
     leading: int | None,
     trials: int | None,
     unequal_budgets: bool,
+    oversized: bool,
     plan: bool,
     report: bool,
     wait: bool,
@@ -128,7 +132,8 @@ def tune(
                 f"\nThis is what the search tries first; in all, each method gets the images of {trials} trainings."
             )
         return
-    options: dict[str, Any] = {"leading": leading, "trials": trials, "unequal": unequal_budgets}
+    options: dict[str, Any] = {"leading": leading, "trials": trials}
+    options |= {"unequal": unequal_budgets, "oversized": oversized}
     try:
         final = bring_tuning(name, overrides, watch if wait else None, click.echo, final_seeds=final_seeds, **options)
     except Unfinished as error:
@@ -178,7 +183,7 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
     show_plan(grid)
-    cell, processes = grid.cells[0], grid.clusters[0].processes
+    cell, processes = grid.cells[0], grid.clusters[0].at("pretrain").processes
     if fits is not None:
         symbols = {"batch_size": "n", "embedding_dim": "q"}
         for what, size in largest_fitting(grid, fits).items():
