@@ -19,7 +19,7 @@ import torch
 from regbench import RegbenchError, methods
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate.base import Task
-from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.state import state_kind
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
@@ -175,9 +175,7 @@ class _Run:
             trained = train(self.cell, self.compute, self.directory, world, attempt, self.interruption)
         except Diverged as error:
             if attempt is not None:
-                log.warning("%s", error)
-                attempt.update(outcome="diverged", detail=str(error))
-                self._write_record(attempt, "diverged", (), error.progress, diverged=error.what)
+                self._end_diverged(attempt, error)
             return None
         if world.group is None or world.rank > 0:
             return trained
@@ -200,7 +198,15 @@ class _Run:
         subject = _subject(self.cell, trained.network, self.compute, choices)
         protocols = self.cell.evaluation.protocols if "final" in stages else ()
         weights = trained.checkpoint.sha256 if trained.checkpoint else None
-        done = score(attempt, subject, self.cell.label, protocols, weights)
+        try:
+            done = score(attempt, subject, self.cell.label, protocols, weights)
+        except NotFinite as error:
+            if not self.cell.epochs:
+                raise
+            progress = trained.progress
+            diverged = Diverged(self.cell.label, progress.step, len(progress.history), str(error), progress)
+            self._end_diverged(attempt, diverged)
+            return
         scores = distinct_scores(done, ("selection", *protocols))
         status: Literal["done", "tuned"] = "done" if "final" in stages else "tuned"
         headlines = [score for score in scores if score.name in ("knn_top1", "linear_top1")]
@@ -211,6 +217,11 @@ class _Run:
         choice = choices.entries if status == "done" else {}
         more = {"choice": choice, "checkpoint": trained.checkpoint}
         self._write_record(attempt, status, scores, trained.progress, seconds, **more)
+
+    def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
+        log.warning("%s", error)
+        attempt.update(outcome="diverged", detail=str(error))
+        self._write_record(attempt, "diverged", (), error.progress, diverged=error.what)
 
     def _choices(self, attempt: Attempt) -> Choices:
         """Write down how the cell was chosen, which opens the test split."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
@@ -22,6 +23,10 @@ Epochs = Callable[[int], Batches]
 
 # Features that need more than this part of a GPU's memory stay in main memory and are moved by blocks.
 _DEVICE_SHARE = 1 / 8
+
+
+class NotFinite(RegbenchError):
+    """Representations hold NaN or infinity, which no evaluation could score: the weights have exploded."""
 
 
 class Passes(Protocol):
@@ -105,18 +110,25 @@ class Images:
 
         They are written to their place batch by batch: there is no second copy of them at any time. On a GPU they stay
         there if they need an eighth of its memory at most, else they are in main memory.
+
+        Raises:
+            NotFinite: If they are not finite.
         """
         with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
             place = _place(self.compute.device, 4 * loader.num_samples * encoder.dim)
             x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)
             y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
-            first = 0
+            first, finite = 0, torch.tensor(True, device=self.compute.device)
             for x_NCHW, y in tqdm(
                 epoch, f"features of {split}", len(loader), disable=not sys.stderr.isatty(), leave=False
             ):
-                x_ND[first : first + len(y)] = encoder.represent(x_NCHW)
+                x_BD = encoder.represent(x_NCHW)
+                finite &= x_BD.isfinite().all()
+                x_ND[first : first + len(y)] = x_BD
                 y_N[first : first + len(y)] = y
                 first += len(y)
+        if not finite:
+            raise NotFinite(f"the representations of the {split} split are not finite")
         return Features(x_ND, y_N), loader.backend
 
     @contextlib.contextmanager
@@ -152,6 +164,9 @@ class Images:
         """Return the representations (n, views, d) of augmented views of images, and what read the images.
 
         Views come in pairs, of the first and of the second view's augmentation; `seed` decides them.
+
+        Raises:
+            NotFinite: If they are not finite.
         """
         compute = self.compute
         with ViewLoader(
@@ -172,7 +187,10 @@ class Images:
             for e in tqdm(pairs, f"views of {split}", disable=not sys.stderr.isatty(), leave=False):
                 with loader.epoch(e) as epoch:
                     epochs.append(torch.cat([torch.stack([encoder.represent(x) for x in two], 1) for two in epoch]))
-        return torch.cat(epochs, dim=1)[:, :views], loader.backend
+        views_NVD = torch.cat(epochs, dim=1)[:, :views]
+        if not views_NVD.isfinite().all():
+            raise NotFinite(f"the representations of views of the {split} split are not finite")
+        return views_NVD, loader.backend
 
 
 def _place(device: torch.device, size_bytes: int) -> torch.device:

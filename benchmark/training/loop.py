@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.monitor import Monitor
 from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
@@ -99,20 +100,21 @@ class Progress:
 
 
 class Diverged(RegbenchError):
-    """The loss is no longer finite, or the embeddings have become a point: a result, not a defect.
+    """The loss or the representations are not finite, or the embeddings have become a point: a result, not a defect.
 
     Attributes:
         what: `step` (from 1), `epoch`, `reason` and `last_good`, plain data for the record.
         progress: Of the run until then.
     """
 
-    def __init__(self, label: str, what: dict[str, Any], progress: Progress) -> None:
+    def __init__(self, label: str, step: int, epoch: int, reason: str, progress: Progress) -> None:
         """For the method `label`."""
         super().__init__(
-            f"{label} diverged: {what['reason']} in step {what['step']} (epoch {what['epoch']}); "
+            f"{label} diverged: {reason} in step {step} (epoch {epoch}); "
             "lower optimizer.base_lr or the method's weights"
         )
-        self.what, self.progress = what, progress
+        self.what = {"step": step, "epoch": epoch, "reason": reason, "last_good": progress.last_good}
+        self.progress = progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,8 +410,7 @@ class _Training:
         self._spent_joules = used
 
     def _diverge(self, step: int, steps: int, reason: str) -> None:
-        what = {"step": step, "epoch": (step - 1) // steps + 1, "reason": reason, "last_good": self.progress.last_good}
-        raise Diverged(self.cell.label, what, self.progress)
+        raise Diverged(self.cell.label, step, (step - 1) // steps + 1, reason, self.progress)
 
     def _end_epoch(self, stepped: Stepped, lr: float, steps: int) -> None:
         """Add the finished epoch to the history."""
@@ -446,10 +447,13 @@ class _Training:
 
         Returns:
             The signal that asked to stop meanwhile, after which the epoch has no scores until the run is resumed; or 0.
+
+        Raises:
+            Diverged: If the representations are not finite.
         """
         cell, progress, began_s = self.cell, self.progress, time.perf_counter()
         scores: list[Score] = []
-        stop = 0
+        stop, reason = 0, ""
         if self.attempt is not None and self.monitor is not None:
             names = " and ".join(cell.evaluation.while_training)
             self.attempt.update(stage="monitor", detail=f"{names} after epoch {len(progress.history)}")
@@ -459,9 +463,13 @@ class _Training:
             except Interrupted as interrupted:
                 stop = interrupted.signal
                 log.info("%s; the evaluation is repeated on resumption", interrupted)
+            except NotFinite as error:
+                reason = str(error)
             self.attempt.update(stage="pretrain", detail="")
-        stop, plain_scores = self.world.from_first((stop, [asdict(score) for score in scores]))
+        stop, plain_scores, reason = self.world.from_first((stop, [asdict(score) for score in scores], reason))
         progress.monitor_s += time.perf_counter() - began_s
+        if reason:
+            raise Diverged(cell.label, progress.step, len(progress.history), reason, progress)
         if not stop:
             progress.history[-1]["scores"] = plain_scores
             found = ", ".join(score.text for score in scores)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -655,6 +656,29 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tiny: list[str], mon
     assert math.isfinite(what["last_good"]["loss"])
     assert (record.cost.train_s or 0) > 0
     assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
+
+
+@pytest.mark.parametrize("watched", ["", "evaluation.while_training=[knn]"])
+def test_representations_that_are_not_finite_end_the_run_as_diverged(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, watched: str
+) -> None:
+    """Weights may explode while the loss and normalised embeddings stay finite; kNN would call each image right."""
+    represent = Encoder.represent
+
+    def exploded(encoder: Encoder, x_NCHW: torch.Tensor) -> torch.Tensor:
+        found = represent(encoder, x_NCHW)
+        return torch.cat([found[:-1], found[-1:] * math.inf])
+
+    monkeypatch.setattr(Encoder, "represent", exploded)
+    cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=0", *filter(None, [watched]))
+    record = finish(cell, runtime, "here")
+    assert (record.status, record.scores) == ("diverged", ())
+    what = record.diverged or {}
+    assert re.fullmatch(r"the representations of the (train|tuning) split are not finite", what["reason"])
+    assert (what["epoch"], what["step"]) == ((1, 3) if watched else (2, 6))
+    cell, runtime = load(tiny, "method=vicreg", "epochs=0", "optimizer.warmup_epochs=0")
+    with pytest.raises(RegbenchError, match="are not finite"):  # nothing has trained that could diverge
+        finish(cell, runtime, "untrained")
 
 
 def test_what_cannot_be_run_is_refused(tiny: list[str]) -> None:
