@@ -103,7 +103,8 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
         size = len(sample.data)
         if size > page_bytes:
             raise RegbenchError(
-                f"{sample.origin} takes {size} bytes, more than a page ({page_bytes}); shrink the image"
+                f"{sample.origin} takes {size} bytes, more than a page ({page_bytes}); shrink the images, such as by "
+                "dataset.source.resize_px=500"
             )
         if position // page_bytes != (position + size - 1) // page_bytes:
             position = -(-position // page_bytes) * page_bytes

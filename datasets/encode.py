@@ -73,6 +73,8 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
             grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
+            if picture.mode == "I" and picture.format != "PPM":  # that Pillow scales to 16 bits
+                raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
             rgb = _rgb(picture)
     except UnidentifiedImageError:
         return Unreadable(origin, "it is no image of a known format")
@@ -100,10 +102,7 @@ def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known; convert it to 8 or 16 bits")
     if picture.mode.startswith("I"):
-        grey = np.asarray(picture)
-        if grey.min() < 0 or grey.max() > 0xFFFF:
-            raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
-        picture = PIL_Image.fromarray((grey >> 8).astype(np.uint8))
+        picture = PIL_Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
     elif "transparency" in picture.info:
         # Pillow warns if a palette with transparency is converted to RGB directly.
         picture = picture.convert("RGBA")

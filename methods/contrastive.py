@@ -85,7 +85,7 @@ class Contrastive(Regularizer):
 
         (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
         dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
-        similarity_N = shard.gather(torch.cat(dots) * inverse1_N * inverse2_N).requires_grad_()
+        similarity_N = shard.gather(torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N).requires_grad_()
         with torch.enable_grad():
             alignment = self.alignment(similarity_N)
         (slope_N,) = torch.autograd.grad(alignment, similarity_N)

@@ -82,8 +82,9 @@ def _panel_bytes(like: Tensor) -> int:
 
 
 def normalize(z_NQ: Tensor) -> Tensor:
-    """Scale rows to unit length, shape (n, q). A zero row stays zero."""
-    return F.normalize(z_NQ, dim=1)
+    """Scale rows to unit length, shape (n, q). One shorter than `SHORTEST` becomes zero, and no gradient reaches it."""
+    long_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) > SHORTEST
+    return F.normalize(z_NQ.where(long_N1, 0.0), dim=1)
 
 
 def off_diagonal_mask(n: int, like: Tensor) -> Tensor:

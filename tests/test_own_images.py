@@ -199,6 +199,11 @@ def test_what_fits_the_images_is_chosen(
     assert (chosen["dataset.num_classes"], chosen["batch_size"]) == (3, 64)
 
 
+def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
+    call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
+    call("train", "dataset=imagefolder", *QUICK, "evaluation.protocols=[knn]", "evaluation.knn.k=5", "batch_size=8")
+
+
 def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 3, 120, "L"))
     given = ["augmentation=small_grey", "network=resnet50", "batch_size=2", "dataset.mean=[0.1]"]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.base import Backbone, register
 from regbench.benchmark.training.layers import SmallMaxPool
 from regbench.settings import AtLeastOne, settings
@@ -38,11 +37,9 @@ class ResNet(Backbone):
         if self.stem == "small":
             network.conv1 = _convolution(channels, 64, stride=1, padding=self.stem_padding)
             network.maxpool = nn.Identity()
-        elif channels != 3:
-            raise RegbenchError(
-                f"network.backbone.stem=imagenet needs 3 channels and the data set has {channels}; use small"
-            )
         else:
+            if channels != 3:
+                network.conv1 = _convolution(channels, 64, stride=2, padding=3, kernel=7)
             # The maximum of rectified values is the rectified maximum: this order keeps a quarter of the size.
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
@@ -101,7 +98,7 @@ class ResNetTiny(Backbone):
         return network, width
 
 
-def _convolution(channels: int, width: int, stride: int, padding: int = 1) -> nn.Conv2d:
-    convolution = nn.Conv2d(channels, width, 3, stride, padding, bias=False)
+def _convolution(channels: int, width: int, stride: int, padding: int = 1, kernel: int = 3) -> nn.Conv2d:
+    convolution = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution

@@ -56,6 +56,8 @@ class KNN(Evaluation):
         """Refuse more neighbours than there are training images."""
         super().check(name, task)
         num_images = Manifest.load(task.data_dir, task.dataset.name).splits["train"]["num_samples"]
+        if task.dataset.train_per_class is not None:
+            num_images = min(num_images, task.dataset.train_per_class * task.dataset.num_classes)
         for k in self.all_k:
             if k > num_images:
                 setting = "k" if k == self.k else "other_k"

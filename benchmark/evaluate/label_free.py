@@ -91,7 +91,7 @@ def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
     """
     found = {
         "alignment": alignment(views_NVD),
-        "uniformity": uniformity(x_ND),
+        "uniformity": uniformity(x_ND) if len(x_ND) > 1 else None,
         "rankme": effective_rank(x_ND),
         "alpha_req": alpha_req(x_ND),
         "lidar": lidar(views_NVD),

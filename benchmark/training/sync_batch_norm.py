@@ -38,7 +38,12 @@ class SyncBatchNorm(nn.Module):
             kernels: See the attribute.
         """
         super().__init__()
-        self.weight, self.bias = replaced.weight, replaced.bias
+        if replaced.affine:
+            self.weight, self.bias = replaced.weight, replaced.bias
+        else:  # the kernels take both
+            assert replaced.running_mean is not None
+            self.register_buffer("weight", torch.ones_like(replaced.running_mean), persistent=False)
+            self.register_buffer("bias", torch.zeros_like(replaced.running_mean), persistent=False)
         self.momentum, self.eps = replaced.momentum or 0.0, replaced.eps
         self.group, self.kernels = group, kernels
         for name, buffer in replaced.named_buffers():

@@ -291,6 +291,10 @@ def batch_norm(world):
         close(mine, theirs)
     network.eval(), whole.eval()
     close(network(x), whole(x))
+    whole, network = nn.Sequential(nn.BatchNorm2d(4, affine=False)), nn.Sequential(nn.BatchNorm2d(4, affine=False))
+    synchronize_batch_norm(network, world, cpu)
+    assert network.state_dict().keys() == whole.state_dict().keys() and not [*network.parameters()]
+    close(run(network, x[rows], weights[rows]), run(whole, x, weights)[rows])
 
 def batch_norm_kernels(world):
     # torch's own layer and ours make the same calls of the kernels, which are CUDA's, with the same numbers: in layouts

@@ -87,6 +87,13 @@ def test_more_neighbours_than_images_are_refused(tiny: list[str], tiny_data_dir:
             config.check("knn", task)
 
 
+def test_the_bank_is_of_the_images_that_are_trained_on(tiny: list[str], tiny_data_dir: Path) -> None:
+    task = Task(load_run([*tiny, "dataset.train_per_class=1"])[0].dataset, "tuning", tiny_data_dir)
+    KNN(k=3).check("knn", task)
+    with pytest.raises(RegbenchError, match=r"evaluation\.knn\.k=4 is larger than the 3 training images"):
+        KNN(k=4).check("knn", task)
+
+
 def extra_bytes(bank: Tensor, queries: Tensor, blocks: tuple[int, int]) -> int:
     labels = [torch.zeros(len(x), dtype=torch.int64) for x in (bank, queries)]
 

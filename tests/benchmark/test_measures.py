@@ -137,6 +137,10 @@ def test_lidar_with_fewer_images_than_dimensions() -> None:
     assert lidar(padded) == pytest.approx(value)
 
 
+def test_of_one_image_there_is_no_uniformity() -> None:
+    assert "uniformity" not in measures(gaussian(1, 8), gaussian(1, 4, 8))
+
+
 def test_all_measures_of_a_gaussian_cloud() -> None:
     x, views = gaussian(400, 16), gaussian(50, 4, 16) * 0.1 + gaussian(50, 1, 16, seed=1)
     found = measures(x, views)

@@ -50,6 +50,16 @@ def test_equals_pillow(interpolation: str) -> None:
         assert difference(got, expected[:, ::-1] if flip else expected) <= 1, (height, width, size)
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_a_part_of_a_grown_image_equals_pillows(interpolation: str) -> None:
+    image = noise(32, 32)
+    whole = np.asarray(Image.fromarray(image).resize((96, 96), PILLOW[interpolation]))
+    for size in range(60, 97):
+        first = (96 - size) // 2
+        got = cut(image, (0, 0, 32, 32, 0, 96, 96, first, first), size, interpolation)
+        assert difference(got, whole[first : first + size, first : first + size]) <= 1, size
+
+
 def test_area_is_the_mean_of_the_covered_pixels() -> None:
     image = noise(60, 90)
     blocks = image.reshape(10, 6, 10, 9, 3).astype(float)

@@ -206,6 +206,34 @@ def test_rows_shorter_than_1e_12_count_as_zero() -> None:
     assert methods.build("sfrik").loss(z1, z2).item() == methods.build("sfrik").loss(zero, z2).item()
 
 
+@pytest.mark.parametrize("name", methods.names())
+def test_a_row_of_zeros_leaves_the_gradient_in_its_size(name: str) -> None:
+    z1, z2 = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    zero = z1.clone()
+    zero[0] = 0
+    method = methods.build(name)
+    for form in ("auto", *method.forms):
+        found = []
+        for first in (z1, zero):
+            views = [view.clone().requires_grad_() for view in (first, z2)]
+            method.loss(*views, engine=Engine(form=form)).backward()
+            found.append(max(float(view.grad.norm()) for view in views if view.grad is not None))
+        assert found[1] < 1e3 * found[0], form
+
+
+def without_rows_on_the_second(here: Place) -> float:
+    z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
+    rows = slice(6 * (1 - here.rank))
+    return methods.build("simclr").loss(z1[rows], z2[rows], engine=Engine(group=dist.group.WORLD)).item()
+
+
+def test_a_rank_may_have_no_rows() -> None:
+    z1, z2 = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
+    with Processes(2, joined) as ranks:
+        for found in ranks.ask(without_rows_on_the_second):
+            assert found == pytest.approx(methods.build("simclr").loss(z1, z2).item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3) > 0, [[1.0, 2.0]]], ids=str)
 @pytest.mark.parametrize("form", ["auto", "textbook"])
 def test_embeddings_that_are_no_real_numbers_are_refused(wrong: Any, form: str) -> None:
