@@ -133,9 +133,12 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
     tables = [tables_of(summary) for summary in summaries]
     before = [] if former is None else summarize(former.records, former.missing, former.choices)
     since = compared(summaries, before) if before else {}
-    texts = []
+    texts, suffixes = [], set[str]()
     for summary, of_task in zip(summaries, tables, strict=True):
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
+        while suffix in suffixes:  # of names that differ in other signs
+            suffix += "_"
+        suffixes.add(suffix)
         more = {"indicators": indicators(summary), "sensitivity": sensitivity(summary)}
         for slug, told in (more | {"against": since.get(summary.name)}).items():
             if told is not None:

@@ -26,7 +26,7 @@ def cell_scripts(task: Task, cells: Versions) -> Iterator[tuple[str, bytes]]:
     What many cells share, such as an augmentation, is in a script of its own; where it belongs stands {"$": its place}.
     """
     folder, shared = f"data/{task.slug}", _Shared()
-    records = task.summary.records
+    records = task.records
     digits = next(n for n in range(5) if len(records) <= _PER_SCRIPT * 16**n)
     scripts: dict[str, dict[str, Any]] = defaultdict(dict)
     for record in records:
@@ -78,16 +78,18 @@ def _cells_table(task: Task, cells: Versions) -> Table:
         scores = [r.score(name, "test") for name in summary.leading]
         chose = r.score(summary.selection, summary.selection_split)
         bundles = ", ".join(name for version in cells[key_of(r)] for name in version.bundles)
+        settings += [r.cell["epochs"]] if summary.short else []
         shown = [[r.cell_id, f"#cell-{r.cell_id}"], r.label, *settings, r.seed, r.status, *scores, chose]
         return [*shown, r.cost.train_s, bundles, places.get(id(r), -1)]
 
     columns = [links("cell"), texts("method", filtered=True)]
     columns += [texts(setting_name(key), filtered=True) for key in summary.varying]
+    columns += [numbers("epochs")] if summary.short else []  # of which a search's cells have different ones
     columns += [numbers("seed"), texts("status", filtered=True)]
     columns += [numbers(summary.scores[name].head, 2) for name in summary.leading]
     columns += [numbers(f"{summary.selection_title}, {summary.selection_split} (%)", 2), numbers("training (s)", 1)]
     columns += [texts("bundles", filtered=True), hidden("row")]
-    return table(columns, [values(record) for record in summary.records])
+    return table(columns, [values(record) for record in task.records])
 
 
 def _script(name: str, data: object) -> bytes:

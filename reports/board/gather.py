@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import multiprocessing
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -68,11 +69,13 @@ class Submission:
         name: Of its file, without the ending.
         sha256: Of the bundle.
         records: What is in it.
+        short: The SHA-256 of those that a search trained for fewer epochs than what it chose.
     """
 
     name: str
     sha256: str
     records: tuple[Record, ...]
+    short: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,24 @@ def _read(path: Path, name: str) -> Submission | tuple[str, str]:
         if misfits:
             more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
             return name, f"{misfits[0]}{more}"
-        return Submission(name, bundle.sha256, _slim(bundle))
+        return Submission(name, bundle.sha256, _slim(bundle), _short(bundle))
+
+
+def _short(bundle: Bundle) -> frozenset[str]:
+    """Find the records of trainings that were steps of a search: shorter than any of their method that was chosen."""
+    lengths: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for choice in bundle.choices.values():
+        for entry in choice.choices:
+            settings = (entry.setting.get(key) for key in ("dataset", "backbone", "embedding_dim", "batch_size"))
+            lengths[entry.label, *settings].add(entry.setting.get("epochs", 0))
+    found = []
+    for record in bundle.records:
+        cell = record.cell
+        place = (cell["dataset"]["name"], record.backbone, cell["embedding_dim"], cell["batch_size"])
+        chosen = lengths.get((record.label, *place), ())
+        if record.status != "done" and chosen and cell["epochs"] not in chosen and cell["epochs"] < max(chosen):
+            found.append(record.sha256)
+    return frozenset(found)
 
 
 def _slim(bundle: Bundle) -> tuple[BundledRecord, ...]:

@@ -157,12 +157,12 @@ class _Pages:
             tasks.append(
                 [
                     [task.title, f"tasks/{task.slug}.html"],
-                    len(summary.records),
+                    len(task.records),
                     len({row.label for row in trained}),
                     best.name if best else DASH,
                     stat_entry(value),
                     summary.scores[head].head if head else DASH,
-                    max((record.finished[:10] for record in summary.records), default=""),
+                    max((record.finished[:10] for record in task.records), default=""),
                 ]
             )
         columns = [
@@ -272,7 +272,7 @@ class _Pages:
             ranks=_numbered(scatter_drawings(summary, self.style, (EFFECTIVE_RANK,)), "r"),
             legend_of={label: self.style[label] for label in labels},
             protocols=sorted({f"{s.head}: {s.protocol}" for r in summary.records[:200] for s in r.scores})[:12],
-            cells=len(summary.records),
+            cells=len(task.records),
         )
 
     def _rows(self, task: Task) -> Table:
@@ -301,7 +301,7 @@ class _Pages:
                     [row.label + " ‡" * bool(row.edges) + " †" * bool(row.diverged), self._link(row)],
                     *row.settings.values(),
                     *scores,
-                    len(row.records),
+                    len(row.records) - row.diverged,
                     *values[number],
                     *(stat_entry(row.score(name)) for name in others),
                     summary.budget(row),
@@ -324,7 +324,7 @@ class _Pages:
         if not rows:
             return None
         columns = [links("method", filtered=True), *(texts(n, filtered=True) for n in places[0].row.settings)]
-        columns += [numbers("tried"), *(numbers(n, 2) for n in ("best", "median", "worst"))]
+        columns += [numbers("trained to the end"), *(numbers(n, 2) for n in ("best", "median", "worst"))]
         return table([*columns, numbers("best − median", 2), numbers("within a point")], rows)
 
     def _method(self, label: str, places: Sequence[Place]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,10 +26,15 @@ class Task:
     slug: str
     summary: Summary
 
+    @property
+    def records(self) -> list[Record]:
+        """All of its cells: those of the rows, and the short trainings of searches, which are in no row."""
+        return [*self.summary.records, *(r for short in self.summary.short for r in short.records)]
+
 
 @dataclass(frozen=True)
 class Tried:
-    """What a row was chosen from.
+    """What a row was chosen from, but for what a search stopped early.
 
     Attributes:
         values: The score that chose, of each configuration that has one, the best first.
@@ -77,21 +82,24 @@ def tasks_of(found: Gathered) -> list[Task]:
     Images decide too: a data set whose test split has other content somewhere is another task there.
     """
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    brief = frozenset().union(*(submission.short for submission in found.submissions))
     for versions in found.cells.values():
         record = versions[0].record
         groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(record)
     names = [name for name, _ in groups]
     tasks: list[Task] = []
+    titles: Counter[str] = Counter()
     slugs = Slugs()
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
         records.sort(key=lambda r: (r.untrained, r.label, r.seed, r.cell_id))
-        for summary in summarize(records):
+        short = [r for r in records if r.sha256 in brief]
+        for summary in summarize([r for r in records if r.sha256 not in brief], short=short):
             parts = [name, summary.records[0].backbone]
             parts += [f"test split {sha256[:8]}"] if names.count(name) > 1 else []
             parts += ["chosen on the test set"] if summary.on_test else []
             title = ", ".join(parts)
-            same = sum(task.title.partition(" (")[0] == title for task in tasks)
-            title += f" (evaluated in another way: {same + 1})" if same else ""
+            titles[title] += 1
+            title += f" (evaluated in another way: {titles[title]})" if titles[title] > 1 else ""
             tasks.append(Task(title, slugs.of(title), summary))
     return tasks
 
@@ -140,7 +148,7 @@ def _varying(configurations: list[Configuration]) -> list[str]:
 
 def repeated(found: Gathered, tasks: Sequence[Task]) -> Iterator[Repeated]:
     """Yield the leading scores of all cells that several labs ran."""
-    places = {key_of(record): task for task in tasks for record in task.summary.records}
+    places = {key_of(record): task for task in tasks for record in task.records}
     for key, (first, *others) in found.cells.items():
         task = places[key]
         for other in others:

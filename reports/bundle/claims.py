@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -34,14 +34,16 @@ def claim_misfits(bundle: Bundle) -> list[str]:
     Looked at are: that a record's cell id is that of its settings, and that its seed, method and split of selection are
     theirs; that no scores of the test split came before a choice or without one; that each choice is the best of its
     candidates and of its ranking, that the ranking's values are those of records in the bundle, and that all methods
-    of a tuning had the same budget; that costs and steps are those of the histories, where these were read; that no run
-    stands for two cells; that all records of a data set saw the same images.
+    of a tuning had the same budget; that a score has the same unit everywhere, and no record has it twice; that costs
+    and steps are those of the histories, where these were read; that no run stands for two cells; that all records of
+    a data set saw the same images.
     """
     misfits: list[Misfit] = []
     for record in bundle.records:
         misfits += _caught(_own_misfits(record), record.path)
         if bundle.histories is not None:
             misfits += _caught(_history_misfits(record, bundle.histories), record.path)
+    misfits += _unit_misfits(bundle.records)
     misfits += _shared_files(bundle.records)
     misfits += _caught(_choice_misfits(bundle), Path(TUNING_CHOICE))
     return [*map(str, misfits), *image_misfits(bundle.records)]
@@ -75,10 +77,14 @@ def _own_misfits(record: Record) -> Iterator[Misfit]:
         yield say(f"its settings choose on the {select_on} split, its choice says {chosen.get('selected_on')!r}")
     if record.status == "tuned" and select_on != "test" and any(score.split == "test" for score in record.scores):
         yield say("scores of the test split, before its tuning has chosen")
+    if record.status == "diverged" and record.scores:
+        yield say("it diverged, and has scores")
     for what, choice in record.choice.items():
         if (best := _better_candidate(choice)) is not None:
-            yield say(f"its {what.replace('_', ' ')} is {choice['chosen']:g}, though {best} scored higher")
+            yield say(f"its {what.replace('_', ' ')} is {choice['chosen']}, though {best} scored higher")
     values = {(score.name, score.split): score.value for score in record.scores}
+    if len(values) < len(record.scores):
+        yield say("it has a score twice")
     for (name, split), value in values.items():
         top5 = values.get((f"{name.removesuffix('_top1')}_top5", split)) if name.endswith("_top1") else None
         if top5 is not None and value > top5:
@@ -88,13 +94,14 @@ def _own_misfits(record: Record) -> Iterator[Misfit]:
 def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     """Name the candidate that should have been chosen; None if the best was, or no single number was chosen."""
     candidates, chosen = choice.get("candidates"), choice.get("chosen")
-    if not isinstance(candidates, dict) or not isinstance(chosen, int | float):
+    if not isinstance(candidates, dict) or not isinstance(chosen, int | float | str):
         return None
     scores = {name: value for name, value in candidates.items() if isinstance(value, int | float)}
     if not scores:
         return None
     best = max(scores, key=lambda name: scores[name])
-    return best if scores.get(f"{chosen:g}", -math.inf) < scores[best] else None
+    name = chosen if isinstance(chosen, str) else f"{chosen:g}"
+    return best if scores.get(name, -math.inf) < scores[best] else None
 
 
 def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator[Misfit]:
@@ -122,6 +129,20 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
         yield say(
             f"its {saved.step} steps of {record.cell['batch_size']} images are not the {sum(images)} of its history"
         )
+
+
+def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
+    """Find scores that have another unit than elsewhere: without one nothing says within what they lie."""
+    units: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        for score in record.scores:
+            units[score.name][score.unit] += 1
+    usual = {name: counted.most_common(1)[0][0] for name, counted in units.items()}
+    for record in records:
+        for score in record.scores:
+            if score.unit != usual[score.name]:
+                other = f"in other records {usual[score.name]!r}"
+                yield Misfit(record.path, f"{score.name} has the unit {score.unit!r}, {other}")
 
 
 def _shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
@@ -183,11 +204,21 @@ def _ranking_misfits(
     first = entry.ranking[0]
     if (entry.chosen, entry.configuration) != (first.cell_id, first.configuration) or first.value != best.value:
         yield say(f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher")
+    seen: set[str] = set()
     for ranked in entry.ranking:
+        if ranked.configuration in seen:
+            yield say(f"{ranked.cell_id} is ranked twice for {entry.label}")
+        seen.add(ranked.configuration)
         records = [record for record in configurations.get(ranked.configuration, ()) if record.seed in choice.seeds]
         if not records:
             yield say(f"{ranked.cell_id}, ranked for {entry.label}, has no record in the bundle")
             continue
+        if (label := records[0].label) != entry.label:
+            yield say(f"{ranked.cell_id}, ranked for {entry.label}, is of {label}")
+        if (epochs := records[0].cell["epochs"]) != ranked.epochs:
+            yield say(f"{ranked.cell_id}, ranked for {entry.label} after {ranked.epochs} epochs, trained for {epochs}")
+        if ranked.status != "diverged" and (ranked.status == "stopped") != (epochs < entry.setting["epochs"]):
+            yield say(f"{ranked.cell_id}, ranked for {entry.label} as {ranked.status}, trained for {epochs} epochs")
         if not all(_before(record.finished, choice.created) for record in records if record.status == "tuned"):
             yield say(f"{ranked.cell_id}, ranked for {entry.label}, was finished after the choice")
         scores = [record.score(choice.score, choice.selected_on) for record in records]

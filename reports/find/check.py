@@ -97,6 +97,12 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
         for split, sha256 in record.data.content_sha256.items():
             seen = contents.setdefault((record.cell["dataset"]["name"], split), {})
             seen.setdefault(sha256, []).append(record.path)
+    for record in records:
+        dataset = record.cell["dataset"]["name"]
+        if missing := [
+            split for name, split in contents if name == dataset and split not in record.data.content_sha256
+        ]:
+            yield f"{record.path}: does not say which images of {', '.join(missing)} it saw, as others of {dataset} do"
     for (dataset, split), seen in contents.items():
         if len(seen) > 1:
             listed = "; ".join(f"{h:.12} in {len(p)} records, first {p[0]}" for h, p in sorted(seen.items()))

@@ -82,7 +82,8 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
 
 def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comparison | None:
     """Compare methods over tasks, each given as method -> seed -> percent."""
-    tasks = {name: scores for name, scores in tasks.items() if len(scores) >= MIN_METHODS}
+    having = {name: {label: of for label, of in scores.items() if of} for name, scores in tasks.items()}
+    tasks = {name: scores for name, scores in having.items() if len(scores) >= MIN_METHODS}
     everywhere = set.intersection(*(set(scores) for scores in tasks.values())) if tasks else set()
     labels = sorted(everywhere)
     blocks_of = {}
@@ -94,7 +95,8 @@ def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comp
         return None
     from scipy.stats import friedmanchisquare, rankdata  # slow to import, and few reports need it
 
-    ranks_of = [rankdata(-blocks, axis=1) for blocks in blocks_of.values()]
+    # Means of the same counts of images may differ in their last bits; they rank alike.
+    ranks_of = [rankdata(-np.round(blocks, 9), axis=1) for blocks in blocks_of.values()]
     ranks, blocks = np.concatenate(ranks_of), np.concatenate(list(blocks_of.values()))
     means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)
     n, k = ranks.shape

@@ -128,7 +128,8 @@ def test_a_task(site: Path) -> None:
     assert sorted(row["bundles"] for row in rows.values()) == [2, 3]
     assert rows["AUH"]["method"][1] == "../methods/auh.html"
     tried = {row["method"][0]: row for row in found["What was tried"]}
-    assert [tried["AUH"][name] for name in ("tried", "best", "worst", "within a point")] == [2, 71.0, 66.0, 1]
+    shown = ("trained to the end", "best", "worst", "within a point")
+    assert [tried["AUH"][name] for name in shown] == [2, 71.0, 66.0, 1]
 
 
 def test_a_method(site: Path) -> None:
@@ -208,6 +209,45 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
     shutil.copy(bundles / "copy.zip", results)
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(tmp_path / "site")])
     assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
+
+
+def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "lab-a.zip")
+    template = next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
+    short = parts.copy(template)
+    short["checkpoint"] = None
+    short["cell"]["epochs"] = 1
+    parts.settle(short)
+    parts.history(short, lambda rows: rows.pop())
+    parts.history(short, lambda rows: short["cost"].update(train_s=rows[0]["epoch_s"]))
+    parts.score(short, split="tuning")["value"] = 89.0
+    parts.write(tmp_path / "search.zip")
+    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
+    assert "cells: 7, bundles: 1, tasks: 1;" in done.output
+    (page,) = (tmp_path / "site" / "tasks").iterdir()
+    found = tables(page)
+    assert all("epochs" not in row for row in found["Leaderboard"])
+    tried = {row["method"][0]: (row["trained to the end"], row["best"]) for row in found["What was tried"]}
+    assert tried == {"VICReg": (2, 70.0), "AUH": (2, 71.0)}
+    columns = [column["name"] for column in script(tmp_path / "site", "cells")["columns"]]
+    rows = script(tmp_path / "site", "cells")["rows"]
+    assert sorted(row[columns.index("epochs")] for row in rows) == [1, 2, 2, 2, 2, 2, 2]
+
+
+def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "other" / "lab-b.zip")
+    (first,) = parts.records
+    first["cell"]["dataset"]["name"] = "plants (v2)"
+    parts.settle(first)
+    second = parts.copy(first)
+    second["checkpoint"] = None
+    second["cell"]["evaluation"]["knn"]["k"] = 7
+    parts.settle(second)
+    parts.history(second, lambda rows: _set_first(rows, loss=1.0))
+    parts.write(tmp_path / "plants.zip")
+    done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
+    assert "cells: 2, bundles: 1, tasks: 2;" in done.output
     assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
 
 

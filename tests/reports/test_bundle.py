@@ -191,6 +191,47 @@ def _evaluation_on_test(parts: Parts) -> None:
     parts.evaluations[0]["choice"] = {"svm_cost": {"selected_on": "test"}}
 
 
+def _diverged(parts: Parts) -> None:
+    record = parts.final[0]
+    record["status"] = "diverged"
+    parts.score(record)["value"] = 89.0
+
+
+def _twice(parts: Parts) -> None:
+    record = parts.final[0]
+    record["scores"].insert(0, {**parts.score(record), "value": 89.0})
+
+
+def _ranked_twice(parts: Parts) -> None:
+    _hidden(parts)
+    ranking = parts.choices[0]["choices"][1]["ranking"]
+    ranking.append(ranking[0])
+
+
+def _lent(parts: Parts) -> None:
+    first, second = parts.choices[0]["choices"]
+    second["ranking"][1] = first["ranking"][1]
+
+
+def _stopped(parts: Parts) -> None:
+    entry = parts.choices[0]["choices"][0]
+    entry["ranking"].reverse()
+    entry["ranking"][1]["status"] = "stopped"
+    entry["chosen"] = entry["configuration"] = entry["ranking"][0]["cell_id"]
+
+
+def _in_words(parts: Parts) -> None:
+    _set(parts.final[0], "choice.probe_learning_rate.chosen", "0.1")
+
+
+def _untold_images(parts: Parts) -> None:
+    del parts.final[0]["data"]["content_sha256"]["test"]
+
+
+def _without_unit(parts: Parts) -> None:
+    parts.score(parts.final[0]).update(unit="", value=170.0)
+
+
 FORGERIES: dict[str, tuple[Change, str]] = {
     "a setting, under the old id": (
         lambda p: _set(p.final[0], "cell.optimizer.weight_decay", 0.1),
@@ -249,6 +290,14 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         lambda p: _set(p.final[0], "choice.probe_learning_rate.chosen", 0.1),
         "its probe learning rate is 0.1, though 0.5 scored higher",
     ),
+    "a worse rate, as text": (_in_words, "its probe learning rate is 0.1, though 0.5 scored higher"),
+    "scores of a run that diverged": (_diverged, "it diverged, and has scores"),
+    "a score twice": (_twice, "it has a score twice"),
+    "a score without its unit": (_without_unit, "knn_top1 has the unit '', in other records '%'"),
+    "no word on the images of the test split": (_untold_images, "does not say which images of test it saw"),
+    "a configuration ranked twice": (_ranked_twice, "is ranked twice for"),
+    "a configuration of another method": (_lent, "ranked for AUH, is of VICReg"),
+    "a full training called stopped": (_stopped, "as stopped, trained for 2 epochs"),
     "a later evaluation of no cell": (_others_evaluation, "voc07 of cell 000000000000, which has no record"),
     "a later evaluation chosen on test": (_evaluation_on_test, "chosen on the test split, which the record was not"),
 }

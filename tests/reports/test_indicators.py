@@ -121,6 +121,20 @@ def test_equally_good_methods_are_not_told_apart() -> None:
     assert found.p == 1 and all(one.alike and one.mean_rank == 2 for one in found.standings)
 
 
+def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
+    scores = {"a": {0: 72.0, 1: 71.0}, "b": {0: 70.0, 1: 71.5}, "c": {0: 69.0, 1: 68.0}, "d": {0: 90.0, 1: 90.0}}
+    found = compare_over({"one": scores, "two": scores, "three": {**scores, "d": {}}})
+    assert found is not None
+    assert (found.blocks, found.tasks, found.left_out) == (6, ["one", "two", "three"], ["d"])
+
+
+def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
+    scores = {"a": {0: 70.1}, "b": {0: 70.1 + 2e-14}, "c": {0: 60.0}}
+    found = compare_over({"one": scores, "two": scores})
+    assert found is not None
+    assert [one.mean_rank for one in found.standings] == [1.5, 1.5, 3.0]
+
+
 def test_one_task_or_two_methods_are_no_comparison() -> None:
     scores = {label: {0: 70.0} for label in "abc"}
     assert compare_over({"one": scores}) is None

@@ -353,6 +353,14 @@ def test_a_report_is_made_again_only_where_something_has_changed(runs: Path, tmp
     assert len(report.skipped) == 1 and again[0] == report
 
 
+def test_tasks_whose_names_differ_in_signs_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:
+    for name in ("my-data", "my data"):
+        record(sweep=name, cell={"dataset": dataset(name)})
+    report = write_report(runs, tmp_path / "report")
+    leaderboards = [path for path in report.files if path.match("leaderboard-*.csv")]
+    assert len({*leaderboards}) == 2 and all(path.exists() for path in leaderboards)
+
+
 def test_nothing_of_a_report_stays_in_memory(runs: Path, tmp_path: Path, record: Make) -> None:
     for seed in (0, 1, 2):
         record("VICReg", seed)
