@@ -409,6 +409,18 @@ def test_an_interrupted_train_says_so(tiny: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["audit", "cost", "doctor"])
+def test_what_is_measured_lies_beside_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out() -> Path:
+        found: Path = main.commands[name].make_context(name, ["module:loss"] if name == "audit" else []).params["out"]
+        return found
+
+    monkeypatch.delenv("REGBENCH_RUNS_DIR", raising=False)
+    assert out() == Path("runs") / name
+    monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path))
+    assert out() == tmp_path / name
+
+
 def test_ctrl_c_reaches_every_process_of_the_foreground_group(tiny: list[str], program: str) -> None:
     overrides = [*tiny, "method=vicreg", "epochs=4000"]
     directory = interrupted(overrides)

@@ -184,6 +184,16 @@ def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
 
 
+def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
+    plan(tmp_path / "one", "a")
+    plan(tmp_path / "two", "a", "b")
+    (tmp_path / "one" / "sweep.json").write_text("{")
+    done = CliRunner().invoke(main, ["status", "--runs-dir", str(tmp_path)])
+    one, two = done.output.splitlines()
+    assert one.startswith("one: ") and "sweep.json" in one
+    assert two == "two: 2 pending"
+
+
 def test_a_sweep_that_was_never_started_has_no_status(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sweep_status(tmp_path)

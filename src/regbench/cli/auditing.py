@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from regbench.cli.group import main
-from regbench.cli.options import make_folder
+from regbench.cli.options import make_folder, out_in_runs
 
 
 @main.command()
@@ -35,13 +35,7 @@ from regbench.cli.options import make_folder
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A checkout of the library, in place of an installed one.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="runs/audit",
-    show_default=True,
-    help="Folder to write to.",
-)
+@out_in_runs("audit", "Folder to write to.")
 def audit(
     targets: Sequence[str],
     claims: str,

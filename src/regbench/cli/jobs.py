@@ -18,7 +18,9 @@ from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
 @main.command()
 @click.argument("name", required=False, shell_complete=complete_started)
 @runs_dir_option
-@click.option("--watch", "follow", is_flag=True, help="Show it anew every few seconds until all cells have ended.")
+@click.option(
+    "--watch", "follow", is_flag=True, help="Show it anew every few seconds until no cell runs or is in a queue."
+)
 @click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
 def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> None:
     """Show how the cells of a sweep stand.
@@ -33,7 +35,10 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
         if not (folders := sweep_folders(runs_dir)):
             raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
         for folder in folders:
-            click.echo(f"{folder.name}: {counts(statuses(folder))}")
+            try:
+                click.echo(f"{folder.name}: {counts(statuses(folder))}")
+            except RegbenchError as error:  # one that is damaged hides no other
+                click.echo(f"{folder.name}: {error}")
         return
     folder = sweep_folder(runs_dir, name)
     if follow:

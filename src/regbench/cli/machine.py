@@ -9,7 +9,7 @@ import click
 
 from regbench import RegbenchError
 from regbench.cli.group import main
-from regbench.cli.options import make_folder
+from regbench.cli.options import make_folder, out_in_runs
 
 
 @main.command()
@@ -22,13 +22,7 @@ from regbench.cli.options import make_folder
     show_default=True,
     help="With --gpu: cpu tries every part of the examination on small sizes.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="runs/doctor",
-    show_default=True,
-    help="Folder of gpu.md and gpu.json.",
-)
+@out_in_runs("doctor", "Folder of gpu.md and gpu.json.")
 @click.pass_context
 def doctor(ctx: click.Context, sections: Sequence[str], gpu: bool, device: str, out: Path) -> None:
     r"""Say what this machine has and lacks, and how to get it.

@@ -11,7 +11,7 @@ import click
 from regbench import RegbenchError
 from regbench.cli.completion import complete_dataset, complete_method
 from regbench.cli.group import main
-from regbench.cli.options import comma_separated, make_folder, positive, settings, whole_numbers
+from regbench.cli.options import comma_separated, make_folder, out_in_runs, positive, settings, whole_numbers
 
 COST_HELP = """
 \b
@@ -41,13 +41,7 @@ COST_HELP = """
     callback=positive,
     help="GiB that one case may need.  [default: half of the machine's or GPU's memory]",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="runs/cost",
-    show_default=True,
-    help="Folder to write to.",
-)
+@out_in_runs("cost", "Folder to write to.")
 def cost(
     methods: Sequence[str],
     n: str | None,

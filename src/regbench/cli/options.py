@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,21 @@ runs_dir_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default="runs",
     envvar="REGBENCH_RUNS_DIR",
+    show_envvar=True,
     show_default=True,
     help="Folder of run directories.",
 )
+
+
+def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
+    """Make the option `--out` of a command that writes into the folder of runs."""
+    return click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=lambda: str(Path(os.environ.get("REGBENCH_RUNS_DIR") or "runs") / name),
+        show_default=f"{name} in the folder of runs",
+        help=what,
+    )
 
 
 started_sweep = click.argument("name", shell_complete=complete_started)
