@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.board.gather import Gathered, key_of
-from regbench.reports.rows.summary import Configuration, Summary, summarize
+from regbench.reports.rows.summary import Configuration, Summary, of_same_seeds, summarize
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,16 @@ class Slugs:
 
 def tried(summary: Summary) -> dict[int, Tried]:
     """Find what each row, by its place, was chosen from, where several configurations have the score that chose."""
-    groups: dict[tuple[str, ...], list[tuple[float, Configuration]]] = defaultdict(list)
+    chose = summary.selection, summary.selection_split
+    groups: dict[tuple[str, ...], list[Configuration]] = defaultdict(list)
     for configuration in summary.configurations:
-        score = configuration.score(summary.selection, summary.selection_split)
-        if score is not None and not configuration.untrained:
-            groups[configuration.place(summary.varying)].append((score.mean, configuration))
+        if configuration.score(*chose) is not None and not configuration.untrained:
+            groups[configuration.place(summary.varying)].append(configuration)
     found = {}
     for number, row in enumerate(summary.rows):
-        group = sorted(groups.get(row.place(summary.varying), ()), key=lambda entry: -entry[0])
+        of_row = groups.get(row.place(summary.varying), [])
+        scored = ((c.score(*chose), c) for c in of_same_seeds(of_row)) if of_row else ()
+        group = sorted(((score.mean, c) for score, c in scored if score), key=lambda entry: -entry[0])
         if len(group) > 1:
             configurations = [configuration for _, configuration in group]
             found[number] = Tried([value for value, _ in group], configurations, _varying(configurations))

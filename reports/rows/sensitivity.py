@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regbench.benchmark.rundir.record import Searched
-from regbench.reports.rows.summary import Configuration, Row, Summary, stat
+from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_seeds
 
 POINTS = 1.0
 """The range of a hyperparameter is where accuracy stays within so many percentage points of the best."""
@@ -142,12 +142,10 @@ def _sensitivities(summary: Summary) -> list[Sensitivity]:
 
 
 def _scored(configurations: Sequence[Configuration], summary: Summary) -> list[tuple[Mapping[str, str], float | None]]:
-    """Return the settings and the accuracy of each, over the seeds that all have: the chosen ones may have more."""
-    seeds = set.intersection(*({r.seed for r in c.records} for c in configurations))
+    """Return the settings and the accuracy of each, over the seeds that all have."""
     scored: list[tuple[Mapping[str, str], float | None]] = []
-    for c in configurations:
-        records = [r for r in c.records if r.seed in seeds or not seeds]
-        found = stat(r.score(summary.selection, summary.selection_split) for r in records)
+    for c, same in zip(configurations, of_same_seeds(configurations), strict=True):
+        found = same.score(summary.selection, summary.selection_split)
         scored.append((c.first.settings, found.mean if found and not c.diverged else None))
     return scored
 

@@ -116,6 +116,12 @@ class Configuration:
         return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status != "diverged")
 
 
+def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
+    seeds = set.intersection(*({r.seed for r in c.records} for c in configurations))
+    return [Configuration(tuple(r for r in c.records if r.seed in seeds or not seeds)) for c in configurations]
+
+
 @dataclass(frozen=True)
 class Row(Configuration):
     """The configuration that stands for a method in one setting.

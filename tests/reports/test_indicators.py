@@ -85,6 +85,17 @@ def test_interval_and_correlation_are_those_of_scipy(runs: Path, record: Make) -
         assert (within.low, within.high) == pytest.approx((drawn.low, drawn.high), abs=0.06)
 
 
+def test_configurations_are_compared_over_the_seeds_that_all_have(runs: Path, record: Make) -> None:
+    """The chosen one, with a weight of 4, has a final seed that is worse; the loss orders the seed that all have."""
+    for weight, accuracy in enumerate([50, 60, 62, 70], 1):
+        tried(record, "VICReg", weight, accuracy, loss=-accuracy)
+    scores, history = (score("knn_top1", 30.0, "tuning"),), last_epoch(loss=-70.0)
+    record("VICReg", 1, cell=weighted("VICReg", 4), scores=scores, history=history)
+    loss = by_title(indications(task(runs)))["training loss"]
+    assert loss.within is not None and loss.within.rho == pytest.approx(1)
+    assert loss.lost_by_method == {"VICReg": 0}
+
+
 def test_without_enough_configurations_nothing_is_said(runs: Path, record: Make) -> None:
     for label in ("VICReg", "AUH", "SimCLR"):
         record(label)

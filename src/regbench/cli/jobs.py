@@ -18,9 +18,7 @@ from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
 @main.command()
 @click.argument("name", required=False, shell_complete=complete_started)
 @runs_dir_option
-@click.option(
-    "--watch", "follow", is_flag=True, help="Show it anew every few seconds until no cell runs or is in a queue."
-)
+@click.option("--watch", "follow", is_flag=True, help="Show it anew every few seconds while a cell runs or is queued.")
 @click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
 def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> None:
     """Show how the cells of a sweep stand.
