@@ -285,12 +285,17 @@ class _Point:
     row: Row
     x: Stat
     y: Stat
+    better: float  # the mean of y, with the sign that makes more better
 
 
 def _points(summary: Summary, score: str, against: Against) -> list[_Point]:
     """Find the rows that have both the score and the quantity."""
-    rows = enumerate(summary.rows)
-    return [_Point(i, row, x, y) for i, row in rows if (x := against.of(row)) and (y := row.score(score))]
+    sign = -1 if summary.scores[score].higher_is_better is False else 1
+    return [
+        _Point(i, row, x, y, sign * y.mean)
+        for i, row in enumerate(summary.rows)
+        if (x := against.of(row)) and (y := row.score(score))
+    ]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -307,9 +312,9 @@ def _named(points: Sequence[_Point], limit: int, against: Against) -> set[int]:
     if len(points) <= limit:
         named = points
     elif against.is_cost:
-        named = [points[j] for j in pareto([(p.x.mean, p.y.mean) for p in points])]
+        named = [points[j] for j in pareto([(p.x.mean, p.better) for p in points])]
     else:
-        named = sorted(points, key=lambda p: -p.y.mean)[:LABELLED_OF_MANY]
+        named = sorted(points, key=lambda p: -p.better)[:LABELLED_OF_MANY]
     return {p.place for p in named}
 
 
@@ -325,6 +330,7 @@ def _scatter(
 ) -> None:
     """Draw accuracy against a quantity, with the Pareto front of a cost; label the rows whose places are in `named`."""
     unit = against.unit(max(p.x.mean for p in points))
+    percent = " %" if summary.scores[score].unit == "%" else ""
     labels = []
     places = []
     for p in points:
@@ -332,7 +338,7 @@ def _scatter(
         x, y = price.mean / unit.divisor, accuracy.mean
         places.append((x, y))
         value = f"{stat_text(price, unit.decimals, unit.divisor)} {unit.name or against.name}"
-        gid = marks.add(s, [p.place], f"{row.name}: {stat_text(accuracy, 2)} %, {value}, n = {accuracy.n}")
+        gid = marks.add(s, [p.place], f"{row.name}: {stat_text(accuracy, 2)}{percent}, {value}, n = {accuracy.n}")
         _draw_point(axes, row, s, (x, (price.spread or 0.0) / unit.divisor), (y, accuracy.spread or 0.0), gid)
         if p.place in named:
             labels.append(Label(row.name, x, y, s, gid))
@@ -352,7 +358,7 @@ def _scatter(
     axes.autoscale_view()
     if against.is_cost:
         low, high = axes.get_xlim()
-        front = [places[j] for j in pareto(places)]
+        front = [places[j] for j in pareto([(p.x.mean, p.better) for p in points])]
         steps = [*front, (high, front[-1][1])]
         axes.step(*zip(*steps, strict=True), where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)

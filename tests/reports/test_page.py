@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from regbench import RegbenchError
 from regbench.reports import write_report
 from regbench.reports.page import figures
 from regbench.reports.page.cost_curves import read_cost
-from tests.reports.conftest import PATIENCE_MS
+from tests.reports.conftest import PATIENCE_MS, score
 from tests.reports.reading import Drawn
 
 Make = Callable[..., Path]
@@ -374,6 +375,19 @@ def test_more_methods_than_labels(runs: Path, record: Make, tmp_path: Path) -> N
     drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
     assert drawn == ["method 12", "method 13", "method 14"]  # the Pareto front
     assert all(f"<title>method {i:02}: " in scatter for i in range(15))
+
+
+def test_of_an_error_less_is_better(runs: Path, record: Make, tmp_path: Path) -> None:
+    """The scores of a plug-in may be errors, without a unit."""
+    for i in range(figures.LABELLED + 1):
+        error = replace(score("error", 1.0 - i / 100), unit="", higher_is_better=False)
+        record(f"method {i:02}", scores=(error,), cost={"train_s": 10.0 + i % 3}, history=[])
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    scatter = text[text.index("Error against training time") :]
+    scatter = scatter[: scatter.index("</svg>")]
+    drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
+    assert drawn == ["method 12", "method 13", "method 14"]
+    assert "<title>method 14: 0.86, 12.0 s" in scatter
 
 
 def test_what_is_no_cost_file_is_refused(runs: Path, record: Make, tmp_path: Path) -> None:
