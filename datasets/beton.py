@@ -69,6 +69,19 @@ class Sample:
     grey: bool = False
 
 
+class LargerThanPage(RegbenchError):
+    """An image needs a larger page.
+
+    Attributes:
+        size_bytes: Of the image.
+    """
+
+    def __init__(self, origin: str, size_bytes: int, page_bytes: int) -> None:
+        """For the image `origin`."""
+        super().__init__(f"{origin} takes {size_bytes} bytes, more than a page ({page_bytes})")
+        self.size_bytes = size_bytes
+
+
 def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
     """Write samples, in order, to a file that appears at `path` only when it is complete.
 
@@ -82,7 +95,8 @@ def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_by
         The content's SHA-256: over each sample's label (8 bytes, little-endian) and stored bytes, in order.
 
     Raises:
-        RegbenchError: an image larger than a page, or no space left.
+        LargerThanPage: an image is larger than a page.
+        RegbenchError: no space left.
     """
     digests: list[str] = []
     try:
@@ -102,10 +116,7 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
     for written, sample in enumerate(samples, start=1):
         size = len(sample.data)
         if size > page_bytes:
-            raise RegbenchError(
-                f"{sample.origin} takes {size} bytes, more than a page ({page_bytes}); shrink the images, such as by "
-                "dataset.source.resize_px=500"
-            )
+            raise LargerThanPage(sample.origin, size, page_bytes)
         if position // page_bytes != (position + size - 1) // page_bytes:
             position = -(-position // page_bytes) * page_bytes
             file.seek(position)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import shutil
 import sys
 import zlib
@@ -20,13 +21,15 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from regbench import RegbenchError, __version__
-from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, Sample, write_beton
+from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import shown
 from regbench.datasets.sources.base import Contents, Labels, Split
 from regbench.files import file_sha256, read_json, remove_leftovers
+
+log = logging.getLogger("regbench")
 
 UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
@@ -170,10 +173,18 @@ def _write_splits(config: DatasetConfig, contents: Contents, folder: Path, progr
     left_out = {name: entry["left_out"] for name, entry in entries.items()}
     try:
         for name, split in todo.items():
-            left_out[name] = {}
-            title = f"{config.name}/{name}"
-            samples = shown(samples_of(split, config.source), len(split.labels), title, progress)
-            entries[name] = _write_split(folder, name, split, samples, contents.class_names, left_out[name])
+            page_bytes = _page_bytes(split.largest_bytes)
+            while name not in entries:
+                left_out[name] = {}
+                title = f"{config.name}/{name}"
+                samples = shown(samples_of(split, config.source), len(split.labels), title, progress)
+                try:
+                    entries[name] = _write_split(
+                        folder, name, split, samples, contents.class_names, left_out[name], page_bytes
+                    )
+                except LargerThanPage as error:
+                    log.info("%s: writing the split again with larger pages", error)
+                    page_bytes = _page_bytes(error.size_bytes)
             if made_of[name]:
                 noted[name] = {"made_of": made_of[name], "entry": entries[name]}
                 save_text(folder / UNFINISHED, json.dumps(noted))
@@ -217,6 +228,11 @@ def _require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
+def _page_bytes(largest_bytes: int) -> int:
+    """Return the size of pages for images up to a size: an image can grow where it has to be converted."""
+    return max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+
+
 def _write_split(
     folder: Path,
     name: str,
@@ -224,6 +240,7 @@ def _write_split(
     samples: Iterable[Sample | Unreadable],
     class_names: list[str],
     left_out: dict[str, str],
+    page_bytes: int,
 ) -> SplitEntry:
     """Write the files of one split; what cannot be read is added to `left_out`."""
     rows: list[int] = []
@@ -251,8 +268,6 @@ def _write_split(
             )
 
     path, origins = folder / f"{name}.beton", folder / f"{name}.origins.txt"
-    # An image can grow where it has to be converted.
-    page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * split.largest_bytes - 1).bit_length())
     content_sha256 = write_beton(path, readable(), len(split.labels), page_bytes)
     labels = Beton(path).labels
     if not np.array_equal(labels, split.labels[rows]):

@@ -15,6 +15,7 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
+from regbench.datasets.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.manifest import Manifest, SplitEntry
 from regbench.datasets.prepare import prepare
@@ -202,6 +203,20 @@ def test_what_fits_the_images_is_chosen(
 def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
     call("prepare", "imagefolder", "--source-dir", draw(tmp_path / "birds", 10, 112, "L"))
     call("train", "dataset=imagefolder", *QUICK, "evaluation.protocols=[knn]", "evaluation.knn.k=5", "batch_size=8")
+
+
+def test_small_files_may_grow_to_any_size(data_dir: Path, tmp_path: Path) -> None:
+    """Scans in black and white, which become JPEG images many times as large."""
+    draw(tmp_path / "scans", 3, 32)
+    pattern = np.tile(np.random.default_rng(0).integers(0, 2, (50, 50)) > 0, (48, 48))
+    for name in CLASSES:
+        Image.fromarray(pattern).save(tmp_path / "scans" / name / "scan.png")
+    assert (tmp_path / "scans" / name / "scan.png").stat().st_size < 2**19
+    call("prepare", "imagefolder", "--source-dir", tmp_path / "scans")
+    manifest = Manifest.load(data_dir, "imagefolder")
+    splits = [Beton(data_dir / "imagefolder" / entry["file"]) for entry in manifest.splits.values()]
+    assert sum(len(split.labels) for split in splits) == 4 * len(CLASSES)
+    assert max(int(split.size.max()) for split in splits) > MIN_PAGE_BYTES
 
 
 def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
