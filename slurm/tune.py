@@ -177,7 +177,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
 
 def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
     """Refuse cells that a choice which is on record was not made among."""
-    if (folder / TUNING_CHOICE).exists() and not {cell.id for cell in cells} <= set(_compared(folder)):
+    chosen = all((folder / name).exists() for name in (TUNING_CHOICE, "tune.json"))
+    if chosen and not {cell.id for cell in cells} <= set(_compared(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )

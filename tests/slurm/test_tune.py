@@ -312,6 +312,8 @@ def test_another_grid_than_the_choice_was_made_among_is_refused(
     assert tune_grid(path, folder, "optimizer.base_lr=1") is not None
     with pytest.raises(RegbenchError, match="has made its choice among other cells"):
         tune_grid(path, folder, "embedding_dim=32")
+    (folder / "tune.json").unlink()  # which names the others
+    assert tune_grid(path, folder) is not None
 
 
 def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
