@@ -400,7 +400,7 @@ def _choice(
                 epochs=cells[0].epochs,
                 value=sum(known) / len(known) if whole else None,
                 status="diverged" if not whole else "stopped" if cells[0].id in short else "tuned",
-                hyperparameters={key: tuned[configuration][key] for key in told},
+                hyperparameters={key: tuned[configuration].get(key) for key in told},
             )
         )
     ranking.sort(key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0)))
