@@ -71,11 +71,14 @@ def bundle(made: list[tuple[Cell, Json, Json]], task: str, out: Path) -> None:
                 final = configuration in winners
                 one["status"] = "done" if final else "tuned"
                 one["choice"] = {"hyperparameters": how} if final else {}
+                tuning = [s for s in one["scores"] if s["split"] == "tuning"]
                 if final:
                     one["attempts"] = [{**one["attempts"][0], "started": "2026-01-03T00:00:00+00:00"}]
-                    one["scores"] += [{**s, "split": "test"} for s in one["scores"] if s["split"] == "tuning"]
+                    both = {s["name"] for s in tuning}
+                    others = [s for s in one["scores"] if s["name"] not in both]
+                    one["scores"] = [*tuning, *({**s, "split": "test"} for s in tuning), *others]
                 else:
-                    one["scores"] = [s for s in one["scores"] if s["split"] == "tuning"]
+                    one["scores"] = tuning
     write(records, [choice], out / f"{task}-lab-a.zip")
     again = [json.loads(json.dumps(one)) for one in records if one["status"] == "done"][:TWICE]
     for one in again:
