@@ -73,8 +73,6 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             if picture.format == "JPEG" and picture.mode == "RGB" and not shrunk:
                 return Sample(JPEG, height, width, label, data, origin)
             grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
-            if picture.mode == "I" and picture.format != "PPM":  # that Pillow scales to 16 bits
-                raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
             rgb = _rgb(picture)
     except UnidentifiedImageError:
         return Unreadable(origin, "it is no image of a known format")
@@ -101,6 +99,8 @@ def shrunk_size(width: int, height: int, source: ImageFiles) -> tuple[int, int]:
 def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known; convert it to 8 or 16 bits")
+    if picture.mode == "I" and picture.format != "PPM":  # that Pillow scales to 16 bits
+        raise ValueError("its pixels are 32-bit numbers, whose range is not known; convert it to 8 or 16 bits")
     if picture.mode.startswith("I"):
         picture = PIL_Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
     elif "transparency" in picture.info:

@@ -39,6 +39,8 @@ from regbench.spaces import DIMENSIONS, Choice, Range, spread
 _FIRST = 4
 """Configurations that a bracket draws for each one that it trains to the end."""
 
+_TUNED = ("method.", "optimizer.")
+
 
 @dataclass(frozen=True)
 class _Search:
@@ -238,23 +240,27 @@ def _fixed(row: Sequence[str]) -> list[list[str]]:
 
 
 def _is_searched(override: Any) -> bool:
-    key, interval = override.key_or_group, isinstance(override.value(), IntervalSweep)
-    tuned = key.startswith(("method.", "optimizer."))
-    if interval and not tuned:
+    several = override.is_sweep_override() and override.key_or_group.startswith(_TUNED)
+    return several or isinstance(override.value(), IntervalSweep)
+
+
+def _refuse_search(override: Any) -> None:
+    """Refuse to search a setting that trials cannot vary."""
+    if not override.key_or_group.startswith(_TUNED):
         raise RegbenchError(f"{override.input_line}: only settings under method. and optimizer. can be searched")
-    searched: bool = interval or (tuned and override.is_sweep_override())
-    if searched and key.startswith("optimizer.warmup_"):
+    if override.key_or_group.startswith("optimizer.warmup_"):
         raise RegbenchError(
             f"{override.input_line}: a warm-up cannot be searched, because short trainings warm up as much shorter; "
             "try its values in a grid, without trials"
         )
-    return searched
 
 
 @functools.cache
 def _searches(file: SweepFile, row: tuple[str, ...]) -> list[_Search]:
     """List the searches of a row of a sweep's file."""
     searched = {key: (override, values) for key, override, values in row_values(row) if _is_searched(override)}
+    for override, _ in searched.values():
+        _refuse_search(override)
     found = []
     for fixed in _fixed(row):
         sweep = load_rows(file, [fixed])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.board.gather import Gathered, key_of
-from regbench.reports.rows.summary import Configuration, Summary, of_same_seeds, summarize
+from regbench.reports.rows.summary import Configuration, Summary, summarize
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,13 @@ class Slugs:
 
 def tried(summary: Summary) -> dict[int, Tried]:
     """Find what each row, by its place, was chosen from, where several configurations have the score that chose."""
-    chose = summary.selection, summary.selection_split
-    groups: dict[tuple[str, ...], list[Configuration]] = defaultdict(list)
-    for configuration in summary.configurations:
-        if configuration.score(*chose) is not None and not configuration.untrained:
-            groups[configuration.place(summary.varying)].append(configuration)
+    groups = summary.scored(summary.selection, summary.selection_split)
     found = {}
     for number, row in enumerate(summary.rows):
-        of_row = groups.get(row.place(summary.varying), [])
-        scored = ((c.score(*chose), c) for c in of_same_seeds(of_row)) if of_row else ()
-        group = sorted(((score.mean, c) for score, c in scored if score), key=lambda entry: -entry[0])
+        group = sorted(groups.get(row.place(summary.varying), ()), key=lambda entry: -entry[1])
         if len(group) > 1:
-            configurations = [configuration for _, configuration in group]
-            found[number] = Tried([value for value, _ in group], configurations, _varying(configurations))
+            configurations = [configuration for configuration, _ in group]
+            found[number] = Tried([value for _, value in group], configurations, _varying(configurations))
     return found
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regbench.reports.rows.summary import Configuration, Stat, Summary, of_same_seeds, stat
+from regbench.reports.rows.summary import Configuration, Stat, Summary, stat
 
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""
@@ -118,14 +118,7 @@ def indications(summary: Summary) -> list[Indication]:
     Configurations without a score, such as diverged ones, take no part.
     """
     name, split = accuracy_of(summary)
-    places: dict[tuple[str, ...], list[Configuration]] = {}
-    for c in summary.configurations:
-        if not c.untrained and c.score(name, split) is not None:
-            places.setdefault(c.place(summary.varying), []).append(c)
-    groups = {
-        place: [(c, score.mean) for c in of_same_seeds(found) if (score := c.score(name, split)) is not None]
-        for place, found in places.items()
-    }
+    groups = summary.scored(name, split)
     found = (_indication(measure, groups) for measure in MEASURES)
     return [one for one in found if one.within or one.between]
 

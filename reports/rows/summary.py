@@ -254,6 +254,20 @@ class Summary:
             self._tukey[name] = Tukey([row.by_seed(name) for row in self.rows])
         return self._tukey[name]
 
+    def scored(self, name: str, split: str) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
+        """Group the trained configurations that have a score by their places, each with its mean.
+
+        Means are over the seeds that all of a group have, as are the configurations: the chosen ones may have more.
+        """
+        groups: dict[tuple[str, ...], list[Configuration]] = {}
+        for c in self.configurations:
+            if not c.untrained and c.score(name, split) is not None:
+                groups.setdefault(c.place(self.varying), []).append(c)
+        return {
+            place: [(c, score.mean) for c in of_same_seeds(group) if (score := c.score(name, split)) is not None]
+            for place, group in groups.items()
+        }
+
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
         stated = [h.get("budget") for r in row.records if (h := r.choice.get("hyperparameters"))]

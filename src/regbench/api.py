@@ -11,7 +11,6 @@ Each function imports what it needs when it is called, so that `import regbench`
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -227,9 +226,10 @@ def report(
         RegbenchError: If there is no readable record, nothing of `against` is of a task of `sweeps`, or `out` cannot be
             written.
     """
+    from regbench.benchmark.settings.runtime import Runtime
     from regbench.reports import write_report
 
-    runs = Path(runs_dir if runs_dir is not None else os.environ.get("REGBENCH_RUNS_DIR") or "runs")
+    runs = Path(runs_dir if runs_dir is not None else Runtime().runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
     if not folders:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")

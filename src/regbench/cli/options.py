@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,10 +94,16 @@ runs_dir_option = click.option(
 
 def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
     """Make the option `--out` of a command that writes into the folder of runs."""
+
+    def default() -> str:
+        from regbench.benchmark.settings.runtime import Runtime
+
+        return str(Path(Runtime().runs_dir) / name)
+
     return click.option(
         "--out",
         type=click.Path(file_okay=False, path_type=Path),
-        default=lambda: str(Path(os.environ.get("REGBENCH_RUNS_DIR") or "runs") / name),
+        default=default,
         show_default=f"{name} in the folder of runs",
         help=what,
     )
