@@ -32,7 +32,7 @@ test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm
 	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(TOOLS) ## Run the slow tests that need no Slurm
-	@$(BIN)/python -m pytest -m "slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m pytest -m "slow and not slurm and not exhaustive" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (skipped where it is not installed), but for the long storm
 	@$(BIN)/python -m pytest -m "slurm and not slow"

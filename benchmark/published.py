@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.weights import Published, load_backbone
 from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
@@ -22,6 +21,7 @@ from regbench.benchmark.rundir.record import Cost, Record, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 from regbench.files import cell_id
 
 METHOD = "external"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from regbench import RegbenchError, methods
+from regbench import methods
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.features import Encoder, NotFinite
@@ -52,6 +52,7 @@ from regbench.benchmark.training.loop import Diverged, Progress, Trained, train,
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 from regbench.files import signed, write_new
 from regbench.methods.spectrum import kernel_spectrum
 from regbench.spaces import Range
@@ -256,7 +257,7 @@ class _Run:
             environment={**self.surroundings, "world_size": progress.world_size},
             data=images_record(self.manifest),
             attempts=past_attempts(self.directory),
-            command=f"regbench train --config {self.directory / 'config.yaml'}",
+            command=shlex.join(["regbench", "train", "--config", str(self.directory / "config.yaml")]),
             metrics=write_metrics(attempt, progress),
             **more,
         )

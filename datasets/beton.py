@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import write_atomically
 
 JPEG, RAW = 0, 1

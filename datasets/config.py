@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regbench import RegbenchError
 from regbench.datasets.sources.base import SOURCES, Source
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain, settings, shown
 
 Interpolation = Literal["bicubic", "bilinear", "area"]

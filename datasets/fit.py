@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _OPEN = (
     "std",
 )  # what depends on the images, if they are one's own
 _UNKNOWN_PX = 256  # of images that are not prepared yet
+_STEPS = 500  # in fewer, many methods end below the untrained network
+_BATCH = 64  # what a batch is not made smaller than, for the epochs to have more steps
 
 
 def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,13 +45,14 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitting(
-    dataset: Mapping[str, Any], batch_size: object, data_dir: Path | None, given: Collection[str]
+    dataset: Mapping[str, Any], batch_size: object, epochs: object, data_dir: Path | None, given: Collection[str]
 ) -> dict[str, Any]:
     """Choose what the settings of one's own images leave open.
 
     Args:
         dataset: The data set's plain data, complete.
         batch_size: Of the run.
+        epochs: Of the run.
         data_dir: The folder of prepared data sets; None: as if nothing was prepared.
         given: Names of the settings that were given, which are left alone.
 
@@ -80,8 +84,14 @@ def fitting(
             "dataset.mean": mean,
             "dataset.std": std,
         }
-        if train and isinstance(batch_size, int) and batch_size > train["num_samples"]:
-            fitted["batch_size"] = 1 << (train["num_samples"].bit_length() - 1)
+        if train and isinstance(batch_size, int) and isinstance(epochs, int):
+            images = train["num_samples"]
+            if "batch_size" not in given:
+                filled = 1 << (images.bit_length() - 1)
+                batch_size = min(batch_size, max(filled // 4, min(filled, _BATCH)))
+                fitted["batch_size"] = batch_size
+            steps = max(1, images // max(1, batch_size))  # a batch that cannot be is refused later
+            fitted["epochs"] = max(epochs, math.ceil(_STEPS / steps))
     return {name: value for name, value in fitted.items() if name not in given}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from regbench import RegbenchError
 from regbench.datasets.config import DatasetConfig, decisive
+from regbench.errors import RegbenchError
 from regbench.files import read_json, write_text
 from regbench.settings import plain, shown
 

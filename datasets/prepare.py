@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import shutil
 import sys
 import zlib
@@ -20,14 +21,15 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import TypedDict
 
-from regbench import RegbenchError, __version__
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
 from regbench.datasets.manifest import FILE_NAME, Manifest, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import shown
 from regbench.datasets.sources.base import Contents, Labels, Split
+from regbench.errors import RegbenchError
 from regbench.files import file_sha256, read_json, remove_leftovers
+from regbench.version import __version__
 
 log = logging.getLogger("regbench")
 
@@ -64,13 +66,15 @@ def prepare(
         RegbenchError: the source cannot be used, what is there was made with other settings, images cannot be read, or
             no space is left.
     """
-    done = None if force else _prepared(config, data_dir)
-    if done is not None:
-        return done
     folder = data_dir / config.name
+    done = None if force else _prepared(config, data_dir)
+    # The note lies beside a manifest where a call was killed between the two. Who may only read lets it lie.
+    if done is not None and not ((folder / UNFINISHED).exists() and os.access(folder, os.W_OK)):
+        return done
     with only_one(folder, progress):
         done = None if force else _prepared(config, data_dir)
         if done is not None:
+            (folder / UNFINISHED).unlink(missing_ok=True)
             return done
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")

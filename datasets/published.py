@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 
 _LISTED = 6  # faults in one line, and names in one fault
 

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from regbench import RegbenchError
 from regbench.datasets.loading.torchvision_crops import resize
 from regbench.datasets.published import PUBLISHED, refuse_if
+from regbench.errors import RegbenchError
 
 # fmt: off
 CLASSES = (

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.methods.engine import Engine, Shard
 from regbench.methods.module import LossModule
 from regbench.methods.pairwise import fusing
@@ -418,7 +418,7 @@ class _Eager(torch.autograd.Function):
         return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)
 
 
-METHODS: Registry[Regularizer] = Registry("method", "regbench.methods", "regbench.methods")
+METHODS: Registry[Regularizer] = Registry("method")
 """The regularizers there are, presets included."""
 
 register = METHODS.register

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.methods.base import Regularizer, differentiate
 from regbench.methods.engine import Shard
 from regbench.methods.pairwise import inverse_lengths, normalize, to_embedding_gradient

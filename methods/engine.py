@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 
 # torch renamed it; the old name warns in the releases that have the new one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Metadata, Native, register
+from regbench.methods.pairwise import normalize_columns
 from regbench.spaces import Range, Space
 
 
@@ -21,8 +21,8 @@ class FroSSL(Native):
 
     Ẑ_v is Z_v with each column centred and divided by its length, Z̄ the mean of the Ẑ_v, and C_v = Ẑ_vᵀ Ẑ_v
     divided by its trace, so that −log ‖C_v‖_F² is a matrix-based Rényi entropy of order 2. For two views the second
-    term is (λ/n) ‖Ẑ₁ − Ẑ₂‖_F². A view of zeros only has no trace; the smallest normal number is added under both
-    logarithms.
+    term is (λ/n) ‖Ẑ₁ − Ẑ₂‖_F². A column that is constant but for rounding is 0 in Ẑ_v. A view of such columns only
+    has no trace; the smallest normal number is added under both logarithms.
 
     The authors' code (OFSkean/FroSSL, solo/losses/frossl.py) has two functions, which differ in the centring alone:
     `frossl_loss_func` centres and takes two views, `multiview_frossl_loss_func` does not centre. Its training step
@@ -59,7 +59,7 @@ class FroSSL(Native):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment and entropy."""
-        z_VNQ = torch.stack([F.normalize(self._center(z_NQ), dim=0) for z_NQ in views_NQ])
+        z_VNQ = torch.stack([normalize_columns(self._center(z_NQ), z_NQ) for z_NQ in views_NQ])
         count, n, _ = z_VNQ.shape
         return {
             "alignment": self.alignment_weight * count / n * (z_VNQ - z_VNQ.mean(dim=0)).square().sum(),

@@ -20,8 +20,9 @@ class IVNE(Native):
     """−α₁ mean_{g<v} mean_i cos(z_gᵢ, z_vᵢ) − α₂ mean_v S(Z_v) (Kim et al., CVPR 2023), g a global view.
 
     S(Z) = −Σ_j λ_j log λ_j over the eigenvalues λ_j of ZᵀZ/n for unit embeddings: the von Neumann entropy of the
-    autocorrelation, between 0 and log min(n, q). They are taken from the smaller of ZᵀZ/n and ZZᵀ/n. The logarithm's
-    argument is bounded below by the smallest normal number, so that 0 log 0 = 0 has a finite gradient.
+    autocorrelation, between 0 and log min(n, q). They are taken from the smaller of ZᵀZ/n and ZZᵀ/n, in double
+    precision. The logarithm's argument is bounded below by the smallest normal number, so that 0 log 0 = 0 has a finite
+    gradient.
 
     Attributes:
         alignment_weight: α₁; the authors' code notes that its 4.16 is the logarithm of the batch size 64.
@@ -62,12 +63,17 @@ class IVNE(Native):
         entropy = torch.stack([_entropy(z_NQ) for z_NQ in views_NQ]).mean()
         return {
             "alignment": -self.alignment_weight * torch.stack(cosines).mean(),
-            "entropy": -self.entropy_weight * entropy,
+            "entropy": (-self.entropy_weight * entropy).to(views_NQ[0]),
         }
 
 
 def _entropy(z_NQ: Tensor) -> Tensor:
-    """The von Neumann entropy of ZᵀZ/n. The gradient of `eigvalsh` is sound at repeated eigenvalues."""
+    """The von Neumann entropy of ZᵀZ/n. The gradient of `eigvalsh` is sound at repeated eigenvalues.
+
+    In double precision: near a collapse the logarithm of the smaller eigenvalues is what counts, and in single
+    precision these are rounding.
+    """
+    z_NQ = z_NQ.double()
     n, q = z_NQ.shape
     eigenvalues: Tensor = torch.linalg.eigvalsh((z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T) / n)
     return -(eigenvalues * eigenvalues.clamp_min(torch.finfo(z_NQ.dtype).tiny).log()).sum()

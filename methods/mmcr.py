@@ -22,8 +22,12 @@ class MMCR(Native):
 
     The embeddings are unit vectors, C has the centroids (1/V) Σ_v z_{v,i} as rows, shape (n, q), and
     [z₁ᵢ, …, z_{V,i}] has shape (q, V). Which views are global does not matter. Aligned views make the centroids long,
-    so one term serves both ends; the paper's experiments have λ = 0, where the first term is not computed. Where a
-    singular value is 0 the nuclear norm has no gradient, and a subgradient is taken.
+    so one term serves both ends; the paper's experiments have λ = 0, where the first term is not computed.
+
+    Duplicates and a low rank make singular values of 0, where the nuclear norm has subgradients but no gradient. The
+    form `covariance` takes the one that leaves out the directions of these values, equal images having equal gradients;
+    in the textbook form rounding chooses. So two forms, or two precisions of the textbook's, can have quite different
+    gradients there.
 
     The form `covariance` takes the roots of the eigenvalues of the smaller of Cᵀ C and C Cᵀ, in double precision, in
     which they are as exact as singular values in single precision, which a GPU is slow to find.

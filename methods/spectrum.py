@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from regbench import RegbenchError, methods
+from regbench import methods
+from regbench.errors import RegbenchError
 from regbench.methods.kernel import KernelEnergy
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ class SUSReg(Sliced):
     empirical characteristic function along the random direction a, and ψ that of a coordinate of a uniform vector on
     the sphere, ₀F₁(; q/2; −t²/4). Above q = 256 the paper takes N(0, 1/q) for the coordinate; here it is exact at
     every q. Its mean over directions is n ∫ (1 − ψ²) e^{−t²/2} dt, about √(2π) n/q, times `susreg_mmd`, in which a
-    point costs 1. Of the weight the paper says that it is Gaussian; e^{−t²/2} is LeJEPA's and leads to the kernel of
-    Eq. (4) of Nicollier et al. (arXiv 2606.17603, 2026). The integral is by the trapezoid rule on [0, T], doubled; T
-    and the number of knots are this benchmark's.
+    point costs 1. Of the weight the paper says that it is Gaussian; e^{−t²/2} is LeJEPA's. The density
+    e^{−t²/2}/√(2π), in Eq. (14) of the same authors' next paper (arXiv 2606.17603, 2026), makes EP smaller by √(2π).
+    If the paper's λ belongs to that, ours has to have a λ/(1 − λ) smaller by √(2π): 0.021 for their 0.05. The integral
+    is by the trapezoid rule on [0, T], doubled; T and the number of knots are this benchmark's.
 
     Attributes:
         regularization_weight: λ in [0, 1].
@@ -52,7 +53,7 @@ class SUSReg(Sliced):
         time="O(n K (q + T)), K directions, T knots",
         memory="O(n K T)",
         published="λ = 0.05, 1024 directions at q = 256; ViT-B/14 on ImageNet (batch 512), ResNet-18 on ImageNet-100, "
-        "ResNet-50 on Galaxy10; the quadrature is ours",
+        "ResNet-50 on Galaxy10; the quadrature is ours, and the weight is not scaled to a density",
         views="Eq. (5): views are aligned with the mean of the global ones",
         scale_invariant=True,
     )

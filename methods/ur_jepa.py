@@ -20,7 +20,8 @@ from regbench.spaces import Range, Space
 class URJEPA(Native):
     """(1 − λ) mean_v (Z_v − Z̄)² + λ s U(Z) (Le, arXiv 2606.01443, 2026), Z the M embeddings of all views.
 
-    By the released code (SPATIOLYX/UR-JEPA, ur_jepa/ and scripts/pretrain.py). Radii r_0 > … > r_K are spaced evenly in
+    By the released code (SPATIOLYX/UR-JEPA, ur_jepa/ and scripts/pretrain.py). Its views are all global, and Z̄ is their
+    mean; with local views, which it has not, Z̄ is the mean of the global ones. Radii r_0 > … > r_K are spaced evenly in
     their logarithm, from the median distance to the mean down to M^{−1/m} of it, m being the dimension aimed at; no
     gradient flows through them. δ = log(r_0/r_K)/K. With weights w_ij = exp(−‖zᵢ − zⱼ‖²/2r²) and the density
     θ_r(zᵢ) = r^{−m} mean_j w_ij, pairs i = j included, U is
@@ -61,7 +62,8 @@ class URJEPA(Native):
         memory="O(n² K)",
         published="λ = 0.02, s = 1000, m = 7, K = 5, a = 0.1, 4 views, q = 32: ResNet-18 and ViT on Imagenette and "
         "ImageNet-100 (batch 256), Galaxy10 (batch 512)",
-        views="the released code: the statistic of the embeddings of all views together, views aligned with their mean",
+        views="the released code: the statistic of the embeddings of all views together, views aligned with the mean "
+        "of the global ones (all of its views are)",
         limitation="the release takes 128 random embeddings for the outer mean; here it is over all",
         rotation_invariant=True,
         # The radii are taken as given.
@@ -87,6 +89,8 @@ class URJEPA(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment, and the addends of U over the embeddings of all views."""
         z_MQ = torch.cat(list(views_NQ))
+        # About the mean, so that the squares of embeddings near a collapse cancel less.
+        z_MQ = z_MQ - z_MQ.detach().mean(dim=0)
         squared_M = z_MQ.square().sum(dim=1)
         squared_MM = (squared_M[:, None] + squared_M - 2 * z_MQ @ z_MQ.T).clamp_min(0.0)
         radii = self._radii(z_MQ.detach())
@@ -111,7 +115,8 @@ class URJEPA(Native):
         }
 
     def _radii(self, z_MQ: Tensor) -> Tensor:
-        largest = torch.linalg.vector_norm(z_MQ - z_MQ.mean(dim=0), dim=1).quantile(0.5).clamp_min(1e-6)
+        """The radii of embeddings about their mean."""
+        largest = torch.linalg.vector_norm(z_MQ, dim=1).quantile(0.5).clamp_min(1e-6)
         exponents = torch.linspace(0, 1 / self.dimension, self.scales + 1, dtype=z_MQ.dtype, device=z_MQ.device)
         radii: Tensor = largest * (-math.log(len(z_MQ)) * exponents).exp()
         return radii

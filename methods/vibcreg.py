@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.decomposed import Addends
+from regbench.methods.pairwise import normalize_columns
 from regbench.methods.vicreg import VarianceCovariance
 
 
@@ -49,7 +49,7 @@ class VIbCReg(VarianceCovariance):
         """Compute 2 μ v and 2 ν c of one view."""
         n, q = u_NQ.shape
         hinge = self.hinge(u_NQ.var(dim=0))
-        unit_NQ = F.normalize(u_NQ - u_NQ.mean(dim=0), dim=0)
+        unit_NQ = normalize_columns(u_NQ - u_NQ.mean(dim=0), u_NQ)
         # The correlations' norm, by the smaller of two matrices that have it.
         correlation = unit_NQ.T @ unit_NQ if q < n else unit_NQ @ unit_NQ.T
         diagonal_Q = unit_NQ.square().sum(dim=0)

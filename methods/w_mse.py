@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.methods.base import Metadata, Native, register
 from regbench.methods.pairwise import normalize
-from regbench.methods.views import pairs
 from regbench.spaces import Range, Space
 
 
@@ -48,7 +48,7 @@ class WMSE(Native):
         time="O(n q² + q³)",
         memory="O(n q + q²)",
         published="ε = 0; q = 64, sub-batches of 128 on CIFAR; q = 128, 256 on STL-10, Tiny ImageNet, ImageNet-100",
-        views="the authors' code: the mean over all pairs of views",
+        views="the authors' code: the mean over all pairs of views, local ones included",
         limitation="by default the whole batch is whitened, not random sub-batches: n should be well above q",
     )
     space: ClassVar[Space] = {"epsilon": Range(1e-6, 1e-2, most=1)}
@@ -59,11 +59,11 @@ class WMSE(Native):
         self.require(self.sub_batch_size == 0 or self.sub_batch_size >= 2, "sub_batch_size must be >= 2, or 0")
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
-        """Compute alignment of the whitened views: the only term."""
+        """Compute alignment of the whitened views, of all pairs alike: the only term."""
         parts = self._parts(views_NQ[0])
         u_NQ = [torch.cat([self._whiten(z_NQ[part].double()) for part in parts]) for z_NQ in views_NQ]
-        cosines = [share * (u_NQ[g] * u_NQ[v]).sum(dim=1).mean() for g, v, share in pairs(len(views_NQ), global_views)]
-        return {"alignment": (2 - 2 * torch.stack(cosines).sum()).to(views_NQ[0])}
+        cosines = [(one_NQ * other_NQ).sum(dim=1).mean() for one_NQ, other_NQ in itertools.combinations(u_NQ, 2)]
+        return {"alignment": (2 - 2 * torch.stack(cosines).mean()).to(views_NQ[0])}
 
     def _parts(self, like_NQ: Tensor) -> Sequence[Tensor | slice]:
         """Divide the images at random into those that are whitened together.

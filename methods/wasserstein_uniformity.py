@@ -22,7 +22,9 @@ class WassersteinUniformity(Native):
     """λ mean (Z_g − Z_v)² + μ W₂( N(m, Σ), N(0, I/q) ) (Fang et al., ICLR 2024).
 
     m and Σ are mean and biased covariance of the Vn unit embeddings of all views, and W₂² = ‖m‖² + 1 + tr Σ − (2/√q)
-    tr Σ^{1/2}; tr Σ^{1/2} is the sum of the singular values of the centred embeddings over √(Vn).
+    tr Σ^{1/2}; tr Σ^{1/2} is the sum of the singular values of the centred embeddings over √(Vn). Duplicates and a low
+    rank make singular values of 0, where that sum has subgradients but no gradient. Rounding chooses one, so that
+    single and double precision can have quite different gradients there.
 
     The paper adds it to whole methods. The commands of its code (statsle/WassersteinSSL, code/*/run_*+w2.sh) weigh it,
     at q = 256 and batch 256 on CIFAR-10 and CIFAR-100, by a constant 0.2 beside BYOL, by a constant 1 beside MoCo v2,

@@ -9,38 +9,19 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import write_atomically, write_bytes
 from regbench.reports.collecting import uncollected
+from regbench.reports.latest import LATEST, Report, keep, latest, made_of
 
 if TYPE_CHECKING:
     from regbench.reports.find.records import Records
     from regbench.reports.page.cost_curves import Line
 
 __all__ = ["Report", "write_report"]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `write_report` left.
-
-    Attributes:
-        page: The HTML page.
-        leaderboard: The leaderboards with their notes as text for a terminal of 120 columns.
-        files: All files written, the page included.
-        skipped: Records, evaluations and choices that do not fit and are not in the report, each "path: reason".
-        warning: One line about what was skipped and the command that tells more; empty if nothing was.
-    """
-
-    page: Path
-    leaderboard: str
-    files: tuple[Path, ...]
-    skipped: tuple[str, ...]
-    warning: str
 
 
 def write_report(
@@ -82,7 +63,6 @@ def _write_report(
     runs: Path | Sequence[Path], out: Path, whole_paper: bool, cost: Path | None, against: Sequence[Path]
 ) -> Report:
     from regbench.reports.find.records import read_records
-    from regbench.reports.latest import keep, latest, made_of
 
     costs = []
     if cost is not None:
@@ -102,7 +82,6 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
     from pyarrow import csv, parquet
 
     from regbench.reports.find.records import tidy
-    from regbench.reports.latest import LATEST
     from regbench.reports.page import figures
     from regbench.reports.page.drawing import styles
     from regbench.reports.page.page import render_page
@@ -151,7 +130,8 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
             if (png := figures.scatter_png(summary, style, quantity)) is not None:
                 contents[f"accuracy_vs_{stem}{suffix}.png"] = png
         leaderboard = of_task["leaderboard"]
-        lines = [f"{summary.name}: {len(summary.records)} cells", to_terminal(leaderboard)]
+        lines = [f"{summary.name}: {len(summary.records)} cells", *filter(None, [leaderboard.warning])]
+        lines.append(to_terminal(leaderboard))
         notes = ["* stands for bold.", *leaderboard.notes]
         lines += map(_told, notes)
         if "against" in of_task:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import regbench
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import file_sha256, read_json, write_text
 
 if TYPE_CHECKING:
-    from regbench.reports import Report
     from regbench.reports.find.records import Records
 
 LATEST = "report.json"
@@ -39,6 +37,25 @@ class _Latest:
     warning: str
 
 
+@dataclass(frozen=True)
+class Report:
+    """What `write_report` left.
+
+    Attributes:
+        page: The HTML page.
+        leaderboard: The leaderboards with their notes as text for a terminal of 120 columns.
+        files: All files written, the page included.
+        skipped: Records, evaluations and choices that do not fit and are not in the report, each "path: reason".
+        warning: One line about what was skipped and the command that tells more; empty if nothing was.
+    """
+
+    page: Path
+    leaderboard: str
+    files: tuple[Path, ...]
+    skipped: tuple[str, ...]
+    warning: str
+
+
 def made_of(found: Records, former: Records | None, whole_paper: bool, cost: Path | None) -> str:
     """Return a digest of all that a report is made of: what was read, the options and the code."""
     measured = None if cost is None else file_sha256(cost)
@@ -53,7 +70,7 @@ def _read(found: Records) -> tuple[object, ...]:
 
 
 def _code() -> Iterator[tuple[str, list[int]]]:
-    for folder, _, names in os.walk(Path(regbench.__file__).parent, followlinks=True):
+    for folder, _, names in os.walk(Path(__file__).parents[1], followlinks=True):
         for name in names:
             if not name.endswith(".pyc"):
                 yield os.path.join(folder, name), _state(Path(folder, name))  # noqa: PTH118  # ten times as quick
@@ -66,8 +83,6 @@ def _state(path: Path) -> list[int]:
 
 def latest(out: Path, state: str) -> Report | None:
     """Return the report that lies in `out` if it is made of what `state` says and nobody has touched it."""
-    from regbench.reports import Report
-
     try:
         last = read_json(out / LATEST, _Latest, "it is made again")
         if last.made_of != state or any(_state(out / name) != seen for name, seen in last.files.items()):

@@ -1,1 +1,1 @@
-"""A grid of runs: submission, status, resumption."""
+"""Slurm: jobs that run the cells of a sweep, and what is done with them."""

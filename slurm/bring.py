@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.prepare import prepare_all
-from regbench.slurm import tune as tuning
-from regbench.slurm.plan import refuse_oversized
-from regbench.slurm.search import propose
-from regbench.slurm.status import CellStatus, ends, unfinished
+from regbench.errors import RegbenchError
+from regbench.sweeps import tune as tuning
+from regbench.sweeps.forecast import refuse_oversized
+from regbench.sweeps.search import propose
+from regbench.sweeps.status import CellStatus, ends, unfinished
 
 log = logging.getLogger("regbench")
 
@@ -48,10 +48,11 @@ def bring(
         How they stand; None if Slurm goes on with them.
     """
     if grid.scheduler != "slurm":
-        from regbench.slurm.local import run_sweep
+        from regbench.sweeps.local import run_sweep
 
         return run_sweep(grid, stages)
-    from regbench.slurm import manage, plan
+    from regbench.slurm import manage
+    from regbench.sweeps import forecast as plan
 
     tell(plan.summary(plan.plan(grid)))
     count, arrays = manage.submit_sweep(grid, stages)
@@ -99,7 +100,7 @@ def bring_tuning(
         overrides: Settings that change every cell.
         follow: See `bring`, as `tell`.
         tell: Takes the table of what was chosen too.
-        final_seeds: See `regbench.slurm.tune.tune`, as `leading` and `unequal`.
+        final_seeds: See `regbench.sweeps.tune.tune`, as `leading` and `unequal`.
         leading: As there.
         trials: Search instead of a grid, with this budget; None: what the sweep's file says.
         unequal: As there.

@@ -15,12 +15,12 @@ from typing import Any
 
 from submitit.core.utils import DelayedSubmission
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import LeaseLost, read_attempts
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
-from regbench.files import write_new
+from regbench.errors import RegbenchError
+from regbench.files import cell_id, write_new
 from regbench.slurm.queue import ask, reason
 
 log = logging.getLogger("regbench")
@@ -30,29 +30,6 @@ _FRUITLESS_ATTEMPTS = 10
 # Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
 _PATIENCE_S = 600
 _RETRY_S = 1.0
-
-
-def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = "") -> None:
-    """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it.
-
-    Args:
-        cell: As plain data.
-        runtime: Where and with what.
-        sweep: Its name.
-        stages: Those to bring the cell through.
-        gpu: Number or UUID of the only GPU that the run sees; empty: none.
-    """
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
-    from regbench.benchmark.run import run_cell
-    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and the sweep does without
-    from regbench.slurm.tune import how_chosen
-
-    _log_to_file()
-    interruption = Interruption()
-    with interruption.listening(signal.SIGTERM):
-        stored = Cell.stored(cell)
-        chosen = how_chosen(run_directory(runtime, sweep, stored), stored, final="final" in stages)
-        run_cell(stored, runtime, sweep, stages, interruption, chosen)
 
 
 class SlurmJob:
@@ -79,15 +56,15 @@ class SlurmJob:
         signal.signal(signal.SIGCONT, signal.SIG_IGN)
         with interruption.listening(signal.SIGUSR2, signal.SIGTERM):
             try:
+                if rank == 0:
+                    _refuse_fruitless(Path(runtime.runs_dir, sweep, cell_id(cell)))
                 from regbench.benchmark.run import run_cell  # takes seconds, in which signals may come
-                from regbench.slurm.tune import how_chosen
+                from regbench.sweeps.tune import how_chosen
 
                 _log_to_file()
                 _export_ranks(rank)
                 stored = Cell.stored(cell)
                 directory = run_directory(runtime, sweep, stored)
-                if rank == 0:
-                    _refuse_fruitless(directory)
                 chosen = how_chosen(directory, stored, final="final" in stages)
                 run_cell(stored, runtime, sweep, stages, interruption, chosen)
                 return
@@ -163,9 +140,16 @@ def _refuse_fruitless(directory: Path) -> None:
     """Refuse to go round for ever, as with jobs whose time does not suffice for the first checkpoint.
 
     Raises:
-        RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation.
+        RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation,
+            or ended before they came to work at all, as where the time is up while code is loaded.
     """
     mine = [a for a in read_attempts(directory) if a["owner"].get("slurm_job_id") == os.environ["SLURM_JOB_ID"]]
+    worked = mine[-1]["owner"].get("slurm_restarts", 0) + 1 if mine else 0
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) - worked >= _FRUITLESS_ATTEMPTS:
+        raise RegbenchError(
+            f"{directory}: {_FRUITLESS_ATTEMPTS} lives of this job ended before they came to work; give the same "
+            "command again with more time (cluster.time_minutes, of which the last cluster.notice_s are for the end)"
+        )
     last = mine[-_FRUITLESS_ATTEMPTS:]
     began = [attempt["progress"].get("began", {}) for attempt in last]
     if (

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import superfluous_files
+from regbench.errors import RegbenchError
 from regbench.settings import from_plain
 from regbench.slurm.queue import adopt, jobs_of, require_slurm, submissions, tell, was_submitted
-from regbench.slurm.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
+from regbench.sweeps.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep

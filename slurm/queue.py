@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import Name, read_json, write_text
-from regbench.slurm.status import Job
+from regbench.sweeps.status import Job
 
 log = logging.getLogger("regbench")
 
@@ -127,7 +127,7 @@ def _read_intent(path: Path) -> _Intent:
 def adopt(folder: Path) -> None:
     """Find the jobs of submissions that were killed before they could note them, and forget those that have none.
 
-    The process must have the folder to itself, see `regbench.slurm.status.alone`.
+    The process must have the folder to itself, see `regbench.sweeps.status.alone`.
 
     Raises:
         RegbenchError: If Slurm does not answer.

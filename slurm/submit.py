@@ -16,10 +16,10 @@ from typing import Any
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Cluster, Runtime
+from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
 from regbench.slurm.queue import answer, settle
@@ -60,7 +60,7 @@ _TEARDOWN = [
 def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
     """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
-    The process must have the folder to itself, see `regbench.slurm.status.alone`.
+    The process must have the folder to itself, see `regbench.sweeps.status.alone`.
 
     Args:
         cells: What to run and where.

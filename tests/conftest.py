@@ -56,7 +56,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
     ]
     lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]
-    for mark, target in (("slow", "make test-all"), ("slurm", "make test-slurm")):
+    for mark, target in (("slow", "make test-all"), ("exhaustive", "make test-all"), ("slurm", "make test-slurm")):
         if f"not {mark}" in config.option.markexpr:
             lines.append(f"left out: tests marked {mark}; to run them: {target}")
     return lines
@@ -94,6 +94,18 @@ def stripes(label: int, number: int) -> Image.Image:
     noise = rng.normal(0, 15, (28, 28, 3))
     colour = rng.uniform(90, 160, 3)
     return Image.fromarray(np.clip(colour + wave[:, :, None] + noise, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture
+def lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system that makes each link, loses the reply, is asked again and finds the link there."""
+    link = os.link
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        raise FileExistsError(17, "File exists", str(target))
+
+    monkeypatch.setattr(os, "link", linked)
 
 
 @pytest.fixture(scope="session")

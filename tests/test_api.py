@@ -14,7 +14,7 @@ import pytest
 import regbench
 from regbench import RegbenchError, methods
 from regbench.benchmark.settings.sweep import Sweep, load_run
-from regbench.slurm.status import CellStatus, cell_status, plan_of
+from regbench.sweeps.status import CellStatus, cell_status, plan_of
 
 SHORT: dict[str, Any] = {"method": "vicreg", "epochs": 0, "evaluation": {"protocols": ["knn"]}}
 
@@ -148,7 +148,7 @@ def test_a_line_without_training_stays_so(tiny: list[str], monkeypatch: pytest.M
         found.extend(cell.epochs for cell in grid.cells)
         return []
 
-    monkeypatch.setattr("regbench.slurm.local.run_sweep", seen)
+    monkeypatch.setattr("regbench.sweeps.local.run_sweep", seen)
     with pytest.raises(RegbenchError, match="is not a folder"):  # of records, as nothing ran
         regbench.sweep("mine", tiny, cells=["method=vicreg", "epochs=0"], epochs=2)
     assert found == [2, 0]
@@ -166,7 +166,7 @@ def test_a_sweep_says_which_cells_did_not_end(tiny: list[str], monkeypatch: pyte
     def fails(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         return [cell_status(Path(grid.runtime.runs_dir) / "none" / cell.id, plan_of(cell)) for cell in grid.cells]
 
-    monkeypatch.setattr("regbench.slurm.local.run_sweep", fails)
+    monkeypatch.setattr("regbench.sweeps.local.run_sweep", fails)
     with pytest.raises(RegbenchError, match="1 of 1 cells are not finished: untrained seed 0 pending"):
         regbench.sweep("none", tiny, cells=["method=vicreg"], **SHORT)
 
@@ -183,6 +183,6 @@ def test_a_report_of_a_single_run(tiny: list[str], tmp_path: Path) -> None:
 
 
 def test_an_audit_gives_what_the_command_prints() -> None:
-    (found,) = regbench.audit.audit("tests/benchmark/audited.py:simclr", claims="simclr", probes=["state"])
+    (found,) = regbench.audit.audit("tests/instruments/audited.py:simclr", claims="simclr", probes=["state"])
     assert (found.probes, found.findings) == (("state",), ())
-    assert found.command == "regbench audit 'tests/benchmark/audited.py:simclr' --claims 'simclr'"
+    assert found.command == "regbench audit 'tests/instruments/audited.py:simclr' --claims 'simclr'"

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench import RegbenchError, __version__, methods
-from regbench.benchmark.cost import losses
-from regbench.benchmark.plan import Needs, predict
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run, sweep_names
 from regbench.cli import main
+from regbench.instruments.cost import losses
+from regbench.instruments.plan import Needs, predict
 from tests.waiting import PATIENCE_S, wait_for
 
 SHORT = ("epochs=1", "optimizer.warmup_epochs=0", "method=vicreg")
@@ -112,6 +112,7 @@ def test_help_is_quick() -> None:
         (["train", "seed=1,2"], ["2 cells", "regbench sweep"]),
         (["train", "dataset=in20"], ["in20", "--source-dir"]),
         (["prepare", "mnist"], ["unknown dataset 'mnist'", "fashion_mnist"]),
+        (["train", "dataset=CIFAR-10"], ["unknown dataset 'CIFAR-10'; did you mean cifar10?"]),
         (["methods", "vicregg"], ["unknown method 'vicregg'; did you mean vicreg"]),
         (["sweep", "quikstart"], ["no sweep named 'quikstart'", "quickstart"]),
         (["status"], ["no sweep", "regbench sweep quickstart"]),
@@ -451,7 +452,7 @@ def test_plan_says_what_runs_need_and_marks_what_does_not_fit(tiny: list[str], m
     def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
         return {f"q = {cell.embedding_dim} on {world_size} ranks": predict(cell, world_size=world_size)}
 
-    monkeypatch.setattr("regbench.benchmark.plan.savings", savings)
+    monkeypatch.setattr("regbench.instruments.plan.savings", savings)
     sizes = ["embedding_dim=16,1024", "cluster.gpus=2", "cluster.gpu_memory_gib=0.03"]
     result = call("plan", "method=vicreg", *tiny, *sizes, "--fits", "0.004", "--savings")
     assert result.exit_code == 0, result.stderr

@@ -24,8 +24,8 @@ from regbench.benchmark.settings.sweep import Sweep, load_grid, load_run, load_s
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify
-from regbench.slurm import tune
 from regbench.slurm.manage import submit_sweep
+from regbench.sweeps import tune
 from tests.conftest import TINY
 from tests.damage import damaged, damaged_lines, no_file
 from tests.slurm.standin import Standin

@@ -20,12 +20,12 @@ import yaml
 
 import regbench
 from regbench import RegbenchError, methods
-from regbench.benchmark.conformance import check_names, run_check
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.sweep import load_run, load_sweep, read_rows, sweep_names
 from regbench.cli import main
+from regbench.instruments.conformance import check_names, run_check
 from regbench.settings import plain
-from regbench.slurm.search import propose
+from regbench.sweeps.search import propose
 from tests.ranks import launch
 from tests.test_own_images import QUICK, call, draw
 

@@ -21,6 +21,7 @@ from regbench.files import (
     cell_id,
     digest,
     is_digest_of_text,
+    parse_json,
     read_json,
     remove_leftovers,
     signed,
@@ -129,6 +130,20 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert write_new(tmp_path / "a", "one")
     assert not write_new(tmp_path / "a", "two")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "one")]
+
+
+@pytest.mark.usefixtures("lost_replies")
+def test_a_link_whose_reply_was_lost_was_made(tmp_path: Path) -> None:
+    assert write_new(tmp_path / "a", "one")
+    assert not write_new(tmp_path / "a", "one")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "one")]
+
+
+@pytest.mark.parametrize("text", [b'{"a": [%d]}' % 10**30, b"-%d" % 2**64])
+def test_an_integer_that_not_every_reader_takes_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="64-bit"):
+        parse_json(text)
+    assert parse_json(b"[1e30, 18446744073709551615]") == [1e30, 2**64 - 1]
 
 
 def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.settings.sweep import load_run
+from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton
 from regbench.datasets.fit import complete, fitting
@@ -193,11 +193,46 @@ def test_what_fits_the_images_is_chosen(
 ) -> None:
     entry: SplitEntry = {**birds_manifest.splits["train"], "image_px": image_px, "grey": grey, "num_samples": 100}
     replace(birds_manifest, name="birds", splits={"train": entry}).save(tmp_path)
-    chosen = fitting(complete({"name": "birds", "source": "imagefolder"}), 256, tmp_path, given=())
+    chosen = fitting(complete({"name": "birds", "source": "imagefolder"}), 256, 5, tmp_path, given=())
     names = ("augmentation", "network", "dataset.image_size", "dataset.eval_resize", "dataset.channels")
     assert tuple(chosen[name] for name in names) == expected
     assert len(chosen["dataset.mean"]) == len(chosen["dataset.std"]) == expected[-1]
     assert (chosen["dataset.num_classes"], chosen["batch_size"]) == (3, 64)
+
+
+@pytest.mark.parametrize(
+    ("images", "given", "batch_size", "epochs"),
+    [
+        (50, [], 32, 500),
+        (130, [], 64, 250),
+        (480, [], 64, 72),
+        (800, [], 128, 84),
+        (1024, [], 256, 125),
+        (100_000, [], 256, 5),
+        (480, ["batch_size=240"], 240, 250),
+        (480, ["epochs=3"], 64, 3),
+    ],
+)
+def test_the_epochs_have_steps_enough_to_learn_something(
+    images: int,
+    given: list[str],
+    batch_size: int,
+    epochs: int,
+    birds_manifest: Manifest,
+    data_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    entry: SplitEntry = {**birds_manifest.splits["train"], "num_samples": images}
+    replace(birds_manifest, splits={"train": entry}).save(data_dir)
+    cell, _ = load_run(["dataset=imagefolder", *given])
+    assert (cell.batch_size, cell.epochs) == (batch_size, epochs)
+    caplog.clear()
+    untrained, *trained = load_sweep("own_images", given).cells
+    (line,) = caplog.messages
+    assert ("epochs=" in line) == ("epochs=3" not in given)
+    assert untrained.epochs == 0
+    assert {(cell.batch_size, cell.epochs) for cell in trained} == {(batch_size, epochs)}
 
 
 def test_large_grey_images_are_trained_on(data_dir: Path, tmp_path: Path) -> None:
@@ -228,6 +263,7 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3
+    assert "batch_size=0 must be a whole number, at least 2" in refusal("train", "dataset=imagefolder", "batch_size=0")
 
 
 def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.compose import PLUG_INS
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
+from regbench.plugins import own_names
 from tests.conftest import TINY
 from tests.plugin import install
 from tests.test_documentation import blocks
@@ -25,6 +27,35 @@ GROUPS = {
     "convnet": "regbench.backbones",
     "nadam": "regbench.optimizers",
     "csv": "regbench.sources",
+}
+# Of other wheels too: their modules, by the kind of plug-in, and what is wrong with them.
+BROKEN = {
+    "gone": ("method", "", "ModuleNotFoundError: No module named 'gone_plugin'"),
+    "untold": (
+        "method",
+        """
+from regbench.methods.base import Metadata, register
+from regbench.methods.simclr import SimCLR
+@register("half")
+class Half(SimCLR): ...
+@register("untold")
+class Untold(SimCLR):
+    metadata = Metadata(title="no url")
+""",
+        "TypeError: Metadata.__init__() missing",
+    ),
+    "unset": (
+        "evaluation",
+        """
+from regbench.benchmark.evaluate.knn import KNN, register
+from regbench.settings import settings
+@register("unset")
+@settings
+class Unset(KNN):
+    needed: int
+""",
+        "RegbenchError: the setting needed is missing",
+    ),
 }
 LONGEST = {"imq": 25, "ncm": 60, "convnet": 20, "nadam": 20, "csv": 60}
 
@@ -52,9 +83,11 @@ from pathlib import Path
 from regbench.cli import main
 source, settings = sys.argv[1], sys.argv[2:]
 prepare = ["prepare", "plants", "--source-dir", source]
-of_data = [setting for setting in settings if setting.startswith(("dataset.", "runtime.data_dir"))]
+of_data = [setting for setting in settings if setting.startswith(("dataset.", "runtime.data_dir", "method="))]
 main([*prepare, *of_data], standalone_mode=False)
 main(["train", "dataset=plants", *settings], standalone_mode=False)
+for broken in ("method=gone_plugin", "method=half", "evaluation.protocols=[unset_plugin]"):
+    assert main(["train", "dataset=plants", *settings, broken], standalone_mode=False) == 2
 Path(source, "val").unlink()
 main([*prepare, *of_data, "--force"])
 """
@@ -66,6 +99,10 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     for name, group in GROUPS.items():
         environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / name), environment.get("PYTHONPATH", "")])
         install(tmp_path / name, f"{name}_plugin", code[name], group)
+    for name, (kind, module, _) in BROKEN.items():
+        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / name), environment["PYTHONPATH"]])
+        install(tmp_path / name, f"{name}_plugin", module, f"regbench.{kind}s")
+    (tmp_path / "gone" / "gone_plugin.py").unlink()
     # The source's preset is the user's; its images are those of the tiny data set.
     preset = tmp_path / "config" / "regbench" / "dataset" / "plants.yaml"
     preset.parent.mkdir(parents=True)
@@ -86,7 +123,15 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
+    *lines, without_gone, without_half, without_unset, line = done.stderr.splitlines()
+    for name, (kind, _, cause) in BROKEN.items():
+        (told,) = [line for line in lines if f"{name}_plugin" in line]
+        assert told.startswith(f"{kind} '{name}_plugin' cannot be loaded: {cause}")
+        assert told.endswith(f"remove it: pip uninstall {name}_plugin; all else goes on without it")
+        assert f"entry point of regbench.{kind}s" in told
+    assert without_gone.startswith("regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError")
+    assert without_half.startswith("regbench: unknown method 'half'")
+    assert "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed" in without_unset
     assert "missing" in line
     wanted = "images.csv, with the columns file, class and split (train, tuning or test), and these files"
     assert line.endswith(f"; mend it, or give another folder, with {wanted}")
@@ -100,6 +145,40 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"
     assert scores["ncm_top1"]["value"] > 40  # of three classes
     assert 0 < scores["retrieval_recall1"]["value"] <= scores["retrieval_recall10"]["value"] <= 100
+
+
+def test_the_names_of_our_plug_ins_are_known_without_their_import() -> None:
+    for registry in (*PLUG_INS.values(), EVALUATIONS):
+        assert own_names(registry.kind) == registry.names()
+
+
+REFUSALS = {
+    "train method=vicregg": "unknown method 'vicregg'; did you mean vicreg",
+    "train method=vicreg,SimCLR": "unknown method 'SimCLR'; did you mean simclr?",
+    "sweep quickstart network.backbone=resnet-50": "unknown backbone 'resnet-50'; did you mean resnet50",
+    "tune quickstart_tuning optimizer=adamv": "unknown optimizer 'adamv'; did you mean adam",
+    "prepare imagefolder dataset.source=ImageFolder": "unknown source 'ImageFolder'; did you mean imagefolder",
+    "train evaluation.protocols=[knn,probes]": "evaluation.protocols: unknown evaluation 'probes'; did you mean probe",
+    "evaluate runs/a/b --only kn": "--only: unknown evaluation 'kn'; did you mean knn",
+    "methods vicreg SIMCLR": "unknown method 'SIMCLR'; did you mean simclr?",
+    "check Barlow-Twins": "unknown method 'Barlow-Twins'; did you mean barlow_twins?",
+    "cost sfrik_4": "unknown method 'sfrik_4'; did you mean sfrik, sfrik_l3",
+}
+# Here the import of torch fails.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from regbench.cli import main
+for command in sys.argv[1:]:
+    assert main(command.split(), standalone_mode=False) == 2
+"""
+
+
+def test_a_name_is_refused_before_torch_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *REFUSALS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, refusal in zip(done.stderr.splitlines(), REFUSALS.values(), strict=True):
+        assert line.startswith(f"regbench: {refusal}")
 
 
 def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:

@@ -12,7 +12,9 @@ from regbench.benchmark.settings.recipes import numbers_of, recipes
 from regbench.benchmark.settings.sweep import load_sweep
 from regbench.cli import main
 from regbench.datasets.prepare import prepare
+from regbench.methods import registry_name
 from tests.benchmark.test_recipes import SHRUNK, write_cifar10
+from tests.records import knn_top1, made
 
 
 def call(*arguments: str) -> Result:
@@ -39,6 +41,18 @@ def test_what_is_not_run_is_said_beside_the_published_number(tmp_path: Path) -> 
     for line in load_sweep("lightly_cifar10").deviations:
         assert line in words(output)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_difference_is_ours_minus_the_published_number(tmp_path: Path) -> None:
+    ours = {"simclr": 85.3, "dcl": 83.0}
+    for cell in load_sweep("lightly_cifar10").cells:
+        if (name := registry_name(cell.method)) in ours:
+            folder = tmp_path / "lightly_cifar10" / cell.id
+            folder.mkdir(parents=True)
+            (folder / "record.json").write_text(made(cell.plain(), scores=(knn_top1(ours[name], "test"),)).text())
+    lines = call("lightly_cifar10", "--show", "--runs-dir", str(tmp_path)).output.splitlines()
+    shown = [re.findall(r"\d+\.\d+ \(n = 1\)|\d+\.\d+\*|[+−]\d+\.\d+", line) for line in lines if "(n = 1)" in line]
+    assert shown == [["85.30 (n = 1)", "84.80*", "+0.50"], ["83.00 (n = 1)", "84.00*", "−1.00"]]
 
 
 def test_another_setting_is_said() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import runpy
 import statistics
+from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from regbench.cli import main
+from regbench.reports.rows.significance import LEVEL, Tukey
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "results", ROOT / "docs" / "results"
@@ -41,6 +44,27 @@ def test_the_pages_have_the_ranks_over_all_studies() -> None:
     ]
     assert len(shown) >= 12
     assert [line for line in shown if line not in lines] == []
+
+
+def test_the_page_of_many_views_says_what_tukeys_test_tells() -> None:
+    lines = pd.read_csv(PAGES / "many_views.csv")
+    text = " ".join((PAGES / "many_views.md").read_text().split())
+    above, close = [], {}
+    for views, score in ((2, "knn_top1"), (8, "knn_top1"), (2, "linear_top1"), (8, "linear_top1")):
+        column = lines[lines.views.isin([0, views]) & (lines.score == score)]  # 0: untrained
+        rows = {label: dict(zip(row.seed, row.value, strict=True)) for label, row in column.groupby("label")}
+        test, at = Tukey(list(rows.values())), list(rows).index
+        assert test.rows == 9
+        above += test.compare(at("SFRIK (L=1)"), [at("SFRIK (L=2)"), at("SFRIK (L=3)")])
+        for one, other in combinations(("SFRIK (L=2)", "SFRIK (L=3)", "VICReg"), 2):
+            (close[one, other, views, score],) = test.compare(at(one), [at(other)])
+    assert f"Tukey's test tells all eight differences from zero (p ≤ {max(found.p for found in above):.1g})" in text
+    assert f"lie within {max(abs(found.difference) for found in close.values()):.1f} points of each other" in text
+    (told,) = [key for key, found in close.items() if found.p <= LEVEL]
+    assert told == ("SFRIK (L=2)", "SFRIK (L=3)", 8, "knn_top1")
+    assert f"by kNN with eight views (p = {close[told].p:.2g})" in text
+    second, third = (close[f"SFRIK (L={order})", "VICReg", 8, "linear_top1"].p for order in (2, 3))
+    assert f"(p = {second:.2g} and {third:.2g})" in text
 
 
 @pytest.mark.parametrize("name", ["digits", "fashion_mnist"])

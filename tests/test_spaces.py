@@ -32,12 +32,13 @@ def test_nothing_lies_beyond_the_bounds_that_there_are() -> None:
     assert 0 < Range(0.01, 0.99, "logit").value(-3) < Range(0.01, 0.99, "logit").value(4) < 1
 
 
-def test_a_range_moves_with_the_sizes_that_it_names() -> None:
-    ends = {times: Range(1, 10, times=times).at(n=64, q=1024) for times in ("1", "q", "1/q", "min(n, q)")}
+@pytest.mark.parametrize(("n", "q"), [(64, 1024), (1024, 64)])
+def test_a_range_moves_with_the_sizes_that_it_names(n: int, q: int) -> None:
+    ends = {times: Range(1, 10, times=times).at(n, q) for times in ("1", "q", "1/q", "min(n, q)")}
     assert {times: (each.low, each.high) for times, each in ends.items()} == {
         "1": (1, 10),
-        "q": (1024, 10240),
-        "1/q": (1 / 1024, 10 / 1024),
+        "q": (q, 10 * q),
+        "1/q": (1 / q, 10 / q),
         "min(n, q)": (64, 640),
     }
     assert Range(1, 10, times="log(n)").at(n=64, q=2).low == pytest.approx(4.1589, abs=1e-4)

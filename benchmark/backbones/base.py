@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def representation_dim(source: str, module: nn.Module, channels: int, image_size
     return out.shape[1]
 
 
-BACKBONES: Registry[Backbone] = Registry("backbone", "regbench.backbones", "regbench.benchmark.backbones")
+BACKBONES: Registry[Backbone] = Registry("backbone")
 """The backbones there are."""
 
 register = BACKBONES.register

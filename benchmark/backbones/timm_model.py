@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.base import Backbone, register, representation_dim
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Momentum, settings, shown
 
 

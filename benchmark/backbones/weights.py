@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.base import Backbone, representation_dim
 from regbench.benchmark.evaluate.features import Encoder
+from regbench.errors import RegbenchError
 
 log = logging.getLogger("regbench")
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.config import Interpolation as Interpolation
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 from regbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Evaluation(ABC):
         raise NotImplementedError
 
 
-EVALUATIONS: Registry[Evaluation] = Registry("evaluation", "regbench.evaluations", "regbench.benchmark.evaluate")
+EVALUATIONS: Registry[Evaluation] = Registry("evaluation")
 """The evaluations there are."""
 
 register = EVALUATIONS.register

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
+from regbench.errors import RegbenchError
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]

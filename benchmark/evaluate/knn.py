@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, accuracy_scores, register
 from regbench.benchmark.evaluate.features import Features
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Positive, settings
 
 QUERY_BLOCK, BANK_BLOCK = 2048, 8192
@@ -102,6 +102,10 @@ def weighted_knn(
     images that are of class c. All k are served by one pass. Of equally similar training images the first in the
     bank's order is the nearer; of classes with equal scores the one with the smaller label comes first; a class
     without a neighbour is no answer.
+
+    The top-5 of DINO's, solo-learn's and lightly's code is never less, and is more where the neighbours are of fewer
+    than five classes: there the other classes, all of score 0, fill up the five in whatever order the sort leaves them,
+    which PyTorch does not promise. That would count guesses, and other ones on other machines.
 
     Memory beyond the features, whatever the size of bank and queries: one block of queries and one of the bank,
     normalised, and 12 bytes for each pair of the two: with the default blocks and D = 2048, 0.3 GB. Where the bank is

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Scores, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
@@ -15,6 +14,7 @@ from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 from regbench.settings import plain, shown
 
 T = TypeVar("T")

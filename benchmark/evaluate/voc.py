@@ -20,7 +20,6 @@ import torch
 from pydantic import Field
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
 from regbench.benchmark.evaluate.features import Encoder
@@ -29,6 +28,7 @@ from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.photometric import Normalize
 from regbench.datasets.voc import CLASSES, VOCSplit, open_voc07, whole_images
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastTwo, Positive, settings
 
 Floats = npt.NDArray[np.float64]

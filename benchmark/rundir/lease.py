@@ -25,8 +25,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.directory import attempt_numbers, highest_number, numbered_file
+from regbench.errors import RegbenchError
 from regbench.files import read_json, write_new, write_there
 
 log = logging.getLogger("regbench")

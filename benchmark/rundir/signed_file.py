@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import digest, is_digest_of_text, parse_json, reason, signed
 
 SCHEMA_VERSION: Final = 6

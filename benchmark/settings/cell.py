@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES, Backbone
 from regbench.benchmark.evaluate.base import EVALUATIONS, Evaluation
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
+from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
-from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown, unknown
+from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown
 
 MAX_SEED = 2**32
 """What seeds are below: those of steps are multiples of them, and have 64 bits."""
@@ -99,9 +99,7 @@ class EvaluationOptions:
         Raises:
             RegbenchError: Naming the setting and what it must be.
         """
-        for name in self.protocols:
-            if name not in EVALUATIONS.names():
-                raise RegbenchError(f"evaluation.protocols: {unknown('evaluation', name, EVALUATIONS.names())}")
+        EVALUATIONS.refuse_unknown(self.protocols, "evaluation.protocols: ")
         for setting, names in (("select_by", self.select_by), ("while_training", self.while_training)):
             if not all(map(_selects, names)) or len(set(names)) < len(names):
                 able = ", ".join(filter(_selects, EVALUATIONS.names()))

@@ -26,7 +26,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.evaluate.base import EVALUATIONS
 from regbench.benchmark.settings.cell import Cell, EvaluationOptions, NetworkConfig
@@ -36,6 +35,7 @@ from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.fit import complete, fitting
 from regbench.datasets.sources.base import SOURCES
+from regbench.errors import RegbenchError
 from regbench.methods import METHODS
 from regbench.plugins import Registry
 from regbench.settings import defaults, from_plain, plain, read_yaml, setting, shown, unknown
@@ -171,7 +171,7 @@ def _composed(chosen: tuple[tuple[str, str], ...], own: _OwnPresets) -> bytes:
     for group, name in chosen:
         known = sorted({*preset_files(group), *(path.stem for path, *_ in own if path.parent.name == group)})
         if name not in known:
-            raise RegbenchError(f"unknown {group} {name!r}; known: {', '.join(known)}")
+            raise RegbenchError(unknown(group, name, known))
     folder = config_folder()
     path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []
     groups = [f"{group}={name}" for group, name in chosen]
@@ -295,7 +295,7 @@ def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, An
     if in_epochs and isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None
-    fitted |= fitting(tree["dataset"], tree.get("batch_size"), data_dir, given)
+    fitted |= fitting(tree["dataset"], tree.get("batch_size"), tree.get("epochs"), data_dir, given)
     return {name: value for name, value in fitted.items() if name not in given}
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.presets import CONF
 from regbench.benchmark.settings.sweep import sweep_names
+from regbench.errors import RegbenchError
 from regbench.settings import from_plain, settings, unknown
 
 

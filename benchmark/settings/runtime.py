@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastZero, NonNegative, Positive, from_plain, plain, settings
 
 STAGES = ("pretrain", "tune", "final")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.compose import evaluation_defaults, merged, parse, put, resolved
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete
+from regbench.errors import RegbenchError
 from regbench.settings import read_yaml
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.cell import MAX_SEED, Cell
 from regbench.benchmark.settings.compose import Composer, points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
+from regbench.errors import RegbenchError
 from regbench.settings import plain, read_yaml, shown, unknown
 
 log = logging.getLogger("regbench")
@@ -236,7 +236,8 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
             runtimes[runtime] = None
             notes[fitting] = None
     for note in filter(None, notes):
-        log.info("chosen to fit: %s", note)
+        if not any(longer.startswith(f"{note} ") for longer in notes):  # as with epochs, which an untrained row has
+            log.info("chosen to fit: %s", note)
     if not cells:
         raise RegbenchError(f"sweep {name} has no cells")
     if len({cluster.scheduler for _, cluster in cells.values()}) > 1:

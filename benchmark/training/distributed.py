@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from regbench import RegbenchError
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
+from regbench.errors import RegbenchError
 
 _TIMEOUT = timedelta(minutes=30)
 # The first rank may have to wait for another run's process before it can tell the others to begin.

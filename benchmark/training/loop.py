@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import NotFinite
 from regbench.benchmark.evaluate.monitor import Monitor
@@ -41,6 +40,7 @@ from regbench.benchmark.training.sinks import Sinks
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Step, Stepped
 from regbench.datasets.loading.loaders import PretrainingLoader
+from regbench.errors import RegbenchError
 from regbench.methods import Engine
 from regbench.methods.engine import Shard
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
+from regbench.errors import RegbenchError
 
 
 class SiameseNetwork(nn.Module):

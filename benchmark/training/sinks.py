@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
+from regbench.errors import RegbenchError
 from regbench.files import write_new
 
 log = logging.getLogger("regbench")

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import CropConfig, DatasetConfig, MultiCropConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
 from regbench.datasets.loading.photometric import Normalize, chains, photometric
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
+from regbench.errors import RegbenchError
 
 BACKENDS = ("auto", "ffcv", "torchvision")
 Batch = TypeVar("Batch")

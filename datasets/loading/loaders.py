@@ -13,7 +13,6 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from regbench import RegbenchError
 from regbench.datasets.config import (
     UNCHANGED,
     AugmentationConfig,
@@ -26,6 +25,7 @@ from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
+from regbench.errors import RegbenchError
 
 TRANSFORMS = ("center", "crop_flip")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
 
 
 def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:

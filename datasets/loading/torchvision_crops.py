@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from regbench import RegbenchError
 from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
+from regbench.errors import RegbenchError
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from regbench import RegbenchError
 from regbench.datasets.published import Published
 from regbench.datasets.sources.base import SOURCES, Contents, Labels, Pixels, Source, Split
+from regbench.errors import RegbenchError
 from regbench.settings import settings
 
 

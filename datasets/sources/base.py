@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from regbench import RegbenchError
 from regbench.datasets.published import PUBLISHED, Published, refuse_if
+from regbench.errors import RegbenchError
 from regbench.plugins import Registry
 from regbench.settings import AtLeastOne, settings
 
@@ -247,7 +247,7 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
     )
 
 
-SOURCES: Registry[Source] = Registry("source", "regbench.sources", "regbench.datasets.sources")
+SOURCES: Registry[Source] = Registry("source")
 """The sources there are."""
 
 register = SOURCES.register

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from regbench import RegbenchError
 from regbench.datasets.published import PUBLISHED
 from regbench.datasets.sources.arrays import ArrayFiles, Arrays, last_of_each_class
 from regbench.datasets.sources.base import Contents, register
+from regbench.errors import RegbenchError
 from regbench.settings import settings
 
 _FILE = "digits.csv.gz"

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from regbench import RegbenchError
 from regbench.datasets.progress import shown
 from regbench.datasets.published import SIMCLR_LISTS, few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
 from regbench.datasets.sources.layouts import Files, parts_of, train_and_val
+from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
 

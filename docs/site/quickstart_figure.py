@@ -62,7 +62,7 @@ def main() -> None:
     """Write the picture, on white so that it can be read on a dark page too."""
     methods = [row for row in rows(DOCS / "results" / "quickstart.md") if row["method"] != "untrained"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained", facecolor="white")
-    draw(left, methods, "effective rank", "effective rank of the embeddings, of 512")
+    draw(left, methods, "effective rank", "effective rank of the embeddings, at most 256")
     left.set_xscale("log")
     left.set_xlim(2, 600)
     left.xaxis.set_major_locator(FixedLocator([3, 10, 30, 100, 300]))

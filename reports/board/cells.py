@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.board.columns import Table, hidden, links, numbers, table, texts
+from regbench.reports.board.columns import Table, as_json, hidden, links, numbers, table, texts
 from regbench.reports.board.gather import Key, Version, key_of
 from regbench.reports.board.tasks import Task
 from regbench.reports.rows.summary import setting_name
@@ -93,5 +93,4 @@ def _cells_table(task: Task, cells: Versions) -> Table:
 
 
 def _script(name: str, data: object) -> bytes:
-    content = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
-    return b"receive(" + orjson.dumps(name) + b"," + content + b");\n"
+    return f"receive({as_json(name)},{as_json(data)});\n".encode()

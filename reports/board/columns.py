@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import orjson
+
+from regbench.text import printable
 
 Column = dict[str, Any]
 Table = dict[str, Any]
@@ -42,3 +47,17 @@ def hidden(name: str) -> Column:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
     """Put columns and rows together."""
     return {"columns": columns, "rows": rows}
+
+
+def as_json(data: object) -> str:
+    """Write data for a script of the site, in which texts of others are shown as `printable` writes them."""
+    text = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode()
+    return text if text.isprintable() and "\\" not in text else _ODD.sub(_shown, text)
+
+
+_ODD = re.compile(r"\\(?:u[0-9a-f]{4}|.)|[^ -~]")
+
+
+def _shown(found: re.Match[str]) -> str:
+    letter = orjson.loads(f'"{found[0]}"')
+    return found[0] if (text := printable(letter)) == letter else text.replace("\\", "\\\\")

@@ -17,11 +17,12 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record, finite_numbers
+from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.collecting import uncollected
+from regbench.text import printable
 
 _LARGE_BYTES = 5 * 2**20
 """Of all bundles together, for which it is worth to start processes, which takes them a second or two."""
@@ -99,7 +100,7 @@ def key_of(record: Record) -> Key:
 
 
 def gather(folder: Path) -> Gathered:
-    """Read and check all bundles in a folder, but for their histories and weights.
+    """Read all bundles in a folder, and check them by the rule of `claim_misfits`.
 
     Raises:
         RegbenchError: If there is none that can be taken.
@@ -124,16 +125,16 @@ def gather(folder: Path) -> Gathered:
 
 def _read(path: Path, name: str) -> Submission | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
+    name = printable(name)
     with uncollected():
         try:
-            bundle = read_bundle(path, whole=False)
-            misfits = claim_misfits(bundle)
+            bundle = read_bundle(path)
+            if not (misfits := claim_misfits(bundle)):
+                return Submission(name, bundle.sha256, _slim(bundle), _short(bundle))
         except RegbenchError as error:
             return name, str(error)
-        if misfits:
-            more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
-            return name, f"{misfits[0]}{more}"
-        return Submission(name, bundle.sha256, _slim(bundle), _short(bundle))
+        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+        return name, f"{misfits[0]}{more}"
 
 
 def _short(bundle: Bundle) -> frozenset[str]:

@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import write_bytes
 from regbench.reports.board.cells import cell_scripts
-from regbench.reports.board.columns import Table, digests, links, means, numbers, table, texts
+from regbench.reports.board.columns import Table, as_json, digests, links, means, numbers, table, texts
 from regbench.reports.board.gather import Gathered, gather, key_of
 from regbench.reports.board.measured import COSTS as TASK_COSTS
 from regbench.reports.board.measured import MEASURES, measured, stat_entry
@@ -30,7 +28,7 @@ from regbench.reports.board.tasks import Slugs, Task, repeated, tasks_of, tried
 from regbench.reports.collecting import uncollected
 from regbench.reports.page.drawing import Drawing, styles, unique_ids
 from regbench.reports.page.figures import COSTS, DRAWN_CURVES, EFFECTIVE_RANK, scatter_drawings
-from regbench.reports.page.page import MARKER_PATHS
+from regbench.reports.page.page import MARKER_PATHS, templates
 from regbench.reports.page.sensitivity import drawings_of
 from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row
@@ -109,9 +107,7 @@ class _Pages:
         self.style = styles(labels)
         slugs = Slugs()
         self.methods = {label: f"methods/{slugs.of(label)}.html" for label in sorted(labels, key=str.casefold)}
-        environment = Environment(
-            loader=FileSystemLoader([_HERE, _PAGE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
+        environment = templates(_HERE)
         environment.filters["table"] = _json
         environment.globals["marker_paths"] = MARKER_PATHS
         self._environment = environment
@@ -345,4 +341,4 @@ def _distinct(texts: Iterator[str]) -> str:
 
 def _json(table: Table) -> Markup:
     """Write a table for a page's script; the texts in it are other people's."""
-    return Markup(orjson.dumps(table).decode().replace("<", "\\u003c"))
+    return Markup(as_json(table).replace("<", "\\u003c"))

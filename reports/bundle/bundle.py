@@ -26,10 +26,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
+from regbench.errors import RegbenchError
 from regbench.files import file_sha256, parse_json, signed_line, write_atomically
 from regbench.reports.bundle.histories import last_row, pack, unpack
 from regbench.reports.find.judging import Misfit, with_evaluation
@@ -71,7 +71,7 @@ class Bundle:
         records: With the scores of later evaluations; their paths are those that they would have under a runs folder.
         choices: What tunings chose, by its SHA-256.
         ends: The numbers of the last epoch of each training, by cell id.
-        histories: The histories of trainings, by cell id; None where they were not read.
+        histories: The histories of trainings, by cell id.
         weights: The SHA-256 of the weights that are in it.
         later: The scores of later evaluations: cell id, name and split.
     """
@@ -81,7 +81,7 @@ class Bundle:
     records: tuple[Record, ...]
     choices: Mapping[str, TuningChoice]
     ends: Mapping[str, Mapping[str, Any]]
-    histories: Mapping[str, bytes] | None = None
+    histories: Mapping[str, bytes]
     weights: frozenset[str] = frozenset()
     later: frozenset[tuple[str, str, str]] = frozenset()
 
@@ -134,19 +134,18 @@ def write_bundle(contents: Contents, out: Path) -> str:
     return str(parse_json(manifest.encode())["sha256"])
 
 
-def read_bundle(path: Path, *, whole: bool = True) -> Bundle:
+def read_bundle(path: Path) -> Bundle:
     """Read a bundle and hold its files against the SHA-256 that its manifest states.
 
     Args:
         path: The file.
-        whole: Whether to read more of the histories than their ends, and to compare the weights too.
 
     Raises:
         RegbenchError: If it is none, or holds something else than it states.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read(archive, path, whole=whole)
+            return _read(archive, path)
     except _UNREADABLE as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         raise RegbenchError(f"{path} is no bundle as `regbench submit` writes it: {why}; ask for it again") from error
@@ -164,7 +163,7 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
     return place
 
 
-def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
+def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
     manifest = Manifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
@@ -201,19 +200,17 @@ def _read(archive: zipfile.ZipFile, path: Path, *, whole: bool) -> Bundle:
     if len(last) != len(trained):
         raise ValueError(f"it holds {len(last)} histories, and its records name {len(trained)}")
     ends = {identity: last_row(line) for identity, line in zip(trained, last, strict=True)}
-    histories = None
-    if whole:
-        histories, left = {}, LIST_BYTES
-        before = list(_lines(archive, manifest, "histories.jsonl"))
-        if len(before) != len(last):
-            raise ValueError(f"it holds {len(before)} histories and the ends of {len(last)}")
-        for identity, line, others in zip(trained, last, before, strict=True):
-            histories[identity] = unpack(line, others, left).encode()
-            left -= len(histories[identity])
-        for name, sha256 in weights.items():
-            with archive.open(name) as member:
-                if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != sha256:
-                    raise ValueError(f"{name} is not what it is named after")
+    histories, left = {}, LIST_BYTES
+    before = list(_lines(archive, manifest, "histories.jsonl"))
+    if len(before) != len(last):
+        raise ValueError(f"it holds {len(before)} histories and the ends of {len(last)}")
+    for identity, line, others in zip(trained, last, before, strict=True):
+        histories[identity] = unpack(line, others, left).encode()
+        left -= len(histories[identity])
+    for name, sha256 in weights.items():
+        with archive.open(name) as member:
+            if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != sha256:
+                raise ValueError(f"{name} is not what it is named after")
     by_sha256 = {choice.sha256: choice for choice in choices}
     return Bundle(
         path,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -18,10 +19,13 @@ from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, ChosenConfiguration, TuningChoice
+from regbench.benchmark.settings.cell import Cell
+from regbench.errors import RegbenchError
 from regbench.files import cell_id, parse_json
 from regbench.reports.bundle.bundle import Bundle
 from regbench.reports.find.check import image_misfits
 from regbench.reports.find.judging import Misfit, id_misfits
+from regbench.text import printable
 
 _CLOCKS = timedelta(minutes=5)  # that the clocks of two machines may differ by
 _CLOSE = 1e-9  # relative, of numbers that are computed from each other
@@ -31,18 +35,19 @@ _ROUNDED = 1e-5  # relative, of numbers that are computed from those of a histor
 def claim_misfits(bundle: Bundle) -> list[str]:
     """List what does not fit of a bundle, a line each; nothing where all fits.
 
-    Looked at are: that a record's cell id is that of its settings, and that its seed, method and split of selection are
-    theirs; that no scores of the test split came before a choice or without one; that each choice is the best of its
-    candidates and of its ranking, that the ranking's values are those of records in the bundle, and that all methods
-    of a tuning had the same budget; that a score has the same unit everywhere, and no record has it twice; that costs
-    and steps are those of the histories, where these were read; that no run stands for two cells; that all records of
-    a data set saw the same images.
+    This is the one rule by which bundles are submitted, verified and shown on a leaderboard.
+
+    Looked at are: that a record's settings are settings of this version; that its cell id, label, seed, method and
+    split of selection are theirs; that its times are in UTC and its command is one of regbench alone; that no scores of
+    the test split came before a choice or without one; that each choice is the best of its candidates and of its
+    ranking, that the ranking's values are those of records in the bundle, and that all methods of a tuning had the same
+    budget; that a score has the same unit everywhere, and no record has it twice; that costs and steps are those of the
+    histories; that no run stands for two cells; that all records of a data set saw the same images.
     """
     misfits: list[Misfit] = []
     for record in bundle.records:
         misfits += _caught(_own_misfits(record), record.path)
-        if bundle.histories is not None:
-            misfits += _caught(_history_misfits(record, bundle.histories), record.path)
+        misfits += _caught(_history_misfits(record, bundle.histories), record.path)
     misfits += _unit_misfits(bundle.records)
     misfits += _shared_files(bundle.records)
     misfits += _caught(_choice_misfits(bundle), Path(TUNING_CHOICE))
@@ -53,7 +58,7 @@ def _caught(misfits: Iterator[Misfit], path: Path) -> Iterator[Misfit]:
     """Yield misfits, and as the last one that something was so unlike a record that it could not be looked at."""
     try:
         yield from misfits
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         yield Misfit(path, f"holds what no run writes ({type(error).__name__}: {error})")
 
 
@@ -61,6 +66,14 @@ def _own_misfits(record: Record) -> Iterator[Misfit]:
     """Yield what a record alone tells."""
     say = partial(Misfit, record.path)
     yield from id_misfits(record)
+    yield from _settings_misfits(record)
+    for time in (time for attempt in record.attempts for time in (attempt.started, attempt.finished) if time):
+        if not _is_time(time):
+            yield say(f"{time} is not a time as runs write it")
+    if not record.attempts or not record.attempts[-1].finished:  # of several runs of a cell, tables show the first
+        yield say("its last attempt ended at no time")
+    if not _is_command(record.command):  # which readers of the leaderboard copy
+        yield say(f"{record.command!r} is no command of regbench alone")
     cell = record.cell
     for name, stated, of_cell in (
         ("seed", record.seed, cell.get("seed")),
@@ -89,6 +102,36 @@ def _own_misfits(record: Record) -> Iterator[Misfit]:
         top5 = values.get((f"{name.removesuffix('_top1')}_top5", split)) if name.endswith("_top1") else None
         if top5 is not None and value > top5:
             yield say(f"{name} on {split} is {value:g} %, more than its top-5 of {top5:g} %")
+
+
+def _settings_misfits(record: Record) -> Iterator[Misfit]:
+    """Hold a record's settings against this version's, and its label against theirs."""
+    if "external" in record.cell:
+        return
+    try:
+        label = Cell.stored(record.cell).label
+    except RegbenchError as error:
+        yield Misfit(record.path, f"its settings are none of a run of this version: {error}")
+        return
+    if label != record.label:
+        yield Misfit(record.path, f"it is called {record.label!r}, and is {label!r}")
+
+
+def _is_time(text: str) -> bool:
+    """Tell whether a time is in UTC and spelled as runs spell it, so that texts are in the order of times."""
+    try:
+        return text.endswith("+00:00") and datetime.fromisoformat(text).isoformat(timespec="seconds") == text
+    except ValueError:
+        return False
+
+
+def _is_command(text: str) -> bool:
+    """Tell whether a shell would read a command as its words, of which the first is regbench."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    return words[:1] == ["regbench"] and shlex.join(words) == text == printable(text)
 
 
 def _better_candidate(choice: Mapping[str, Any]) -> str | None:
@@ -121,7 +164,9 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
     if record.status == "diverged":
         return
     if epochs != list(range(1, record.cell["epochs"] + 1)):
-        yield say(f"its history has {len(epochs)} epochs, its settings {record.cell['epochs']}")
+        yield say(
+            f"its history has {len(epochs)} epochs, which are not 1 to {record.cell['epochs']} as in its settings"
+        )
     if record.cost.train_s is None or not math.isclose(train_s, record.cost.train_s, rel_tol=_ROUNDED):
         yield say(f"its training took {record.cost.train_s} s, the epochs of its history {train_s:g} s")
     saved = record.checkpoint
@@ -183,7 +228,8 @@ def _choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
             yield say("its hyperparameters were chosen by a tuning that is not in the bundle; submit them together")
             continue
         if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
-            yield say(f"it claims a budget of {stated.get('budget')}, its tuning had {chosen.budget}")
+            claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
+            yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
         if configuration_of[record] not in winners[chosen.sha256]:
             yield say("its tuning has chosen other hyperparameters")
         began = max((attempt.started for attempt in record.attempts if attempt.started), default="")

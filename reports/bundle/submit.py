@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Contents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.find.check import check_records
@@ -33,20 +33,17 @@ class Submitted:
     size_bytes: int
 
 
-def submit(
-    folders: Sequence[Path], out: Path, *, cell_misfit: Callable[[Record], str], weights: bool = False
-) -> Submitted:
+def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Submitted:
     """Pack the finished cells of some sweeps into a bundle.
 
     Args:
         folders: Of the sweeps.
         out: The file to write.
-        cell_misfit: Says why the settings of a record are none of this version; empty if all is well.
         weights: Whether to pack the final weights too.
 
     Raises:
-        RegbenchError: If anything does not fit that `check_records`, `claim_misfits` or `cell_misfit` looks at, a cell
-            is in two of the sweeps, or its weights are asked for and gone.
+        RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
+            the sweeps, or its weights are asked for and gone.
     """
     names = " ".join(folder.name for folder in folders)
     checked = check_records(folders)
@@ -78,15 +75,18 @@ def submit(
             contents.weights[record.checkpoint.sha256] = place
     chosen = [folder / TUNING_CHOICE for folder in found.sweeps if (folder / TUNING_CHOICE).exists()]
     contents.choices.extend(sorted(one_line(path.read_bytes()) for path in chosen))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        written = Path(folder) / out.name
+    place = out.with_name(f".{out.name}.unfinished")  # of one name, so that what a killed call left is replaced
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        written = place / out.name
         write_bundle(contents, written)
         bundle = read_bundle(written)
-        if misfits := [*claim_misfits(bundle), *filter(None, map(cell_misfit, bundle.records))]:
+        if misfits := claim_misfits(bundle):
             _refuse(misfits, "docs/leaderboard.md says what is checked")
         size_bytes = written.stat().st_size
         written.replace(out)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     return Submitted(bundle.sha256, len(records), len(find_missing(found)), size_bytes)
 
 

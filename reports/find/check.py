@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
+from regbench.errors import RegbenchError
 from regbench.reports.collecting import uncollected
 from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
 from regbench.reports.find.runs import Found, find_runs
+from regbench.text import printable
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Check:
         if not self.misfits:
             return f"{counted} {'check' if self.records > 1 else 'checks'} out"
         noun = "misfit" if len(self.misfits) == 1 else "misfits"
-        return "\n".join([*self.misfits, f"{len(self.misfits)} {noun} in {counted}"])
+        return "\n".join([*map(printable, self.misfits), f"{len(self.misfits)} {noun} in {counted}"])
 
 
 def check_records(folders: Sequence[Path]) -> Check:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
+from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge
 from regbench.reports.find.runs import Missing, find_missing, find_runs
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.tuning_choice import SEARCH, TUNING_CHOICE
+from regbench.errors import RegbenchError
 from regbench.files import parse_json
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")

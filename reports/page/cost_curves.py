@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.reports.page.drawing import (
     INK,
     PAPER_INK,

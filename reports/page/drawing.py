@@ -23,7 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from regbench.text import printable
 
 # Okabe and Ito's colours for colour-blind readers, without black and yellow, darkened or lightened a little
 # where one of them had too little contrast on white or on a dark page.
@@ -39,6 +42,7 @@ _TEXT_PT = 9
 _SMALLEST_TEXT_PX = 11  # of an SVG on the page
 _HALF_PAGE_PX = 570
 
+_LONGEST = 120  # letters of a text in a figure
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
@@ -91,7 +95,7 @@ class Marks:
         style, rows, tooltip = self._entries[int(number)]
         of_rows = f' data-r="{" ".join(map(str, rows))}"' if rows else ""
         kind = f"mark {part}".strip()
-        return f'<g class="{kind}" data-m="{style.key}"{of_rows}><title>{escape(tooltip)}</title>'
+        return f'<g class="{kind}" data-m="{style.key}"{of_rows}><title>{escape(printable(tooltip))}</title>'
 
 
 @dataclass
@@ -142,7 +146,7 @@ def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = N
         names: The labels' texts; the longest decides the column's width.
         labels: How many labels a panel has, where it is not the number of names.
     """
-    label_width_in = 0.35 + 0.078 * max(20, *map(len, names))
+    label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
     height_in = max(3.1, _LABEL_GAP_IN * ((len(names) if labels is None else labels) + 1) + 0.7)
     figure = Figure(figsize=(panels * width_in, height_in))
@@ -209,7 +213,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
             draw([1.055], [y], marker=style.marker, ms=5, ls="")
         else:
             draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
-        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid, parse_math=False)
+        axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid)
     axes.set_ylim(low, high)
 
 
@@ -226,6 +230,7 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
 def to_png(figure: Figure) -> bytes:
     """Make a picture of the figure, on white."""
     figure.patch.set(facecolor="white", alpha=1)
+    _fit_texts(figure)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     return buffer.getvalue()
@@ -233,6 +238,7 @@ def to_png(figure: Figure) -> bytes:
 
 def to_svg(figure: Figure, marks: Marks) -> str:
     """Make an <svg> element of the figure, without outside references, in the text colour of the page around it."""
+    _fit_texts(figure)
     buffer = StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
@@ -245,6 +251,17 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
     text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody
     return re.sub(r"\n\s*", "\n", text)
+
+
+def _fit_texts(figure: Figure) -> None:
+    """Keep what others wrote from being read as a formula, from moving anything and from having no end.
+
+    Ticks are left alone: they get their texts when the figure is drawn, and those are ours.
+    """
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        text.set_parse_math(not words)
+        text.set_text("\n".join(map(printable, words[:_LONGEST].split("\n"))))
 
 
 def unique_ids(svg: str, prefix: str) -> str:

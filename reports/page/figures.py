@@ -294,7 +294,7 @@ def _points(summary: Summary, score: str, against: Against) -> list[_Point]:
     return [
         _Point(i, row, x, y, sign * y.mean)
         for i, row in enumerate(summary.rows)
-        if (x := against.of(row)) and (y := row.score(score))
+        if (x := against.of(row)) and (y := row.score(score)) and (against.is_cost or x.mean > 0)  # of a logarithm
     ]
 
 

@@ -38,6 +38,7 @@ from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Row, Summary
 from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Table
+from regbench.text import printable
 
 # A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
 MARKER_PATHS = {
@@ -87,10 +88,7 @@ def render_page(
     """
     sections = [_section(s, made, f"s{i}", style) for i, (s, made) in enumerate(zip(summaries, tables, strict=True), 1)]
     scores = {name: score.head for summary in summaries for name, score in summary.scores.items()}
-    # Autoescape: labels, commands and settings are other people's text.
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.get_template("page.html")
+    template = templates().get_template("page.html")
     names = [s.name for s in summaries]
     return template.render(
         title="regbench: " + (", ".join(names) if len(names) <= 3 else f"{len(names)} sweeps"),
@@ -299,6 +297,16 @@ def _cells(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dic
             cell |= {"row": places.get(r.path, -1), "group": groups.get(r.path, -1)}
             out.append(cell | {"key": "untrained" if r.untrained else style[r.label].key})
     return out
+
+
+def templates(*folders: Path) -> Environment:
+    """Return the templates of this folder and others; labels, commands and settings are shown as text of others."""
+
+    def shown(value: object) -> object:
+        return printable(value) if type(value) is str else value
+
+    loader = FileSystemLoader([*folders, Path(__file__).parent])
+    return Environment(loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True)
 
 
 def _packed(data: object) -> str:

@@ -100,7 +100,7 @@ def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
     which = f", {one.key.removeprefix('method.')}" if one.role == "other" else ""
     title = [one.row.label + which, one.row.name.removeprefix(one.row.label).removeprefix(", ")]
     lines = [line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…" for line in title if line]
-    axes.set_title("\n".join(lines), fontsize=7.5, loc="left", parse_math=False)
+    axes.set_title("\n".join(lines), fontsize=7.5, loc="left")
     axes.tick_params(labelsize=7)
 
 

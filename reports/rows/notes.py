@@ -62,6 +62,22 @@ def task_notes(summary: Summary) -> list[str]:
     return notes
 
 
+def no_better_than_untrained(summary: Summary) -> str:
+    """Say which rows learned nothing by the score that orders them; empty where all did, or nothing tells."""
+    name = summary.headline
+    gains = {row.name: gain for row in summary.rows if name and (gain := summary.gain(row, name)) is not None}
+    if not name or not gains:
+        return ""
+    title, sign = summary.scores[name].title, 1 if summary.scores[name].higher_is_better else -1
+    below = [row for row, gain in gains.items() if sign * gain <= 0]
+    if len(below) == len(gains):
+        return (
+            f"No row is better than the untrained network by {title}: nothing was learned here. Train for more steps, "
+            "or choose another learning rate."
+        )
+    return f"Not better than the untrained network by {title}: {', '.join(below)}." if below else ""
+
+
 def _edges(row: Row) -> str:
     return ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items())
 

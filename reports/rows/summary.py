@@ -208,10 +208,15 @@ class Summary:
 
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
-        """One score of each name, for what they share, in the order of the records; what has no best comes last."""
-        found = {score.name: score for record in self.records for score in reversed(record.scores)}
-        named = dict.fromkeys(score.name for record in self.records for score in record.scores)
-        return {name: found[name] for name in sorted(named, key=lambda name: found[name].higher_is_better is None)}
+        """One score of each name, for what most share, in the order of the records; what has no best comes last."""
+        described: dict[str, Counter[tuple[str, str, bool | None]]] = {}
+        found: dict[tuple[str, str, str, bool | None], Score] = {}
+        for score in (score for record in self.records for score in record.scores):
+            about = score.title, score.unit, score.higher_is_better
+            described.setdefault(score.name, Counter())[about] += 1
+            found.setdefault((score.name, *about), score)
+        usual = [found[name, *counted.most_common(1)[0][0]] for name, counted in described.items()]
+        return {score.name: score for score in sorted(usual, key=lambda score: score.higher_is_better is None)}
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:

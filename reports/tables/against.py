@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
+from regbench.errors import RegbenchError
 from regbench.reports.rows.against import RATIOS, Change, Difference, changes
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.significance import LEVEL

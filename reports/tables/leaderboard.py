@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
-from regbench.reports.rows.notes import best_notes, task_notes
+from regbench.reports.rows.notes import best_notes, no_better_than_untrained, task_notes
 from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
@@ -92,7 +93,8 @@ def leaderboard(summary: Summary) -> Table:
     if beside:
         notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
-    return table_of_rows(summary, "leaderboard", title, columns, notes + task_notes(summary), whole=True)
+    table = table_of_rows(summary, "leaderboard", title, columns, notes + task_notes(summary), whole=True)
+    return replace(table, warning=no_better_than_untrained(summary))
 
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:

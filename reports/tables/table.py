@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables.units import Unit
+from regbench.text import printable
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Table:
     Attributes:
         slug: Stem of its file names.
         title: What it shows, one line.
+        warning: What a reader must know first, one line; empty without.
     """
 
     slug: str
@@ -47,6 +49,7 @@ class Table:
     columns: list[Column]
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
+    warning: str = ""
 
 
 Filled = tuple[Column, Callable[[Row], Entry | str]]
@@ -109,13 +112,12 @@ def difference(value: float | None) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Make GitHub Markdown with the title as a heading and the notes below."""
+    """Make GitHub Markdown with the title as a heading, the warning above and the notes below."""
     rows = [[f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row] for row in table.rows]
     heads = [_markdown(column.name) for column in table.columns]
     body = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table))
-    return (
-        "\n\n".join([f"### {_markdown(table.title)}", body, *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
-    )
+    above = [f"### {_markdown(table.title)}", *filter(None, [_markdown(table.warning)])]
+    return "\n\n".join([*above, body, *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
 
 
 def to_latex(table: Table) -> str:
@@ -126,7 +128,7 @@ def to_latex(table: Table) -> str:
         " & ".join(f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row) for row in table.rows
     ]
     lines = [
-        *(f"% {_one_line(line)}" for line in [table.title, *table.notes]),
+        *(f"% {_one_line(line)}" for line in [table.title, *filter(None, [table.warning]), *table.notes]),
         f"\\begin{{tabular}}{{{columns}}}",
     ]
     lines += ["\\toprule", f"{head} \\\\", "\\midrule", *(f"{row} \\\\" for row in rows), "\\bottomrule"]
@@ -152,9 +154,8 @@ def _alignment(table: Table) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Remove line breaks and control characters from the text of others."""
-    line = " ".join(text.split())
-    return line if line.isprintable() else "".join(c for c in line if c.isprintable())
+    """Remove line breaks from the text of others, and write control characters as escapes."""
+    return printable(" ".join(text.split()))
 
 
 # What Markdown takes for its own: an underscore within a word, or a bracket that no link follows, is left as it is.

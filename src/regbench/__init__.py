@@ -8,8 +8,11 @@ overwrite the one of Hugging Face.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from regbench.api import evaluate, load_records, report, sweep, train, tune
+from regbench.errors import RegbenchError
+from regbench.version import __version__
 
 __all__ = [
     "RegbenchError",
@@ -24,18 +27,6 @@ __all__ = [
     "tune",
 ]
 
-__version__: str = version("regbench")
-
-
-class RegbenchError(Exception):
-    """A refusal: something the user gave cannot be done.
-
-    The message is one line that says what is wrong, where, and what to do about it. The command line prints
-    it without a traceback and leaves with exit code 2. A defect of regbench itself is never raised as this.
-    """
-
-
-from regbench.api import evaluate, load_records, report, sweep, train, tune  # noqa: E402  # they need the class above
 
 if TYPE_CHECKING:
     from regbench import audit, methods

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,7 @@ def train(
     from regbench.benchmark.settings.sweep import load_run
     from regbench.benchmark.training.distributed import environment_ranks
     from regbench.datasets.prepare import prepare_all
-    from regbench.slurm.tune import how_chosen
+    from regbench.sweeps.tune import how_chosen
 
     refuse_folder_name("name", name)
     given = _overrides(overrides, settings)
@@ -93,7 +93,7 @@ def evaluate(
         RegbenchError: If it is no run directory with final weights, or a setting is refused.
     """
     from regbench.benchmark.run import evaluate_directory, trained_cell
-    from regbench.slurm.tune import how_chosen
+    from regbench.sweeps.tune import how_chosen
 
     directory = Path(run)
     if not directory.is_dir():
@@ -132,8 +132,8 @@ def sweep(
     from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep, of_row
     from regbench.slurm.bring import bring_all, prepare_grid
     from regbench.slurm.manage import follow
-    from regbench.slurm.plan import refuse_oversized
-    from regbench.slurm.tune import refuse_tuning
+    from regbench.sweeps.forecast import refuse_oversized
+    from regbench.sweeps.tune import refuse_tuning
 
     given = _overrides(overrides, settings)
     if cells is None:

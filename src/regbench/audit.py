@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regbench.benchmark import audit as _audit
-from regbench.benchmark.audit import ALL_PROBES, assert_sound
-from regbench.benchmark.audit.adapters import find_losses
-from regbench.benchmark.audit.finding import Finding, Report
+from regbench.instruments import audit as _audit
+from regbench.instruments.audit import ALL_PROBES, assert_sound
+from regbench.instruments.audit.adapters import find_losses
+from regbench.instruments.audit.finding import Finding, Report
 
 __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 

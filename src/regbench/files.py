@@ -18,7 +18,7 @@ import orjson
 from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 
 T = TypeVar("T")
 
@@ -56,10 +56,13 @@ def write_new(path: Path, text: str) -> bool:
     Returns:
         Whether it was written. Of several processes that try, one alone is told so.
     """
-    with _written(path, lambda file: file.write(text.encode())) as temporary, contextlib.suppress(FileExistsError):
-        path.hardlink_to(temporary)
+    with _written(path, lambda file: file.write(text.encode())) as temporary:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            # NFS says so too of a link that it has made, where its first reply was lost and it was asked again.
+            return path.exists() and path.samefile(temporary)  # a link to nowhere is there and does not exist
         return True
-    return False
 
 
 def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path, str]:
@@ -251,7 +254,10 @@ def parse_json(content: bytes) -> Any:
             character, endless nesting.
     """
     try:
-        return orjson.loads(content)
+        found = orjson.loads(content)
+        if _LONG_NUMBER in content.translate(_DIGITS):  # of which it may have made a float
+            _plain(json.loads(content))
+        return found
     except orjson.JSONDecodeError:
         if b"NaN" not in content and b"Infinity" not in content:  # which Python's writer writes for diverged runs
             raise

@@ -2,24 +2,52 @@
 
 There are five kinds: regularizers, evaluations, backbones, optimizers and data sources. Each is a frozen dataclass of
 its settings, decorated with the `register` of its registry. A registry finds them in a package of regbench and in the
-entry points of other wheels, when they are first asked for.
+entry points of other wheels, when they are first asked for. What another wheel has broken is left out, with a warning.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
+import logging
 import pkgutil
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from regbench import RegbenchError, settings
+from regbench import settings
+from regbench.errors import RegbenchError
 
 P = TypeVar("P")
 C = TypeVar("C", bound=type)
 Preset = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+log = logging.getLogger("regbench")
+
+PACKAGES = {
+    "method": "regbench.methods",
+    "evaluation": "regbench.benchmark.evaluate",
+    "backbone": "regbench.benchmark.backbones",
+    "optimizer": "regbench.benchmark.training.optimizers",
+    "source": "regbench.datasets.sources",
+}
+"""The kinds, and the package of regbench whose modules hold our own of each."""
+
+_CHOSEN_BY = {
+    "method": "method",
+    "optimizer": "optimizer",
+    "network.backbone": "backbone",
+    "dataset.source": "source",
+    "evaluation.protocols": "evaluation",
+}
 
 
 class Registry(Generic[P]):
@@ -31,11 +59,12 @@ class Registry(Generic[P]):
         package: The package of regbench whose modules hold our own.
     """
 
-    def __init__(self, kind: str, group: str, package: str) -> None:
-        """Begin with no plug-in; see the class for the arguments."""
-        self.kind, self.group, self.package = kind, group, package
+    def __init__(self, kind: str) -> None:
+        """Begin with no plug-in of one of the kinds in `PACKAGES`."""
+        self.kind, self.group, self.package = kind, _group(kind), PACKAGES[kind]
         self._classes: dict[str, type[P]] = {}
         self._presets: dict[str, tuple[type[P], Preset]] = {}
+        self._broken: dict[str, str] = {}  # name of an entry point -> why it is left out
 
     def register(self, name: str, **presets: Preset) -> Callable[[C], C]:
         """Register a class under `name`, and each preset (name -> settings) under its own.
@@ -84,7 +113,26 @@ class Registry(Generic[P]):
         for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             importlib.import_module(module.name)
         for entry_point in importlib.metadata.entry_points(group=self.group):
+            self._load(entry_point)
+
+    def _load(self, entry_point: EntryPoint) -> None:
+        """Load what another wheel has, or warn and leave it out: it must not break the commands that do without."""
+        before = {*self._classes}
+        try:
             entry_point.load()
+            for name in self._classes.keys() - before:  # whose settings the commands list
+                self.plain(self._build(name, {}))
+        except Exception as error:
+            for name in self._classes.keys() - before:
+                self.unregister(name)
+            wheel = entry_point.dist.name if entry_point.dist else entry_point.value
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            told = (
+                f"{self.kind} {entry_point.name!r} cannot be loaded: {cause}. It is an entry point of {self.group} in "
+                f"the package {wheel}; mend that, or remove it: pip uninstall {wheel}"
+            )
+            self._broken[entry_point.name] = told
+            log.warning("%s; all else goes on without it", told)
 
     def names(self) -> list[str]:
         """Return all names, presets included, sorted."""
@@ -96,9 +144,18 @@ class Registry(Generic[P]):
         Raises:
             RegbenchError: If the name is unknown.
         """
-        if name not in self._all():
-            raise RegbenchError(settings.unknown(self.kind, name, self.names()))
+        self.refuse_unknown([name])
         return self._all()[name][0]
+
+    def refuse_unknown(self, names: Sequence[str], where: str = "") -> None:
+        """Refuse names that none of the plug-ins has; `where` begins the message.
+
+        Raises:
+            RegbenchError: With the nearest names, or with the reason why it is left out.
+        """
+        for name in names:
+            if name not in self._all():
+                raise RegbenchError(where + (self._broken.get(name) or settings.unknown(self.kind, name, self.names())))
 
     def build(self, name: str, **values: Any) -> P:
         """Build the plug-in `name` with some settings changed.
@@ -106,13 +163,16 @@ class Registry(Generic[P]):
         Raises:
             RegbenchError: If the name or a setting is unknown, or a value is refused.
         """
-        cls = self.of(name)
+        self.refuse_unknown([name])
+        return self._build(name, values)
+
+    def _build(self, name: str, values: Mapping[str, Any]) -> P:
+        cls, preset = self._presets[name]
         known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         for key in values:
             if key not in known:
                 has = ", ".join(known) or "none"
                 raise RegbenchError(f"{self.kind} {name!r} has no setting {key!r}; it has {has}")
-        preset = self._all()[name][1]
         return cls(**{**(preset() if callable(preset) else preset), **values})
 
     def name(self, plugin: P) -> str:
@@ -158,3 +218,57 @@ class Registry(Generic[P]):
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
         return settings.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
+
+
+def _group(kind: str) -> str:
+    """Return the group of entry points of a kind."""
+    return f"regbench.{kind}s"
+
+
+def own_names(kind: str) -> list[str]:
+    """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
+    spec = importlib.util.find_spec(PACKAGES[kind])
+    assert spec is not None
+    folders = spec.submodule_search_locations or []
+    texts = [file.read_text() for folder in folders for file in Path(folder).glob("*.py")]
+    return sorted(name for text in texts for name in _registered(text))
+
+
+def _registered(source: str) -> list[str]:
+    """Return what a module registers: `@register("name", preset=...)`."""
+    names: list[str] = []
+    for node in ast.parse(source).body:
+        for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
+                names += [ast.literal_eval(call.args[0]), *(str(keyword.arg) for keyword in call.keywords)]
+    return names
+
+
+def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
+    """Refuse names that no plug-in has before torch is imported, which takes seconds.
+
+    Where another wheel may have them, and where torch is there already, the registry refuses them later.
+
+    Raises:
+        RegbenchError: As `Registry.refuse_unknown`.
+    """
+    if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
+        return
+    known = own_names(kind)
+    for name in names:
+        if name not in known:
+            raise RegbenchError(where + settings.unknown(kind, name, known))
+
+
+def refuse_unknown_in(overrides: Sequence[str]) -> None:
+    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported.
+
+    Raises:
+        RegbenchError: As `Registry.refuse_unknown`.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        names = value.strip("[]").split(",")
+        if key in _CHOSEN_BY and all(re.fullmatch(r"[\w-]+", name) for name in names):  # else it is for Hydra's grammar
+            kind = _CHOSEN_BY[key]
+            refuse_unknown(kind, names, f"{key}: " if kind == "evaluation" else "")

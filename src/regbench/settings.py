@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 from pydantic_core import core_schema
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.files import parse_yaml
 
 T = TypeVar("T")
@@ -236,10 +236,18 @@ def quoted(text: str) -> str:
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
     """Word the refusal of a name: with the nearest known names, or else with all (of settings, the groups)."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    plain_names = {_letters(each): each for each in known}
+    meant = _letters(name)
+    found = [meant] if meant in plain_names else difflib.get_close_matches(meant, plain_names, n=3, cutoff=0.5)
+    near = [plain_names[each] for each in found]
     listed = [each for each in known if "." not in each] or known
     there = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(listed)}"
     return f"unknown {what} {name!r}; {there}"
+
+
+def _letters(name: str) -> str:
+    """Return a name without what people write in different ways: case, `_` and `-`."""
+    return re.sub("[-_]", "", name.lower())
 
 
 @dataclass(frozen=True)

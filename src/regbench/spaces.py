@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 
 Factor = Literal["1", "q", "1/q", "min(n, q)", "log(n)"]
 _FACTORS: Mapping[str, Callable[[int, int], float]] = {

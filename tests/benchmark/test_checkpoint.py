@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
+from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.directory import checkpoint_files
 from regbench.benchmark.rundir.record import Saved
 
@@ -109,6 +110,14 @@ def test_damage_anywhere_is_recognised(tmp_path: Path) -> None:
     assert all(is_recognised(content[:length]) for length in range(0, len(content), 37))
     path.write_bytes(content)
     assert step_of(tmp_path) == 3
+
+
+def test_another_file_by_the_name_that_a_record_gives_counts_as_damaged(tmp_path: Path) -> None:
+    """The name has the first digits of the SHA-256 only, the record has all of them."""
+    saved = save(tmp_path, 3)
+    assert read_saved(tmp_path, saved)["step"] == 3
+    with pytest.raises(Damaged, match="not what its SHA-256 was taken of"):
+        read_saved(tmp_path, replace(saved, sha256=saved.sha256[:-1] + "x"))
 
 
 def test_what_cannot_be_read_falls_back_to_the_one_before(

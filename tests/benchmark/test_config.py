@@ -236,6 +236,13 @@ def test_a_stored_cell_does_not_depend_on_the_defaults_of_today() -> None:
             Cell.stored(data)
 
 
+def test_what_plain_data_leave_out_of_a_preset_has_the_defaults_of_the_preset() -> None:
+    cell = cell_of("evaluation.protocols=[labels10]")
+    data = cell.plain()
+    del data["evaluation"]["labels10"]
+    assert Cell.from_plain(data) == cell
+
+
 def test_a_stored_cell_with_what_is_unknown_or_wrong_is_refused() -> None:
     changes: dict[str, dict[str, Any]] = {
         "epoch": {"epoch": 3},
@@ -299,6 +306,7 @@ REFUSALS = {
     "micro_batch_size=12": "micro_batch_size=12 must divide batch_size=256",
     "seed=": "seed='' must be a whole number",
     "seed=99999999999999999999": "seed=99999999999999999999 must be below 9223372036854775808, to fit into 64 bits",
+    "evaluation.knn.k=9223372036854775808": "evaluation.knn.k=9223372036854775808 must be below 9223372036854775808",
     "seed=0,1": "the overrides give 2 cells; for a grid use: regbench sweep",
     "precision=fp16": "precision=fp16 must be bf16 or fp32",
     "optimizer.base_lr=null": "optimizer.base_lr=null must be a number",
@@ -352,7 +360,7 @@ REFUSALS = {
     "method=": "unknown method ''; known: auh, ",
     "method=sfric": "unknown method 'sfric'; did you mean sfrik",
     "network.backbone=5": "unknown backbone '5'; known: ",
-    "network=vit": "unknown network 'vit'; known: ",
+    "network=vit": "unknown network 'vit'; did you mean vit_tiny, ",
     "dataset=3": "unknown dataset '3'; known: ",
     "augmentation=none": "unknown augmentation 'none'; known: ",
     "cluster=yours": "unknown cluster 'yours'; known: local, ",

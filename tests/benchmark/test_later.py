@@ -210,6 +210,21 @@ def test_a_cell_that_its_tuning_did_not_choose_gets_no_test_score(
     assert (noted["selected_on"], noted["budget"]) == ("tuning", 2)
 
 
+@pytest.mark.parametrize("chosen_on", ["test", "tuning"])
+def test_measures_of_a_cell_that_the_test_split_chose_say_so(chosen_on: str, tiny: list[str]) -> None:
+    """Whatever a later evaluation chooses on; one that chooses on the test split says so as well."""
+    later_on = "tuning" if chosen_on == "test" else "test"
+    settings = ["epochs=0", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]"]
+    cell, runtime = load_run([*tiny, *settings, f"evaluation.select_on={chosen_on}"])
+    assert run_cell(cell, runtime, "here")
+    directory = run_directory(runtime, "here", cell)
+    overrides = [*own(tiny), *MEASURES, f"evaluation.select_on={later_on}"]
+    result = call(str(directory), *overrides, "--only", "measures")
+    assert result.exit_code == 0, result.output
+    found = LaterEvaluation.read(directory / "evaluations" / "measures.json")
+    assert found.choice["hyperparameters"]["selected_on"] == "test"
+
+
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wrong: list[tuple[list[str], str]] = [

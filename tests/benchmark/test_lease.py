@@ -118,6 +118,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", sleep)
 
 
+@pytest.mark.usefixtures("at_once", "lost_replies")
+def test_a_claim_whose_reply_was_lost_is_ones_own(tmp_path: Path) -> None:
+    attempt = claimed(tmp_path)
+    attempt.write_record("record.json", "{}")
+    assert (attempt.number, attempt.finished) == (1, True)
+    assert [found["number"] for found in read_attempts(tmp_path)] == [1]
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path) -> None:
     """Killed, though a child of its lives on and has all its files open, as the processes of a loader do."""

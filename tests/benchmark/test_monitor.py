@@ -37,7 +37,7 @@ from regbench.benchmark.training import loop
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.prepare import prepare
-from regbench.slurm.status import cell_status, plan_of
+from regbench.sweeps.status import cell_status, plan_of
 from tests.benchmark.steps import before_steps
 from tests.conftest import TINY
 from tests.ranks import launch

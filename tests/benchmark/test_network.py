@@ -84,6 +84,17 @@ def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn
         torch.testing.assert_close(z, network.projector(network.backbone(x)))
 
 
+def test_views_of_one_size_that_follow_each_other_share_statistics() -> None:
+    network = build("resnet_tiny")
+    network.statistics = "size"
+    large = torch.randn(3, 4, 3, 32, 32) * torch.tensor([1.0, 5.0, 2.0]).view(3, 1, 1, 1, 1)
+    small = torch.randn(2, 4, 3, 16, 16) * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1, 1)
+    embeddings = network(large[0], large[1], small[0], small[1], large[2])
+    passes = (large[:2].flatten(0, 1), small.flatten(0, 1), large[2])
+    alone = [network.projector(network.backbone(x)) for x in passes]
+    torch.testing.assert_close(torch.cat(embeddings), torch.cat(alone))
+
+
 def test_without_a_projector_the_embedding_is_the_representation() -> None:
     network = build("resnet_tiny", depth=0, q=128)
     assert not list(network.projector.parameters())

@@ -26,7 +26,6 @@ from torch import Tensor
 from regbench import RegbenchError
 from regbench.benchmark import run as run_module
 from regbench.benchmark.compute import default_workers, resolve, usable_cpus
-from regbench.benchmark.cost.ranks import Case, value_and_gradient
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
@@ -56,6 +55,7 @@ from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
+from regbench.instruments.cost.ranks import Case, value_and_gradient
 from regbench.methods import Engine
 from tests.benchmark.steps import before_steps
 from tests.conftest import TINY
@@ -205,6 +205,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
         # InfoNCE takes the first views for anchors: it matters which are the first.
         *("method=info_nce", "precision=fp32", "optimizer.base_lr=0.8", "optimizer.weight_decay=0.01", "seed=3"),
         *("optimizer.trust_coefficient=0.01", "optimizer.momentum=0.8", "optimizer.final_lr_fraction=0.02"),
+        *("augmentation=small_grey_crops", "augmentation.views.local.count=2"),
     )
     record = finish(cell, runtime, "here")
     network = SiameseNetwork(cell.network, 16, 3, 24, seed=3)
@@ -224,9 +225,9 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
         for epoch in range(2):
             total = 0.0
             with loader.epoch(epoch) as batches:
-                for x1, x2 in batches:
-                    z1, z2 = network(x1, x2)  # two passes: BN statistics are per view
-                    loss = cell.method.loss(z1, z2)
+                for views in batches:
+                    embeddings = network(*views)  # a pass each: BN statistics are per view
+                    loss = cell.method.loss(*embeddings, global_views=2)
                     total += loss.item() / 3
                     network.zero_grad()
                     loss.backward()
@@ -245,7 +246,7 @@ def test_training_is_what_the_definitions_say(tiny: list[str]) -> None:
                             m.mul_(0.8).add_(g)
                             p.sub_(lr * m)
                     step += 1
-            rows.append({"loss": total, **spread_metrics(z1, z2), "learning_rate": lr})
+            rows.append({"loss": total, **spread_metrics(*embeddings[:2]), "learning_rate": lr})
     for row, wanted in zip(record.history, rows, strict=True):
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     assert record.history[0]["learning_rate"] == pytest.approx(0.1 * 2 / 3)

@@ -53,6 +53,7 @@ def test_other_kinds_of_images_become_rgb(tmp_path: Path) -> None:
         sample = encode(path, 4, name, ImageFolder())
         assert isinstance(sample, Sample)
         assert (sample.mode, sample.height, sample.width, sample.label, sample.origin) == (RAW, 20, 30, 4, name)
+        assert sample.grey == name.startswith(("grey", "black")), name
         np.testing.assert_array_equal(pixels(sample), np.asarray(Image.open(path).convert("RGB")))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regbench import RegbenchError, methods
-from regbench.benchmark.conformance import check_names, check_sharded, run_check
+from regbench.instruments.conformance import check_names, check_sharded, run_check
 from regbench.methods import Engine, Regularizer, pairwise
 from tests.methods.forms import VARIANTS, every_method
 

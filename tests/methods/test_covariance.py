@@ -344,6 +344,15 @@ def test_w_mse(n: int, q: int) -> None:
         assert loss("w_mse", z1, z2, epsilon=epsilon) == pytest.approx(w_mse(z1, z2, epsilon), rel=1e-10)
 
 
+def test_w_mse_takes_all_pairs_of_views_alike() -> None:
+    """Which are global does not matter: the authors' code has one kind of views."""
+    (z1, z2), (z3, _) = draw(12, 3, seed=4), draw(12, 3, seed=5)
+    expected = np.mean([w_mse(a, b, 0.01) for a, b in itertools.combinations((z1, z2, z3), 2)])
+    method, views = methods.build("w_mse", epsilon=0.01), [torch.from_numpy(z) for z in (z1, z2, z3)]
+    for global_views in (1, 2, 3):
+        assert method.loss(*views, global_views=global_views).item() == pytest.approx(expected, rel=1e-10)
+
+
 def test_w_mse_of_random_sub_batches() -> None:
     z1, z2 = draw(12, 3, seed=4)
     torch.manual_seed(0)

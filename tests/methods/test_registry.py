@@ -99,7 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # Le (2026), the release.
     "ur_jepa": UR_JEPA,
     "ur_jepa_derivative": UR_JEPA | {"statistic": "derivative"},
-    # The release of 2026; the weight is ours.
+    # Akbar (2026); the weight is ours.
     "weak_sigreg": {"regularization_weight": 1.0, "sketch_dim": 64},
     # Zhu et al. (2022).
     "tico": {"covariance_weight": 8.0},

@@ -27,6 +27,7 @@ from regbench.benchmark.rundir.record import (
 )
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, signed
+from tests.waiting import PATIENCE_S
 
 METHODS = {
     "RBF kernel": "rbf",
@@ -45,7 +46,7 @@ TITLES = {
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
 RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.5": 72.0}}
 
-PATIENCE_MS = 60_000  # what a test waits for comes at once on a quiet machine, and late on a busy one
+PATIENCE_MS = 1000 * PATIENCE_S
 
 Make = Callable[..., Path]
 

@@ -29,19 +29,20 @@ from regbench.reports.bundle.histories import pack, unpack
 Json = dict[str, Any]
 
 STEPS = 3
-EPOCHS = 2
 RATES = {"0.1": 60.0, "0.5": 65.0}
 
 
-def tuned_sweep(runs: Path, name: str = "mine") -> Path:
+def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
     """Writes a finished tuning of two methods with two configurations each, and two final seeds, as runs leave it."""
     base = load_run(
         [
             *("dataset=fashion_mnist", "augmentation=small_grey", "network=resnet_tiny", "embedding_dim=64"),
-            *("batch_size=32", f"epochs={EPOCHS}", "optimizer.warmup_epochs=1"),
+            *("batch_size=32", "epochs=2", "optimizer.warmup_epochs=1"),
             "evaluation.probe.learning_rates=[0.1,0.5]",
+            *overrides,
         ]
     )[0]
+    split = base.evaluation.select_on
     folder, entries = runs / name, []
     for place, method in enumerate(("vicreg", "auh")):
         cells = [
@@ -53,7 +54,7 @@ def tuned_sweep(runs: Path, name: str = "mine") -> Path:
             RankedConfiguration(
                 cell_id=cell.id,
                 configuration=cell.id,
-                epochs=EPOCHS,
+                epochs=base.epochs,
                 value=value,
                 status="tuned",
                 hyperparameters={"optimizer.base_lr": cell.optimizer.base_lr},
@@ -66,16 +67,16 @@ def tuned_sweep(runs: Path, name: str = "mine") -> Path:
             ChosenConfiguration(
                 label=cells[0].label,
                 method=method,
-                setting=setting | {"epochs": EPOCHS},
+                setting=setting | {"epochs": base.epochs},
                 chosen=cells[0].id,
                 configuration=cells[0].id,
                 ranking=ranking,
                 edges={},
-                images=2 * STEPS * EPOCHS * 32,
+                images=2 * STEPS * base.epochs * 32,
             )
         )
     choice = TuningChoice(
-        selected_on="tuning",
+        selected_on=split,
         score="knn_top1",
         budget=2,
         seeds=(0,),
@@ -84,14 +85,14 @@ def tuned_sweep(runs: Path, name: str = "mine") -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TUNING_CHOICE).write_text(choice.text())
-    how = {"selected_on": "tuning", "score": "knn_top1", "budget": 2, "record": str(folder / TUNING_CHOICE)}
+    how = {"selected_on": split, "score": "knn_top1", "budget": 2, "record": str(folder / TUNING_CHOICE)}
     how["sha256"] = TuningChoice.read(folder / TUNING_CHOICE).sha256
     for place, method in enumerate(("vicreg", "auh")):
         for seed in (0, 1):
             cell = replace(
                 base, method=methods.build(method), seed=seed, optimizer=replace(base.optimizer, base_lr=0.5)
             )
-            rate = {"selected_on": "tuning", "chosen": 0.5, "candidates": RATES}
+            rate = {"selected_on": split, "chosen": 0.5, "candidates": RATES}
             chosen = {"hyperparameters": {**how, "edges": {}}, "probe_learning_rate": rate}
             _write(folder, cell, 70.0 + place, "done", 3 + seed, chosen)
     return folder
@@ -99,13 +100,13 @@ def tuned_sweep(runs: Path, name: str = "mine") -> Path:
 
 def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice: Json) -> None:
     draw = int(cell.id, 16)  # no two runs take equally long
-    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3]
+    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3][: cell.epochs]
     rows = [
         {"epoch": e, "loss": 5.0 / e, "effective_rank": 30.0, "epoch_s": s, "images": STEPS * 32}
         for e, s in enumerate(epoch_s, 1)
     ]
     history = "".join(json.dumps(row) + "\n" for row in rows)
-    splits = ("tuning", "test") if status == "done" else ("tuning",)
+    splits = dict.fromkeys([cell.evaluation.select_on, *(["test"] if status == "done" else [])])
     scores = [("knn_top1", knn), ("knn_top5", 90.0), *([("linear_top1", 65.0)] if status == "done" else [])]
     day = "2026-11-22T0{}:{:02}:00+00:00"
     attempts = [PastAttempt(number=1, started=day.format(hour, 0), finished=day.format(hour, 30))]
@@ -113,7 +114,8 @@ def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice:
         attempts.append(PastAttempt(number=2, started=day.format(7, 0), finished=day.format(7, 30)))
     weights = f"weights of {cell.id}".encode()
     sha256 = hashlib.sha256(weights).hexdigest()
-    saved = Saved(f"checkpoint-0001-{STEPS * EPOCHS:09d}-{sha256[:16]}.pt", sha256, STEPS * EPOCHS)
+    steps = STEPS * cell.epochs
+    saved = Saved(f"checkpoint-0001-{steps:09d}-{sha256[:16]}.pt", sha256, steps)
     record = Record(
         cell_id=cell.id,
         sweep=folder.name,
@@ -184,6 +186,19 @@ class Parts:
         self.records.append(copy.deepcopy(record))
         return self.records[-1]
 
+    def shorten(self, record: Json, **optimizer: float) -> Json:
+        """Adds a training of one epoch with the settings of a record of two, but for some of its optimizer."""
+        short = self.copy(record)
+        short["checkpoint"] = None
+        short["cell"]["epochs"] = 1
+        short["cell"]["optimizer"] |= {"warmup_epochs": 0, **optimizer}
+        self.settle(short)
+        self.history(short, lambda rows: rows.pop())
+        # No two trainings have one history.
+        self.history(short, lambda rows: rows[0].update(epoch_s=float(len(self.records))))
+        short["cost"]["train_s"] = float(len(self.records))
+        return short
+
     def write(self, out: Path, *, signed: bool = True, manifest: bool = True) -> Path:
         """Writes the bundle.
 
@@ -202,6 +217,7 @@ class Parts:
                 _sign(record)
             for later in self.evaluations:
                 _sign(later)
+            self._choice_sha256 = [choice["sha256"] for choice in self.choices]
         named = [_history_of(record) for record in self.records if record["metrics"]]
         names = ("records", "choices", "evaluations")
         lists: dict[str, Iterable[str]] = {name: map(json.dumps, getattr(self, name)) for name in names}

@@ -83,6 +83,13 @@ def test_rows_that_came_went_and_changed(runs: Path, record: Make) -> None:
     assert rows["SimCLR"]["seeds"] == "– → 1"
 
 
+def test_what_the_test_split_chose_is_compared_with_its_like(runs: Path, record: Make) -> None:
+    for split in ("tuning", "test"):
+        record(sweep=split, choice={"hyperparameters": {"selected_on": split}})
+    one, other = task(runs / "tuning"), task(runs / "test")
+    assert changes(one, [other]) is None and changes(one, [other, one]) is not None
+
+
 def test_the_command(runs: Path, record: Make) -> None:
     for sweep in ("old", "new"):
         for seed in range(3):

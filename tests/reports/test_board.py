@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, expect
 
 from regbench.cli import main
-from tests.reports.conftest import PATIENCE_MS
+from tests.reports.conftest import PATIENCE_MS, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import Drawn
 
@@ -59,7 +59,7 @@ def _several_sizes(parts: Parts, out: Path) -> None:
         record["searched"] = {"optimizer.base_lr": {"scale": "log", "balances": False}}
         record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
         for split in ("tuning", "test"):
-            parts.score(record, split=split)["value"] = 60.0 + q / 64 - 3 * (rate != 0.4)
+            parts.score(record, split=split)["value"] = 60.0 + q / 64 - (rate != 0.4)
         rank = {"name": "rankme", "value": q / 4, "unit": "", "split": "tuning", "higher_is_better": None}
         record["scores"].append({**record["scores"][0], **rank})
         parts.settle(record)
@@ -93,6 +93,13 @@ def tables(page: Path) -> dict[str, list[Json]]:
         names = [column["name"] for column in table["columns"]]
         found[title] = [dict(zip(names, row, strict=True)) for row in table["rows"]]
     return found
+
+
+def pages(results: Path, kind: str) -> list[Path]:
+    """The pages of one kind of a leaderboard of the bundles in a folder, none of which is refused."""
+    done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(results / "site")])
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return sorted((results / "site" / kind).iterdir())
 
 
 def script(site: Path, name: str) -> Any:
@@ -160,6 +167,8 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     assert costs["q=128, batch=32"]["effective rank, embedding"] == [30.0, None, False]
     assert costs["q=128, batch=32"]["effective rank, representation"] == [32.0, None, False]
     (task,) = (tmp_path / "site" / "tasks").iterdir()
+    (tried,) = tables(task)["What was tried"]
+    assert (tried["best"], tried["worst"], tried["within a point"]) == (62.0, 61.0, 3)
     ranks = [row["effective rank, representation"][0] for row in tables(task)["Leaderboard"]]
     assert sorted(ranks) == [16.0, 16.0, 32.0]
     titles = re.findall("<figcaption>([^<]*)</figcaption>", page.read_text())
@@ -215,13 +224,7 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
 def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path) -> None:
     parts = Parts(bundles / "lab-a.zip")
     template = next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg"))
-    short = parts.copy(template)
-    short["checkpoint"] = None
-    short["cell"]["epochs"] = 1
-    parts.settle(short)
-    parts.history(short, lambda rows: rows.pop())
-    parts.history(short, lambda rows: short["cost"].update(train_s=rows[0]["epoch_s"]))
-    parts.score(short, split="tuning")["value"] = 89.0
+    parts.score(parts.shorten(template), split="tuning")["value"] = 89.0
     parts.write(tmp_path / "search.zip")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 7, bundles: 1, tasks: 1;" in done.output
@@ -233,6 +236,66 @@ def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path
     columns = [column["name"] for column in script(tmp_path / "site", "cells")["columns"]]
     rows = script(tmp_path / "site", "cells")["rows"]
     assert sorted(row[columns.index("epochs")] for row in rows) == [1, 2, 2, 2, 2, 2, 2]
+
+
+def test_tunings_of_two_lengths_are_no_steps_of_a_search(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs", "long")
+    tuned_sweep(tmp_path / "runs", "brief", "epochs=1", "optimizer.warmup_epochs=0")
+    out = tmp_path / "results" / "both.zip"
+    command = ["submit", "long", "brief", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (page,) = pages(out.parent, "tasks")
+    tried = [(row["method"][0], row["epochs"], row["trained to the end"]) for row in tables(page)["What was tried"]]
+    assert sorted(tried) == [(name, epochs, 2) for name in ("AUH", "VICReg") for epochs in ("1", "2")]
+
+
+def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
+    bundles: Path, tmp_path: Path
+) -> None:
+    """Of three bundles one is of the time before the final training, and one has other runs of later on."""
+    parts = Parts(bundles / "lab-a.zip")
+    parts.records = [record for record in parts.records if record["seed"] == 0]
+    for record in parts.final:
+        record |= {"status": "tuned", "choice": {}}
+        record["scores"] = [each for each in record["scores"] if each["split"] == "tuning"]
+        record["attempts"].pop()
+    parts.write(tmp_path / "before.zip")
+    parts = Parts(bundles / "lab-a.zip")
+    for record in parts.final:
+        record["attempts"][-1]["finished"] = "2026-11-23T09:00:00+00:00"
+        parts.score(record, "linear_top1")["value"] += 2.0
+    parts.write(tmp_path / "afterwards.zip")
+    shutil.copy(bundles / "lab-a.zip", tmp_path)
+    (page,) = pages(tmp_path, "tasks")
+    rows = {row["method"][0]: (row["seeds"], row["linear_top1 (%)"][:2]) for row in tables(page)["Leaderboard"]}
+    assert rows == dict.fromkeys(("AUH", "VICReg"), (2, [65.0, 0.0]))
+
+
+def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundles.parent / "runs", tmp_path / "runs")
+    later(next((tmp_path / "runs").glob("*/*/record.json")), score("voc07_map", 50.0))
+    results = tmp_path / "results"
+    command = ["submit", "mine", "--runs-dir", str(tmp_path / "runs"), "--out", str(results / "b.zip")]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    for name in ("a.zip", "c.zip"):
+        shutil.copy(bundles / "lab-a.zip", results / name)
+    (page,) = pages(results, "tasks")
+    cells = script(page.parents[1], "cells-")
+    shared = script(page.parents[1], "shared")["values"]
+    heads = [shared[head["$"]] for (run,) in cells.values() for head, *_ in run["scores"]]
+    assert [head for head in heads if "VOC07" in head] == ["VOC07 mAP, 11-point (%)"]
+
+
+def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "lab-a.zip")
+    for record in parts.final:
+        tuned = [each for each in record["scores"] if each["split"] == "tuning"]
+        error = 30.0 if record["method"] == "vicreg" else 20.0
+        how = {"name": "error", "title": "error", "unit": "nats", "higher_is_better": False}
+        record["scores"] = [*tuned, {**parts.score(record), **how, "value": error}]
+    parts.write(tmp_path / "errors.zip")
+    places = {page.stem: tables(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")}
+    assert places == {"auh": 1, "vicreg": 2}
 
 
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:

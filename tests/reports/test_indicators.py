@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, friedmanchisquare, spearmanr
+from scipy.stats import bootstrap, spearmanr
 
 from regbench.reports import write_report
 from regbench.reports.rows.indicators import Indication, indications
-from regbench.reports.rows.tasks import compare_over
 from regbench.reports.tables.indicators import indicators
 from tests.reports.conftest import METHODS, dataset, score
 from tests.reports.reading import Drawn, Make, grid, task
@@ -51,6 +50,8 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     assert loss.within.rho == pytest.approx(0) and (loss.within.methods, loss.within.configurations) == (2, 8)
     assert loss.between is None, "losses of two methods have no common scale"
     assert (rank.within.rho, rank.between.rho) == pytest.approx((1, 1))
+    # Where a sample has one configuration of a method only, the other method's correlation counts alone.
+    assert (rank.within.low, rank.within.high) == pytest.approx((1, 1))
     assert loss.lost_by_method == {"VICReg": 0, "AUH": 20} and loss.lost is not None and loss.lost.mean == 10
     assert rank.lost is not None and rank.lost.mean == 0
     assert rankme.lost_by_method == {"VICReg": 70 - (50 + 60 + 62 + 70) / 4, "AUH": 0}, "of equal values the mean"
@@ -96,61 +97,27 @@ def test_configurations_are_compared_over_the_seeds_that_all_have(runs: Path, re
     assert loss.lost_by_method == {"VICReg": 0}
 
 
+def test_measures_of_the_tuning_split_count_where_there_are_both(runs: Path, record: Make) -> None:
+    for weight, accuracy in enumerate([50, 60, 62, 70], 1):
+        both = [score("rankme", sign * accuracy, split, "") for split, sign in (("test", -1), ("tuning", 1))]
+        record("VICReg", cell=weighted("VICReg", weight), scores=(score("knn_top1", accuracy, "tuning"), *both))
+    rankme = by_title(indications(task(runs)))["RankMe"]
+    assert rankme.within is not None and rankme.within.rho == pytest.approx(1)
+
+
+def test_where_too_few_were_chosen_from_the_leaderboards_score_counts(runs: Path, record: Make) -> None:
+    """Four configurations, of which three have the score that chooses."""
+    for i, label in enumerate(("VICReg", "AUH", "SimCLR", "RBF kernel")):
+        at_end = last_epoch(effective_rank=float(i))
+        record(label, linear=70.0 + i, tuning=60.0 - i if i else None, history=at_end)
+    rank = by_title(indications(task(runs)))["effective rank, embedding"]
+    assert rank.between is not None and rank.between.rho == pytest.approx(1)
+
+
 def test_without_enough_configurations_nothing_is_said(runs: Path, record: Make) -> None:
     for label in ("VICReg", "AUH", "SimCLR"):
         record(label)
     assert indicators(task(runs)) is None
-
-
-def test_methods_over_tasks() -> None:
-    """Ranks, their mean, Friedman's p and Nemenyi's distance (Demšar 2006: q = 2.343 for three methods)."""
-    rng = np.random.default_rng(0)
-    blocks = np.array([80.0, 79.0, 70.0]) + rng.normal(size=(10, 3))
-    tasks = {
-        name: {label: {seed: blocks[5 * i + seed, j] for seed in range(5)} for j, label in enumerate("abc")}
-        for i, name in enumerate(("one", "two"))
-    }
-    tasks["one"]["d"] = {0: 99.0}
-    found = compare_over(tasks)
-    assert found is not None
-    assert (found.blocks, found.tasks, found.left_out) == (10, ["one", "two"], ["d"])
-    ranks = (blocks[:, :, None] < blocks[:, None, :]).sum(axis=2) + 1
-    assert [one.label for one in found.standings] == ["a", "b", "c"]
-    assert [one.mean_rank for one in found.standings] == pytest.approx(ranks.mean(axis=0))
-    assert found.p == pytest.approx(friedmanchisquare(*blocks.T).pvalue)
-    assert found.critical_difference == pytest.approx(2.343 * np.sqrt(3 * 4 / 60), rel=1e-3)
-    assert [one.alike for one in found.standings] == [True, True, False]
-    assert found.standings[2].shortfalls == pytest.approx(np.sort(blocks.max(axis=1) - blocks[:, 2]))
-    assert all(one.low <= one.mean_rank <= one.high for one in found.standings)
-    assert found.standings[2].low == found.standings[2].high == 3, "the last in every block"
-
-
-def test_equally_good_methods_are_not_told_apart() -> None:
-    scores = {"a": {0: 70.0, 1: 71.0}, "b": {0: 70.0, 1: 71.0}, "c": {0: 70.0, 1: 71.0}}
-    found = compare_over({"one": scores, "two": scores})
-    assert found is not None
-    assert found.p == 1 and all(one.alike and one.mean_rank == 2 for one in found.standings)
-
-
-def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
-    scores = {"a": {0: 72.0, 1: 71.0}, "b": {0: 70.0, 1: 71.5}, "c": {0: 69.0, 1: 68.0}, "d": {0: 90.0, 1: 90.0}}
-    found = compare_over({"one": scores, "two": scores, "three": {**scores, "d": {}}})
-    assert found is not None
-    assert (found.blocks, found.tasks, found.left_out) == (6, ["one", "two", "three"], ["d"])
-
-
-def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
-    scores = {"a": {0: 70.1}, "b": {0: 70.1 + 2e-14}, "c": {0: 60.0}}
-    found = compare_over({"one": scores, "two": scores})
-    assert found is not None
-    assert [one.mean_rank for one in found.standings] == [1.5, 1.5, 3.0]
-
-
-def test_one_task_or_two_methods_are_no_comparison() -> None:
-    scores = {label: {0: 70.0} for label in "abc"}
-    assert compare_over({"one": scores}) is None
-    assert compare_over({"one": {"a": {0: 1.0}, "b": {0: 2.0}}, "two": {"a": {0: 1.0}, "b": {0: 2.0}}}) is None
-    assert compare_over({"one": scores, "two": {label: {1: 70.0} for label in "ab"} | {"c": {2: 70.0}}}) is None
 
 
 def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
@@ -179,6 +146,8 @@ def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
     assert "Does the loss tell?" in page
     profile = Drawn(page, "Performance profile")
     assert profile.heads == ["percentage points below the best", "share of the blocks (%)"]
+    corners = np.array(profile.markers("AUH"))
+    assert corners == pytest.approx(np.array([[0, 0], [2, 100], [2, 0], [10, 100]]), abs=0.1)
 
 
 def test_effective_rank_by_spectrum(runs: Path, record: Make, tmp_path: Path) -> None:

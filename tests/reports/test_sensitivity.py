@@ -30,6 +30,7 @@ def tried(
     rate: float = 1.0,
     epochs: int = 3,
     searched: dict[str, Searched] | None = None,
+    final: bool = False,
     **more: Any,
 ) -> Path:
     """Write a point of a tuning; it diverged where there is no accuracy, and `final` is in the leaderboard."""
@@ -39,7 +40,7 @@ def tried(
     fields: dict[str, Any] = {"cell": cell, "searched": SEARCHED if searched is None else searched, **more}
     if accuracy is None:
         return record(label, status="diverged", knn=None, linear=None, **fields)
-    if fields.pop("final", False):
+    if final:
         return record(label, tuning=accuracy, **fields)
     return record(label, status="tuned", scores=(score("knn_top1", accuracy, "tuning"),), **fields)
 
@@ -101,13 +102,14 @@ def test_what_another_hyperparameter_spoils_does_not_narrow_the_range(runs: Path
     tried(record, 30, 50.0, rate=0.1)
     tried(record, 100, 80.0, final=True)
     tried(record, 100, 40.0, rate=10.0)
+    tried(record, 300, 50.0, rate=0.1)
     tried(record, 1000, 61.0, rate=0.3)
     found = by_key(runs)
     weight, rate = (found[key].tolerance for key in SEARCHED)
     assert weight is not None and rate is not None
     assert weight.lower_bound and not weight.low_open and not weight.high_open, "not all weights had the best rate"
     assert weight.low == pytest.approx(10**0.5), "at 1 it is at least as good as at 0.1"
-    assert weight.high == pytest.approx(10 ** (2 + 1 / 19))
+    assert weight.high == pytest.approx(10 ** (2 + math.log10(3) / 19)), "at 300 it is at least as good as at 1000"
     assert rate.low == pytest.approx(0.3 ** (2 / 3)) and rate.high == pytest.approx(10 ** (1 / 40))
 
 
@@ -147,11 +149,23 @@ def test_short_trainings_of_a_search_are_compared_among_themselves(runs: Path, r
     search.write_text(json.dumps({"short": dict.fromkeys(short, 3)}))
     one = by_key(runs)["method.alignment_weight"]
     assert (one.epochs, one.best, len(one.points)) == (1, 60, 4)
-    search.write_text(json.dumps({"short": dict.fromkeys(short[:2], 3)}))
-    for name in short[2:]:
+    search.write_text(json.dumps({"short": dict.fromkeys(short[1:], 3)}))
+    for name in short[:1]:
         (runs / "quickstart" / name / "tuning.json").unlink()
     one = by_key(runs)["method.alignment_weight"]
-    assert (one.epochs, one.best, len(one.points)) == (3, 71, 3)
+    assert (one.epochs, one.best, len(one.points)) == (3, 71, 3), "of equally many the longer ones"
+
+
+def test_short_trainings_are_left_out_where_rows_differ_in_their_length(runs: Path, record: Make) -> None:
+    """They might be of either."""
+    for epochs in (1, 3):
+        for weight, accuracy in ((10, 79.0), (100, 80.0), (1000, 70.0)):
+            tried(record, weight, accuracy, epochs=epochs, final=weight == 100)
+    short = tried(record, 1, 90.0, epochs=1).parent.name
+    (runs / "quickstart" / "sweep.json").write_text('{"cells": []}')
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {short: 3}}))
+    found = {one.epochs: (one.best, len(one.points)) for one in sensitivities(task(runs))}
+    assert found == {1: (80, 3), 3: (80, 3)}
 
 
 def test_the_seeds_that_all_have_are_compared(runs: Path, record: Make) -> None:
@@ -160,6 +174,14 @@ def test_the_seeds_that_all_have_are_compared(runs: Path, record: Make) -> None:
         tried(record, weight, accuracy, final=weight == 100)
     tried(record, 100, 60.0, final=True, seed=1)
     assert by_key(runs)["method.alignment_weight"].best == 80
+
+
+def test_a_configuration_of_which_a_seed_diverged_has_no_accuracy(runs: Path, record: Make) -> None:
+    for weight, accuracies in ((10, (79.0, 79.0)), (100, (80.0, 80.0)), (1000, (90.0, None))):
+        for seed, accuracy in enumerate(accuracies):
+            tried(record, weight, accuracy, final=weight == 100, seed=seed)
+    one = by_key(runs)["method.alignment_weight"]
+    assert (one.points, one.best) == (((10, 79), (100, 80), (1000, None)), 80)
 
 
 def test_a_sweep_without_a_choice_has_no_such_table(runs: Path, record: Make) -> None:

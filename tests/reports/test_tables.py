@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import pytest
 from scipy import stats
 
 from regbench.benchmark.settings.sweep import load_run
+from regbench.reports import write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.rows.significance import holm
 from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.tasks import compare_over, over_tasks
 from regbench.reports.tables.details import (
     accuracy_table,
     energy_table,
@@ -27,6 +30,7 @@ from regbench.reports.tables.details import (
     time_table,
 )
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
+from regbench.reports.tables.over_tasks import over_tasks_table
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import METHODS, backbone, dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
@@ -258,20 +262,21 @@ def test_bold_is_by_the_difference_that_the_notes_state(runs: Path, record: Make
 
 
 def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make) -> None:
-    """Kramer's form: the remainder's spread is of all, and each pair has the seeds that both have."""
+    """Kramer's form: the spread is of all rows with three seeds or more, and each pair has the seeds that both have."""
     for seed, luck in enumerate((0.0, 1.0, -1.0, 0.5, -0.5)):
         record("AUH", seed, linear=70.0 + luck)
         record("SimCLR", seed, linear=69.0 + luck * (-1) ** seed)
         if seed < 3:
             record("VICReg", seed, linear=68.0 + 2 * luck)
-    record("DCL", 0, linear=69.9)
+    for seed in range(2):
+        record("DCL", seed, linear=71.5 - 4 * seed)
     frame = significance_frame(task(runs)).query("score == 'linear_top1'").set_index(["one", "other"])
     assert frame["pairs"].to_dict() == {
-        ("AUH", "DCL"): 1,
+        ("AUH", "DCL"): 2,
         ("AUH", "SimCLR"): 5,
         ("AUH", "VICReg"): 3,
-        ("DCL", "SimCLR"): 1,
-        ("DCL", "VICReg"): 1,
+        ("DCL", "SimCLR"): 2,
+        ("DCL", "VICReg"): 2,
         ("SimCLR", "VICReg"): 3,
     }
     rows = [0] * 5 + [1] * 5 + [2] * 3
@@ -285,6 +290,9 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     apart = abs(frame["difference"]) * np.sqrt(frame["pairs"] / variance)
     p = np.where(frame["pairs"] < 3, np.nan, stats.studentized_range.sf(apart, 3, freedom))
     assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
+    of_three_seeds = significance_table(task(runs))
+    assert [row[0].text for row in of_three_seeds.rows] == ["1. AUH", "2. SimCLR", "3. VICReg"]
+    assert "Left out: 1 rows with fewer than 3 seeds." in of_three_seeds.notes
     assert [row[2].why for row in leaderboard(task(runs)).rows] == [
         "the best mean of this column",
         "not tested against the best: fewer than 3 seeds in common",
@@ -366,6 +374,25 @@ def test_the_untrained_row_is_last_and_the_base_of_the_gain(runs: Path, record: 
     assert [row["linear − untrained"] for row in grid(table).values()] == ["+0.50", "−3.50", "–"]
     assert [last[name] for name in ("n", "train time (s)", "peak memory (MiB)")] == ["2", "–", "–"]
     assert "untrained" not in grid(time_table(task(runs)))
+    assert table.warning == "Not better than the untrained network by linear top-1: SFRIK (L=1), q=512."
+
+
+@pytest.mark.parametrize(("linear", "warned"), [(60.0, True), (59.0, True), (60.5, False)])
+def test_a_line_above_the_leaderboard_says_when_nothing_was_learned(
+    runs: Path, record: Make, linear: float, warned: bool
+) -> None:
+    record("untrained", linear=60.0)
+    record("VICReg", linear=linear, knn=70.0)
+    record("AUH", **DIVERGED)
+    warning = "No row is better than the untrained network by linear top-1"
+    written = write_report(runs, runs / "report")
+    for text in (written.leaderboard, (runs / "report" / "leaderboard.md").read_text(), written.page.read_text()):
+        before, _, _ = text.partition("VICReg" if "<html" not in text else "<tbody>")
+        assert (warning in before) == (warning in text) == warned
+    assert (f"% {warning}" in (runs / "report" / "leaderboard.tex").read_text()) == warned
+    one = task(runs)
+    one.scores["linear_top1"] = dataclasses.replace(one.scores["linear_top1"], higher_is_better=False)
+    assert bool(leaderboard(one).warning) == (linear >= 60.0)
 
 
 def test_without_linear_probing_knn_leads(runs: Path, record: Make) -> None:
@@ -436,6 +463,21 @@ def test_the_tuning_split_chooses_not_the_test_split(runs: Path, record: Make) -
     assert {("VICReg", "alignment_weight=1.0", "no"), ("VICReg", "alignment_weight=2.0", "yes")} <= shown
 
 
+def test_the_mean_over_several_evaluations_chooses_where_there_is_one(runs: Path, record: Make) -> None:
+    for value, knn, mean in ((1.0, 65.0, 60.0), (2.0, 60.0, 62.0)):
+        tuning = (score("knn_top1", knn, "tuning"), score("selection_top1", mean, "tuning"))
+        record("VICReg", cell=weight(value), scores=(*tuning, score("linear_top1", 70.0 + value)))
+    assert grid(leaderboard(task(runs)))["VICReg"][LINEAR] == "**72.00**"
+
+
+def test_a_choice_is_of_the_tasks_of_its_sweep(runs: Path, record: Make) -> None:
+    for sweep in ("fashion_mnist", "stl10"):
+        record("VICReg", sweep=sweep, cell={"dataset": dataset(sweep)})
+    tuning_choice(runs / "stl10", chosen("VICReg", ranked("a" * 12, 61.23)))
+    shown = {each.name: "61.23" in str(texts(hyperparameters_table(each))) for each in tasks(runs)}
+    assert shown == {"fashion_mnist": False, "stl10": True}
+
+
 def test_sweeps_and_tasks(runs: Path, record: Make) -> None:
     record("VICReg", sweep="quickstart")
     record("VICReg", sweep="mine")  # the same cell
@@ -454,8 +496,18 @@ def test_sweeps_and_tasks(runs: Path, record: Make) -> None:
     }
 
 
+@pytest.mark.parametrize("final", ["first", "second"])
+def test_of_a_cell_that_two_sweeps_share_the_final_scores_stay(runs: Path, record: Make, final: str) -> None:
+    for sweep in ("first", "second"):
+        record(sweep=sweep, **({"linear": 80.0} if sweep == final else {**DIVERGED, "status": "tuned", "tuning": 60.0}))
+    assert [row[:3] for row in texts(leaderboard(task(runs)))[1:]] == [["VICReg", "**70.00**", "**80.00**"]]
+
+
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
     record("VICReg", environment={"hardware": "GPU A"})
+    record("untrained", environment={"hardware": "GPU B"})
+    record("SimCLR", **DIVERGED, environment={"hardware": "GPU B"})
+    assert not any("unequal machines" in note for note in leaderboard(task(runs)).notes), "these have no times"
     record("AUH", environment={"hardware": "GPU B", "git": None}, cost={"peak_memory_kind": "CUDA allocated"})
     notes = " ".join(leaderboard(task(runs)).notes)
     for told in ("GPU A", "GPU B", "abc1234, unknown", "CUDA allocated, process RSS"):
@@ -583,6 +635,16 @@ def test_an_optimum_at_the_edge_of_what_was_tried_is_marked(runs: Path, record: 
     assert marked.dropna().to_dict() == {"VICReg": "largest method.alignment_weight"}
 
 
+def test_the_papers_numbers_stand_beside_rows_that_were_chosen_alike(runs: Path, record: Make) -> None:
+    in20 = {"dataset": dataset("in20"), "network": backbone("resnet18")}
+    sizes = {"embedding_dim": 8192, "batch_size": 2048, "epochs": 100}
+    evaluation = settings("VICReg")["evaluation"]
+    for split in ("tuning", "test"):
+        record("SFRIK (L=3)", history=[], cell={**in20, **sizes, "evaluation": evaluation | {"select_on": split}})
+    column = "paper: linear top-1 (%)"
+    assert [grid(leaderboard(each))["SFRIK (L=3)"][column] for each in tasks(runs)] == ["47.5", "47.6"]
+
+
 def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make) -> None:
     record("AUH")
     assert energy_table(task(runs)) is None
@@ -598,7 +660,94 @@ def test_external_backbones_stand_beside_the_others(runs: Path, record: Make) ->
     nothing: dict[str, object] = dict.fromkeys(("embedding_dim", "batch_size", "epochs"))
     external = {"external": {"source": "torchvision:resnet50", "sha256": "0" * 64}}
     record("supervised", method="external", linear=79.0, cost={"train_s": None}, cell=nothing | external)
-    record("VICReg")
-    table = grid(leaderboard(task(runs)))
+    record("VICReg", choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
+    found = leaderboard(task(runs))
+    table = grid(found)
     assert [(label, row["q"]) for label, row in table.items()] == [("supervised", "–"), ("VICReg", "512")]
     assert table["supervised"]["train time (s)"] == "–"
+    assert any("Equal tuning budget: 3 configurations" in note for note in found.notes)
+
+
+def test_methods_over_tasks() -> None:
+    """Ranks, their mean, Friedman's p and Nemenyi's distance (Demšar 2006: q = 2.343 for three methods)."""
+    rng = np.random.default_rng(0)
+    blocks = np.array([80.0, 79.0, 70.0]) + rng.normal(size=(10, 3))
+    tasks = {
+        name: {label: {seed: blocks[5 * i + seed, j] for seed in range(5)} for j, label in enumerate("abc")}
+        for i, name in enumerate(("one", "two"))
+    }
+    tasks["one"]["d"] = {0: 99.0}
+    found = compare_over(tasks)
+    assert found is not None
+    assert (found.blocks, found.tasks, found.left_out) == (10, ["one", "two"], ["d"])
+    ranks = (blocks[:, :, None] < blocks[:, None, :]).sum(axis=2) + 1
+    assert [one.label for one in found.standings] == ["a", "b", "c"]
+    assert [one.mean_rank for one in found.standings] == pytest.approx(ranks.mean(axis=0))
+    assert found.p == pytest.approx(stats.friedmanchisquare(*blocks.T).pvalue)
+    assert found.critical_difference == pytest.approx(2.343 * np.sqrt(3 * 4 / 60), rel=1e-3)
+    assert [one.alike for one in found.standings] == [True, True, False]
+    assert found.standings[2].shortfalls == pytest.approx(np.sort(blocks.max(axis=1) - blocks[:, 2]))
+    assert all(one.low <= one.mean_rank <= one.high for one in found.standings)
+    assert found.standings[2].low == found.standings[2].high == 3, "the last in every block"
+
+
+def test_equally_good_methods_are_not_told_apart() -> None:
+    """Nor are the first and the last of seven, far apart as they are, where Friedman's test finds no difference."""
+    scores = {"a": {0: 70.0, 1: 71.0}, "b": {0: 70.0, 1: 71.0}, "c": {0: 70.0, 1: 71.0}}
+    found = compare_over({"one": scores, "two": scores})
+    assert found is not None
+    assert found.p == 1 and all(one.alike and one.mean_rank == 2 for one in found.standings)
+    places = [(1, 1, 1), (2, 4, 6), (3, 5, 4), (4, 6, 2), (5, 2, 5), (6, 3, 3), (7, 7, 7)]
+    one = {f"method {i}": {0: -place[0], 1: -place[1]} for i, place in enumerate(places)}
+    two = {f"method {i}": {0: -place[2]} for i, place in enumerate(places)}
+    found = compare_over({"one": one, "two": two})
+    assert found is not None and found.p > 0.05
+    assert found.standings[-1].mean_rank - found.standings[0].mean_rank == 6 > found.critical_difference
+    assert all(one.alike for one in found.standings)
+
+
+def test_intervals_of_mean_ranks_are_over_the_tasks_too() -> None:
+    """Of two tasks one may be drawn twice, in which a method is the first or the last."""
+    one = {"a": {0: 3.0}, "b": {0: 2.0}, "c": {0: 1.0}}
+    found = compare_over({"one": one, "two": {"a": one["c"], "b": one["b"], "c": one["a"]}})
+    assert found is not None
+    intervals = {each.label: (each.low, each.mean_rank, each.high) for each in found.standings}
+    assert intervals == {"a": (1, 2, 3), "b": (2, 2, 2), "c": (1, 2, 3)}
+
+
+def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
+    scores = {"a": {0: 72.0, 1: 71.0}, "b": {0: 70.0, 1: 71.5}, "c": {0: 69.0, 1: 68.0}, "d": {0: 90.0, 1: 90.0}}
+    of_two = {"a": {0: 72.0}, "d": {0: 90.0}}  # such a task compares nothing
+    found = compare_over({"one": scores, "two": scores, "three": {**scores, "d": {}}, "four": of_two})
+    assert found is not None
+    assert (found.blocks, found.tasks, found.left_out) == (6, ["one", "two", "three"], ["d"])
+
+
+def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
+    scores = {"a": {0: 70.1}, "b": {0: 70.1 + 2e-14}, "c": {0: 60.0}}
+    found = compare_over({"one": scores, "two": scores})
+    assert found is not None
+    assert [one.mean_rank for one in found.standings] == [1.5, 1.5, 3.0]
+
+
+def test_one_task_or_two_methods_are_no_comparison() -> None:
+    scores = {label: {0: 70.0} for label in "abc"}
+    assert compare_over({"one": scores}) is None
+    assert compare_over({"one": {"a": {0: 1.0}, "b": {0: 2.0}}, "two": {"a": {0: 1.0}, "b": {0: 2.0}}}) is None
+    assert compare_over({"one": scores, "two": {label: {1: 70.0} for label in "ab"} | {"c": {2: 70.0}}}) is None
+
+
+def test_what_the_test_split_chose_or_has_another_unit_is_no_task(runs: Path, record: Make) -> None:
+    chosen_on_test = {"evaluation": settings("VICReg")["evaluation"] | {"select_on": "test"}}
+    for label, accuracy in (("VICReg", 80.0), ("AUH", 79.0), ("SimCLR", 77.0)):
+        record(label, linear=accuracy)
+        record(label, linear=accuracy, cell={"dataset": dataset("digits")})
+        record(label, cell={"dataset": dataset("cifar10"), **chosen_on_test})
+        record(label, cell={"dataset": dataset("stl10")}, scores=(score("error", 1.0, unit="nats"),))
+    found = over_tasks(tasks(runs))
+    assert found is not None and (len(found.tasks), found.blocks) == (2, 2)
+    assert [row[3:] for row in texts(over_tasks_table(found))[1:]] == [
+        ["100", "100", "0.00"],
+        ["100", "100", "1.00"],  # a point below is within a point
+        ["0", "100", "3.00"],
+    ]

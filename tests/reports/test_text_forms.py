@@ -52,7 +52,7 @@ FOREIGN = {
     "a|b\nc": "a\\|b c",
     "`x` **y** _z_ [u](v) ~~w~~ $m$": "\\`x\\` \\*\\*y\\*\\* \\_z\\_ [u\\](v) \\~\\~w\\~\\~ \\$m\\$",
     "back\\|slash &lt; snake_case": "back\\\\\\|slash &amp;lt; snake_case",
-    "\x1b[31mred\x00": "[31mred",
+    "\x1b[31mred\x00": "\\\\x1b[31mred\\\\x00",
 }
 
 
@@ -100,7 +100,7 @@ def test_latex_takes_no_text_for_an_argument() -> None:
         "{[}2pt] \\\\",
         "\\midrule",
         "{[}x] \\\\",
-        "{*}y \\textasciigrave{}z\\textasciigrave{} \\\\",
+        "{*}y \\textasciigrave{}z\\textasciigrave{}\\textbackslash{}x1b \\\\",
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -113,5 +113,5 @@ def test_terminal_text_fits(runs: Path, record: Make) -> None:
     record("a\x1b[31mb\nc\td")
     text = to_terminal(leaderboard(task(runs)))
     assert max(map(len, text.splitlines())) <= 120
-    for word in ("70.50 ± 0.71*", "30.0", "800", "generalized distance", "| a[31mb c d "):
+    for word in ("70.50 ± 0.71*", "30.0", "800", "generalized distance", "| a\\x1b[31mb c d "):
         assert word in text

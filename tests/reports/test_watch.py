@@ -54,7 +54,7 @@ def test_it_shows_states_and_curves_and_writes_the_report(sweep: Path, runs: Pat
 
 
 def test_a_damaged_history_costs_its_curve_only(tmp_path: Path) -> None:
-    from regbench.slurm.live import read_history
+    from regbench.sweeps.live import read_history
 
     assert read_history(tmp_path) == []
     (tmp_path / "metrics-0001.jsonl").write_text('{"epoch": 1, "lo')
@@ -82,7 +82,7 @@ def test_it_ends_with_the_last_cell_and_reports_it(
 
 
 def test_a_curve_is_drawn_from_its_lowest_to_its_highest_value() -> None:
-    from regbench.slurm.live import sparkline
+    from regbench.sweeps.live import sparkline
 
     assert sparkline([0.0, 7.0]) == "▁█"
     assert sparkline([1.0, 1.0]) == "▁▁"
@@ -90,3 +90,4 @@ def test_a_curve_is_drawn_from_its_lowest_to_its_highest_value() -> None:
     assert sparkline([]) == sparkline([float("inf")]) == ""
     long = sparkline([float(i) for i in range(1000)])
     assert (len(long), long[0], long[-1]) == (16, "▁", "█")
+    assert sparkline([0.0] * 999 + [1.0]) == 15 * "▁" + "█"  # the last value is always drawn

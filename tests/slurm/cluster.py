@@ -8,7 +8,7 @@ from typing import Any
 from regbench.benchmark.rundir.lease import read_attempts
 from regbench.benchmark.rundir.record import Record
 from regbench.slurm import manage
-from regbench.slurm.status import CellStatus
+from regbench.sweeps.status import CellStatus
 from tests.history import untimed
 from tests.plugin import install
 from tests.slurm.testbed import Testbed

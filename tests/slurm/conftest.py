@@ -14,6 +14,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.standin import Standin
 from tests.slurm.testbed import ACCOUNTING_COMMANDS, COMMANDS, Testbed, missing
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +53,7 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
     """Stand-ins for Slurm's commands, where every process of the test finds them."""
     made = Standin(tmp_path / "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(made.folder), os.environ["PATH"]]))
+    monkeypatch.setattr("regbench.slurm.queue._TIMEOUT_S", PATIENCE_S)  # on a busy machine one may take longer
     return made
 
 

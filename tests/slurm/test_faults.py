@@ -21,7 +21,7 @@ from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_run
 from regbench.slurm import manage
-from regbench.slurm.status import FINISHED, CellStatus
+from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, is_training, owner, setting
 from tests.slurm.testbed import wait_for
 
@@ -49,7 +49,7 @@ class Storm:
             7: self.restart_controller,
             8: self.cancel,
             9: self.damage_checkpoint,
-            12: lambda status: None,  # its time limit is two minutes
+            12: lambda status: None,  # its time limit is three minutes
             13: self.kill_worker,  # one of two processes on two nodes
             14: self.notify,
         }
@@ -89,6 +89,7 @@ class Storm:
         """Its slurmd is gone, its jobs live on: Slurm starts them elsewhere all the same."""
         node = owner(status)["hostname"]
         self.slurm.kill(f"slurmd-{node}")
+        self.slurm.lose(node)
         life = len(read_attempts(status.directory)) - 1
         self.lost = node, lambda: read_attempts(status.directory)[life]["ended"] == "superseded"
 
@@ -108,6 +109,7 @@ class Storm:
         for pid in watchers + watched:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.slurm.lose(node)
         self._away(status, node)
 
     def _away(self, status: CellStatus, node: str) -> None:
@@ -195,7 +197,7 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
     more = {
         # Not in the large array, of which only two run at a time: they have to begin again at once.
         **{number: f"cluster.mem_gib={number}" for number in (4, 5, 6)},
-        12: "cluster.time_minutes=2 cluster.notice_s=40",
+        12: "cluster.time_minutes=3 cluster.notice_s=40",
         **dict.fromkeys((13, 14), "cluster.nodes=2"),
     }
     cluster.write(*(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in range(15)))

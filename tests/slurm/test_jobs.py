@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,8 @@ from regbench.benchmark.training.distributed import PeerLost
 from regbench.cli import main
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.status import CellStatus
+from regbench.slurm.queue import submissions, tell
+from regbench.sweeps.status import CellStatus
 from tests.plugin import install
 from tests.records import knn_top1, made
 from tests.slurm.standin import Standin
@@ -156,6 +159,31 @@ def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
     assert user.slurm.queued() == ["1_0", "1_1", "3_0", "3_1", "5"]
 
 
+def test_waiting_ends_when_no_cell_waits_any_more(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write("method=vicreg")
+    monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=lambda _: user.slurm.lose("1")))  # not subprocess's
+    waited = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "--wait")
+    assert (waited.exit_code, "1 of 1 cells are not finished: VICReg seed 0 lost" in waited.output) == (1, True)
+
+
+def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
+    user.write("method=vicreg seed=0,1")
+    user.submit()
+    tell([*["1_0"] * 500, "1_1"], "scancel")
+    assert user.slurm.queued() == []
+
+
+def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.write("method=vicreg")
+    monkeypatch.chdir(user.folder)
+    (data_dir,) = (word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir="))
+    Path("data").symlink_to(data_dir)
+    user.submit("runtime.runs_dir=runs", "runtime.data_dir=data")
+    (note,) = submissions(user.sweep)
+    folders = [note["runtime"][name] for name in ("runs_dir", "data_dir")]
+    assert folders == [str(user.folder / name) for name in ("runs", "data")]
+
+
 def test_stages_wait_for_each_other(user: User) -> None:
     user.write("method=vicreg seed=0,1")
     user.submit("cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}")
@@ -168,6 +196,7 @@ def test_stages_wait_for_each_other(user: User) -> None:
     assert "cancelled 1 cell" in user.run("cancel", "own", user.cells()[1])
     assert user.slurm.queued() == ["3_0", "5_0"]
     assert user.states() == ["queued", "cancelled"]
+    assert "submitted 1 cells as 7, 8, 9" in user.run("retry", "own")  # all stages again
 
 
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +216,9 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     (submitted,) = (status for status in user.statuses() if status.job)
     assert (submitted.state, submitted.detail) == ("queued", "submitted; the scheduler does not answer")
     user.slurm.away(0)
+    user.slurm.change("1", state="")  # as in a line that is cut off
+    assert user.states().count("queued") == 1
+    user.slurm.change("1", state="PENDING")
     monkeypatch.setenv("PATH", "/nowhere")
     for command in (again, ("cancel", "own"), ("retry", "own")):
         refused = user.call(*command)
@@ -268,9 +300,14 @@ def test_a_cancelled_cell_says_so_until_it_is_tried_again(user: User) -> None:
     assert user.states() == ["cancelled", "queued"]
     assert f"{first}  VICReg seed 0: was cancelled" in user.run("retry", "own")
     assert user.states() == ["queued", "queued"]
+    user.slurm.lose("3")  # which nobody cancelled
+    assert user.states() == ["lost", "queued"]
+    assert "submitted 1 cells as 4" in user.submit("cluster.time_minutes=70")
     assert "cancelled 2 cells" in user.run("cancel", "own")
     assert user.states() == ["cancelled", "cancelled"]
     assert "cancelled 0 cells" in user.run("cancel", "own")
+    assert "submitted 2 cells" in user.run("retry", "own")  # each as it was submitted last
+    assert [user.slurm.tasks()[name]["asked"]["time"] == "70" for name in user.slurm.queued()] == [True, False]
 
 
 def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User) -> None:
@@ -462,6 +499,28 @@ def test_lives_that_come_no_farther_are_not_for_ever(process: Process, tiny: lis
     ):
         write(3, **more)
         assert process(**single)
+
+
+def test_lives_that_end_before_they_come_to_work_are_not_for_ever(
+    process: Process, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the time is up while code is loaded, on a busy machine: they leave no attempt."""
+    job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1"}
+    assert process(**job, RESTART_COUNT="9")
+    attempts = tmp_path / "runs" / "own" / load_run([*tiny, "method=vicreg"])[0].id / "attempts"
+    attempts.mkdir(parents=True)
+    life = {"heartbeat": 0.0, "beat": 1, "lease_s": 60, "ended": "interrupted"}
+    for restarts, owner in (
+        ("10", {"slurm_job_id": "6", "slurm_restarts": 3}),
+        ("14", {"slurm_job_id": "7", "slurm_restarts": 3}),
+    ):
+        (attempts / "0001.json").write_text(json.dumps({**life, "owner": owner}))
+        assert process(**job, RESTART_COUNT=str(int(restarts) - 1))
+        with monkeypatch.context() as patch, pytest.raises(RegbenchError, match="10 lives of this job ended before"):
+            patch.setitem(sys.modules, "regbench.benchmark.run", None)  # nothing of that is loaded before
+            process(**job, RESTART_COUNT=restarts)
+        assert "before they came to work" in (tmp_path / "7_error").read_text()
+        (tmp_path / "7_error").unlink()
 
 
 def test_the_batch_script_queues_a_killed_job_again_and_no_other(user: User) -> None:

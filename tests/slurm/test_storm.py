@@ -24,7 +24,7 @@ from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_run
 from regbench.slurm import manage
 from regbench.slurm.queue import jobs_of
-from regbench.slurm.status import FINISHED, CellStatus
+from regbench.sweeps.status import FINISHED, CellStatus
 from tests.slurm.cluster import Cluster, curve, setting
 from tests.slurm.testbed import wait_for
 

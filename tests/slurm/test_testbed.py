@@ -95,6 +95,7 @@ def test_job_of_a_lost_node_runs_elsewhere(slurm: Testbed, tmp_path: Path) -> No
     wait_for_text(log, "0 node")
     first = log.read_text().split()[1]
     slurm.kill(f"slurmd-{first}")
+    slurm.lose(first)
     wait_for_text(log, "1 node")
     assert {line.split()[1] for line in log.read_text().splitlines() if line[0] in "01"} == {"node1", "node2"}
 

@@ -162,6 +162,10 @@ class Testbed:
         if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             process.wait(30)
 
+    def lose(self, node: str) -> None:
+        """Lets Slurm give up a node whose slurmd was killed, as it does by itself after a minute."""
+        self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
     def up(self, daemon: str) -> None:
         """Starts a daemon with the state it had, or continues it, and waits until it answers."""
         if self._is_running(daemon):
@@ -365,7 +369,8 @@ DefMemPerCPU=256
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 KillWait=5
-SlurmdTimeout=10
+# A busy machine keeps a slurmd waiting for long, and jobs of a node that Slurm gives up begin again: see `lose`.
+SlurmdTimeout=60
 MessageTimeout=5
 SlurmctldTimeout=10
 ReturnToService=2

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from regbench import RegbenchError
+from regbench.errors import RegbenchError
 from regbench.plugins import Registry
 from regbench.settings import AtLeastZero, Fraction, NonNegative, Positive, settings
 from regbench.spaces import Space
@@ -153,9 +153,7 @@ class OptimizerConfig(ABC):
         return peak * (left + (1 - left) * self.final_lr_fraction)
 
 
-OPTIMIZERS: Registry[OptimizerConfig] = Registry(
-    "optimizer", "regbench.optimizers", "regbench.benchmark.training.optimizers"
-)
+OPTIMIZERS: Registry[OptimizerConfig] = Registry("optimizer")
 """The optimizers there are."""
 
 register = OPTIMIZERS.register

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from regbench import RegbenchError
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
 from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
+from regbench.errors import RegbenchError
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 

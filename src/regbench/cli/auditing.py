@@ -64,11 +64,11 @@ def audit(
     """
     from tqdm import tqdm
 
-    from regbench.benchmark.audit.adapters import find_losses
-    from regbench.benchmark.audit.audit import ALL_PROBES, described_machine
-    from regbench.benchmark.audit.audit import audit as run
-    from regbench.benchmark.audit.finding import markdown, plain, table
     from regbench.files import write_text
+    from regbench.instruments.audit.adapters import find_losses
+    from regbench.instruments.audit.audit import ALL_PROBES, described_machine
+    from regbench.instruments.audit.audit import audit as run
+    from regbench.instruments.audit.finding import markdown, plain, table
 
     if source is not None:
         sys.path.insert(0, str(source.resolve()))

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.completion import complete_method
 from regbench.cli.group import main
-from regbench.cli.options import make_folder
+from regbench.cli.options import known_methods, make_folder
+from regbench.errors import RegbenchError
 
 KINDS = {
     "pairwise": "the mean of the two-view loss over the pairs of a global view and another",
@@ -22,7 +22,7 @@ KINDS = {
 
 
 @main.command()
-@click.argument("names", nargs=-1, shell_complete=complete_method)
+@click.argument("names", nargs=-1, shell_complete=complete_method, callback=known_methods)
 @click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
 @click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
@@ -116,7 +116,7 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
 
 
 @main.command()
-@click.argument("names", nargs=-1, shell_complete=complete_method)
+@click.argument("names", nargs=-1, shell_complete=complete_method, callback=known_methods)
 def check(names: Sequence[str]) -> None:
     """Check that methods keep what a regularizer must keep.
 
@@ -129,7 +129,7 @@ def check(names: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from regbench import methods as registry
-    from regbench.benchmark.conformance import check_names, check_sharded, run_check
+    from regbench.instruments.conformance import check_names, check_sharded, run_check
 
     chosen = {name: registry.build(name) for name in names or registry.names()}
     failed = 0

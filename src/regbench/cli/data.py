@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.completion import complete_dataset
 from regbench.cli.group import main
 from regbench.cli.options import settings
+from regbench.errors import RegbenchError
 
 
 @main.command()

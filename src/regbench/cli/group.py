@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 
-from regbench import RegbenchError, __version__
+from regbench.errors import RegbenchError
+from regbench.text import printable
+from regbench.version import __version__
 
 _RESUMED = ("evaluate", "prepare", "reproduce", "sweep", "train", "tune")
 
@@ -49,6 +51,13 @@ class _Cli(click.Group):
             _fail(ctx, error, f"interrupted{goes_on}", 130)
 
 
+class _Printable(logging.Formatter):
+    """Formats messages, in which names of others may stand, line by line as text that can be printed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Tell whether a GPU or this machine has no memory left, without the import of torch."""
     told = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
@@ -63,7 +72,7 @@ def _as_written(text: str | None) -> str | None:
 def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
     if ctx.params["debug"]:
         raise error
-    click.echo(f"regbench: {' '.join(line.split())}", err=True)
+    click.echo(f"regbench: {printable(' '.join(line.split()))}", err=True)
     ctx.exit(code)
 
 
@@ -99,6 +108,8 @@ def main(debug: bool) -> None:
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
       eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGTERM, _interrupt)
     atexit.register(_leave)

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.cli.group import main
 from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
+from regbench.errors import RegbenchError
 
 
 @main.command()
@@ -27,7 +27,7 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
     after that: it works on any machine that sees the folder, also without Slurm.
     """
     from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
-    from regbench.slurm.status import counts, status_table
+    from regbench.sweeps.status import counts, status_table
 
     if name is None:
         if not (folders := sweep_folders(runs_dir)):
@@ -48,7 +48,7 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
 def watch(folder: Path) -> list[Any]:
     """Show how a sweep stands until none of its cells runs or waits; return how they stand then."""
     from regbench.slurm.manage import poll
-    from regbench.slurm.status import counts, status_table
+    from regbench.sweeps.status import counts, status_table
 
     last, found = "", []
     for found in poll(folder):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.group import main
 from regbench.cli.options import make_folder, out_in_runs
+from regbench.errors import RegbenchError
 
 
 @main.command()
@@ -45,12 +45,12 @@ def doctor(ctx: click.Context, sections: Sequence[str], gpu: bool, device: str, 
             raise RegbenchError("sections are of the examination of a GPU; add --gpu")
         from tabulate import tabulate
 
-        from regbench.benchmark.doctor.inventory import inventory
+        from regbench.instruments.doctor.inventory import inventory
 
         rows = [(each.what, each.found, each.remedy) for each in inventory()]
         click.echo(tabulate(rows, ("", "found", "to have it"), disable_numparse=True))
         return
-    from regbench.benchmark.doctor.examination import Examined, examine
+    from regbench.instruments.doctor.examination import Examined, examine
 
     def tell(examined: Examined) -> None:
         click.echo(f"{examined.name}: {'holds' if examined.ok else 'FAILED'}, {examined.seconds:.0f} s")

@@ -8,10 +8,18 @@ from typing import Any
 
 import click
 
-from regbench import RegbenchError
 from regbench.cli.completion import complete_dataset, complete_method
 from regbench.cli.group import main
-from regbench.cli.options import comma_separated, make_folder, out_in_runs, positive, settings, whole_numbers
+from regbench.cli.options import (
+    comma_separated,
+    known_methods,
+    make_folder,
+    out_in_runs,
+    positive,
+    settings,
+    whole_numbers,
+)
+from regbench.errors import RegbenchError
 
 COST_HELP = """
 \b
@@ -22,7 +30,7 @@ COST_HELP = """
 
 
 @main.command(epilog=COST_HELP)
-@click.argument("methods", nargs=-1, shell_complete=complete_method)
+@click.argument("methods", nargs=-1, shell_complete=complete_method, callback=known_methods)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
 @click.option("--views", help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]")
@@ -64,9 +72,9 @@ def cost(
     is predicted not to fit the budget or the memory is left out and says so. Prints a table and writes cost.csv,
     cost.md and cost.png.
     """
-    from regbench.benchmark.cost import losses
-    from regbench.benchmark.cost.harness import table
     from regbench.files import write_bytes
+    from regbench.instruments.cost import losses
+    from regbench.instruments.cost.harness import table
     from regbench.reports.page.cost_curves import cost_png
 
     sizes = {"n": n, "q": q, "views": views, "ranks": ranks}
@@ -117,8 +125,8 @@ def loader_bench(
     """
     import os
 
-    from regbench.benchmark.cost import loaders
-    from regbench.benchmark.cost.images import chosen_images
+    from regbench.instruments.cost import loaders
+    from regbench.instruments.cost.images import chosen_images
 
     if overrides and not data:
         raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from regbench import RegbenchError
 from regbench.api import refuse_folder_name
 from regbench.cli.completion import complete_cell, complete_override, complete_started
+from regbench.errors import RegbenchError
 
 OVERRIDES_HELP = """
 Settings are given as key=value in Hydra's grammar:
@@ -27,7 +27,14 @@ Settings are given as key=value in Hydra's grammar:
 """
 
 
-settings = click.argument("overrides", nargs=-1, shell_complete=complete_override)
+def _with_known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    from regbench.plugins import refuse_unknown_in
+
+    refuse_unknown_in(overrides)
+    return overrides
+
+
+settings = click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_with_known_names)
 
 _RUNS_DIR = "regbench.runs_dir"
 
@@ -43,7 +50,7 @@ def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | N
 
 def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
     given: tuple[str, ...] = ctx.meta.get(_RUNS_DIR, ())
-    return (*overrides, *given)
+    return (*_with_known_names(ctx, param, overrides), *given)
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,6 +114,14 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
         show_default=f"{name} in the folder of runs",
         help=what,
     )
+
+
+def known_methods(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse names of methods that there are not."""
+    from regbench.plugins import refuse_unknown
+
+    refuse_unknown("method", names)
+    return names
 
 
 started_sweep = click.argument("name", shell_complete=complete_started)

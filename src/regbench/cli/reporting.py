@@ -13,6 +13,7 @@ from regbench.api import report_folder
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
 from regbench.cli.options import runs_dir_option
+from regbench.text import printable
 
 
 @main.command()
@@ -70,6 +71,6 @@ def report(
 def write_and_show_report(*names: str, **options: Any) -> None:
     """Write the report of the sweeps and print its leaderboard; see `regbench.report` for the options."""
     result = regbench.report(*names, **options)
-    click.echo(f"\n{result.leaderboard}\n\nreport: {result.page}")
+    click.echo(f"\n{result.leaderboard}\n\nreport: {printable(str(result.page))}")
     if result.warning:
-        click.echo(f"warning: {result.warning}", err=True)
+        click.echo(printable(f"warning: {result.warning}"), err=True)

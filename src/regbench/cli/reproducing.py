@@ -44,8 +44,8 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import load_sweep
     from regbench.slurm.bring import bring, prepare_grid
-    from regbench.slurm.plan import refuse_oversized
-    from regbench.slurm.status import unfinished
+    from regbench.sweeps.forecast import refuse_oversized
+    from regbench.sweeps.status import unfinished
 
     if name is None:
         _list()

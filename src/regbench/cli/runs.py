@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 import regbench
-from regbench import RegbenchError
 from regbench.cli.group import main
 from regbench.cli.options import OVERRIDES_HELP, folder_name, overrides_and_runs_dir
+from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
     from regbench.benchmark.rundir.record import Score
@@ -81,13 +81,14 @@ def evaluate(
     \b
     docs/evaluation.md describes the PROTOCOLs.
     """
-    from regbench.benchmark.evaluate.base import EVALUATIONS
-    from regbench.settings import unknown
+    from regbench.plugins import refuse_unknown
 
     protocols = only.split(",") if only is not None else []
-    for protocol in protocols:
-        if protocol not in EVALUATIONS.names():
-            raise RegbenchError(f"--only: {unknown('evaluation', protocol, EVALUATIONS.names())}")
+    refuse_unknown("evaluation", protocols, "--only: ")  # before torch is imported
+
+    from regbench.benchmark.evaluate.base import EVALUATIONS
+
+    EVALUATIONS.refuse_unknown(protocols, "--only: ")
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
     if backbone is not None:

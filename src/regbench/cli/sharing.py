@@ -11,6 +11,7 @@ import click
 from regbench.cli.completion import complete_started
 from regbench.cli.group import main
 from regbench.cli.options import folder_name, runs_dir_option
+from regbench.text import printable
 
 
 @main.command()
@@ -28,10 +29,9 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
       regbench submit quickstart --out results/our-lab.zip
       regbench verify results/our-lab.zip
     """
-    from regbench.benchmark.recompute import cell_misfit
     from regbench.reports.bundle.submit import submit
 
-    done = submit([runs_dir / name for name in names], out, cell_misfit=cell_misfit, weights=weights)
+    done = submit([runs_dir / name for name in names], out, weights=weights)
     click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")
     if done.missing:
         click.echo(f"{done.missing} cells are not finished, and not in it", err=True)
@@ -61,13 +61,13 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
       regbench verify results/our-lab.zip
       regbench verify results/our-lab.zip --recompute 3 runtime.data_dir=/scratch/data
     """
-    from regbench.benchmark import recompute as again
+    from regbench.instruments import recompute as again
     from regbench.reports.bundle.again import differences, drawn_cells
     from regbench.reports.bundle.bundle import read_bundle, unpack_weights
     from regbench.reports.bundle.claims import claim_misfits
 
     read = read_bundle(bundle)
-    misfits = [*claim_misfits(read), *filter(None, map(again.cell_misfit, read.records))]
+    misfits = claim_misfits(read)
     for record in [] if misfits else drawn_cells(read, recompute):
         saved = record.checkpoint
         with tempfile.TemporaryDirectory() as temporary:
@@ -79,9 +79,9 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
         misfits += found
         how = "trained again" if done.trained else "evaluated again from its weights"
         verdict = "not the same" if found else "equal to the last bit" if done.alike else "as near as other seeds come"
-        click.echo(_printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
+        click.echo(printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
     for misfit in misfits:
-        click.echo(_printable(misfit))
+        click.echo(printable(misfit))
     counted = f"{len(read.records)} {'cell' if len(read.records) == 1 else 'cells'}"
     noun = "misfit" if len(misfits) == 1 else "misfits"
     click.echo(f"{len(misfits)} {noun} in {counted}" if misfits else f"{counted} check out; sha256 {read.sha256}")
@@ -106,10 +106,5 @@ def leaderboard(folder: Path, out: Path) -> None:
 
     site = write_site(folder, out)
     for name, reason in site.refused:
-        click.echo(_printable(f"left out: {name}: {reason}"), err=True)
+        click.echo(printable(f"left out: {name}: {reason}"), err=True)
     click.echo(f"cells: {site.cells:,}, bundles: {site.bundles}, tasks: {site.tasks}; {site.page}")
-
-
-def _printable(line: str) -> str:
-    """Keep what a bundle says from breaking lines or moving the terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in line)

@@ -43,8 +43,8 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     """
     from regbench.benchmark.settings.sweep import load_sweep, sweep_names
     from regbench.slurm.bring import prepare_grid
-    from regbench.slurm.plan import refuse_oversized
-    from regbench.slurm.tune import refuse_tuning
+    from regbench.sweeps.forecast import refuse_oversized
+    from regbench.sweeps.tune import refuse_tuning
 
     if name is None:
         for preset, description in sweep_names().items():
@@ -65,7 +65,7 @@ def _score(grid: Any, wait: bool, report: bool) -> None:
     """Bring the cells of a grid to their records, and write the report if that is asked for."""
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.bring import bring
-    from regbench.slurm.status import unfinished
+    from regbench.sweeps.status import unfinished
 
     statuses = bring(grid, STAGES, watch if wait else None, click.echo)
     if statuses is None:
@@ -148,7 +148,7 @@ def show_plan(grid: Any) -> None:
     """Print the cells of a grid and what they will take."""
     from tabulate import tabulate
 
-    from regbench.slurm import plan as planning
+    from regbench.sweeps import forecast as planning
 
     planned = planning.plan(grid)
     click.echo(tabulate(list(planning.rows(planned)), headers="keys", disable_numparse=True))
@@ -176,10 +176,10 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
     """
-    from regbench.benchmark.plan import savings as measure_savings
-    from regbench.benchmark.plan import table
     from regbench.benchmark.settings.sweep import load_grid, load_sweep
-    from regbench.slurm.plan import GPU_SHARE, largest_fitting
+    from regbench.instruments.plan import savings as measure_savings
+    from regbench.instruments.plan import table
+    from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
 
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
     show_plan(grid)

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 import regbench
-from regbench import RegbenchError
 from regbench.cli.group import main
 from regbench.cli.options import runs_dir_option, started_sweep
+from regbench.errors import RegbenchError
 
 _LOOK_S = 2.0
 _REPORT_S = 30.0
@@ -34,9 +34,9 @@ def watch(name: str, runs_dir: Path, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from regbench.slurm.live import drawn
     from regbench.slurm.manage import statuses, sweep_folder
-    from regbench.slurm.status import FINISHED
+    from regbench.sweeps.live import drawn
+    from regbench.sweeps.status import FINISHED
 
     folder = sweep_folder(runs_dir, name)
     console = Console(width=None if sys.stdout.isatty() else 160)

@@ -1,0 +1,141 @@
+"""Gloo processes that evaluate a loss together, and what each of them sees."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before any group is made: its functions keep the default group that there is then
+from torch import Tensor
+
+from regbench.instruments.audit.probes import difference
+from regbench.instruments.audit.target import Target
+from regbench.instruments.conformance import draw_views
+from regbench.instruments.processes import Place, Processes, one_line
+
+EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
+UNEVEN = {2: (10, 8), 3: (12, 10, 8), 4: (12, 10, 9, 8)}
+_Q = 4
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank saw.
+
+    Attributes:
+        value: Of the loss.
+        drawn: The value when each rank draws numbers of its own.
+        gradient: Of its value along a direction in its own rows, as autograd gives it.
+        slopes: Of its value along the same direction in the rows of each rank, by differences.
+        refused: What it raised; empty if nothing.
+    """
+
+    value: float = math.nan
+    drawn: float = math.nan
+    gradient: float = math.nan
+    slopes: tuple[float, ...] = ()
+    refused: str = ""
+
+
+class Ranks:
+    """Processes that evaluate losses together, as many at a time as asked."""
+
+    def __init__(self) -> None:
+        """Start none yet."""
+        self._processes = Processes(max(EVEN), _start)
+
+    def __enter__(self) -> Ranks:
+        """Start none yet."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes."""
+        self._processes.close()
+
+    def ask(self, target: Target, rows: Sequence[int], dtype: torch.dtype) -> list[Answer]:
+        """Evaluate a loss with so many rows on each rank.
+
+        Raises:
+            WorkFailed: If a process ended, or all took too long.
+        """
+        return self._processes.ask(_evaluate, target, tuple(rows), dtype)[: len(rows)]
+
+
+@dataclass
+class _Here:
+    """One of the processes; `round` counts the groups that were made."""
+
+    place: Place
+    round: int = 0
+
+
+def _start(place: Place) -> _Here:
+    warnings.simplefilter("ignore")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return _Here(place)
+
+
+def _evaluate(here: _Here, target: Target, rows: Sequence[int], dtype: torch.dtype) -> Answer:
+    """Make the default group of as many ranks as there are rows, since a loss asks that one, and evaluate in it."""
+    here.round += 1
+    rank = here.place.rank
+    if rank >= len(rows):
+        return Answer()
+    store = f"file://{here.place.store}-{here.round}"
+    patience = datetime.timedelta(seconds=_PATIENCE_S)
+    # Of unequal shapes gloo would end the process; in detail, torch compares them first.
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if len(set(rows)) > 1 else "OFF"
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # which torch does not list
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience)
+    try:
+        dist.barrier()  # nobody leaves while others are still coming
+        answer = _look(target, rows, rank, dtype)
+        with contextlib.suppress(RuntimeError):  # of a rank that failed, and says so itself
+            dist.barrier()
+        return answer
+    except Exception as error:
+        return Answer(refused=one_line(error))
+    finally:
+        dist.destroy_process_group()  # so that the others do not wait for one that failed
+
+
+def _look(target: Target, rows: Sequence[int], rank: int, dtype: torch.dtype) -> Answer:
+    views = views_of(target, sum(rows), dtype)
+    first = sum(rows[:rank])
+    mine = slice(first, first + rows[rank])
+    shares = [z[mine] for z in views]
+    value, gradients = target.value_and_gradients(shares, first)
+    direction = direction_of(views)
+    gradient = sum((g * d[mine]).sum().item() for g, d in zip(gradients, direction, strict=True))
+    slopes = []
+    for other in range(len(rows)):
+        there = 1.0 if other == rank else 0.0  # every rank evaluates as often, or the others would wait
+
+        def along(shift: float, there: float = there) -> float:
+            moved = [z + shift * there * d[mine] for z, d in zip(shares, direction, strict=True)]
+            return target.value(moved, first).item()
+
+        slopes.append(difference(along, 1e-3 if dtype == torch.float64 else 3e-2))
+    drawn = target.value(shares, first, seed=1 + rank)
+    return Answer(value.item(), drawn.item(), gradient, tuple(slopes))
+
+
+def views_of(target: Target, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """Draw the whole batch of n images, as many views as the loss takes; the same on every rank."""
+    return [z.to(dtype) for z in draw_views(n, _Q, max(target.adapter.views), seed=5)]
+
+
+def direction_of(views: Sequence[Tensor]) -> list[Tensor]:
+    """Draw the direction along which slopes are taken, of the whole batch."""
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]

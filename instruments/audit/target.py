@@ -1,0 +1,287 @@
+"""What is audited: a loss of any library, and the few lines that say how it is called and what it claims.
+
+Shapes: N = rows of a view (n), Q = embedding dimension (q), V = views.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regbench import methods, settings
+from regbench.errors import RegbenchError
+from regbench.files import file_sha256
+from regbench.methods import Regularizer
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss is called with.
+
+    Attributes:
+        views_NQ: This rank's embeddings of each view, shape (n, q), the global views first.
+        global_views: How many views are global.
+        first: Number of the first row in the batch of all ranks.
+    """
+
+    views_NQ: Sequence[Tensor]
+    global_views: int
+    first: int
+
+
+Call = Callable[[Any, Batch], Any]
+"""How a loss is called with a batch."""
+
+
+def _arguments(loss: Any, batch: Batch) -> Any:
+    return loss(*batch.views_NQ)
+
+
+def _list(loss: Any, batch: Batch) -> Any:
+    return loss(list(batch.views_NQ))
+
+
+def _stacked(loss: Any, batch: Batch) -> Any:
+    return loss(torch.stack(list(batch.views_NQ)))
+
+
+def _concatenated(loss: Any, batch: Batch) -> Any:
+    return loss(torch.cat(list(batch.views_NQ)))
+
+
+def _labelled(loss: Any, batch: Batch) -> Any:
+    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]), device=batch.views_NQ[0].device)
+    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
+
+
+def _each(loss: Any, batch: Batch) -> Any:
+    return torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean()
+
+
+CALLS: dict[str, Call] = {
+    "arguments": _arguments,
+    "list": _list,
+    "stacked": _stacked,
+    "concatenated": _concatenated,
+    "labelled": _labelled,
+    "each": _each,
+}
+"""loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
+numbers as labels; the mean over views of loss(z)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """How a loss is made and called, and what it claims.
+
+    Attributes:
+        target: `package.module:Expression` or `path/file.py:Expression`. The expression is evaluated in the module; it
+            gives the loss, its class, or a function. It may use n (rows of this process), q and views (how many).
+        call: A name of `CALLS`, or a function.
+        claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
+            there is none to compare with.
+        gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
+        views: The numbers of views that it takes.
+        local_views: Whether it is told how many of the views are global; `call` has to be a function then.
+        exact_gradient: Whether its gradient should be that of its value; None: as the regularizer's that it claims.
+        detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
+    """
+
+    target: str
+    call: str | Call = "arguments"
+    claims: str = ""
+    gathers: bool = False
+    views: tuple[int, ...] = (2,)
+    local_views: bool = False
+    exact_gradient: bool | None = None
+    detaches: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no way to call and no regularizer."""
+        if isinstance(self.call, str) and self.call not in CALLS:
+            raise RegbenchError(settings.unknown("call", self.call, CALLS))
+        if self.claims:
+            build_claim(self.claims)
+        if min(self.views, default=0) < 2 or 2 not in self.views:
+            raise RegbenchError(f"views={self.views}: a loss is audited with two views first; give (2,) or more")
+
+    @property
+    def layouts(self) -> list[tuple[int, int]]:
+        """The numbers of views, and of global ones among them, beyond two."""
+        many = [count for count in self.views if count > 2]
+        return [(v, v) for v in many] + [(max(many), g) for g in (1, 2) if many and self.local_views]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loss to audit.
+
+    Attributes:
+        name: What the user wrote, such as `lightly:NTXentLoss`.
+        adapter: How it is called.
+    """
+
+    name: str
+    adapter: Adapter
+
+    def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
+        """Make the loss anew, so that nothing is left of earlier calls.
+
+        Raises:
+            RegbenchError: If there is no such module or loss.
+        """
+        where, expression = split_target(self.adapter.target)
+        module = _import(where)
+        try:
+            loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
+        except Exception as error:
+            raise RegbenchError(
+                f"{self.name}: {expression} cannot be made ({type(error).__name__}: {error})"
+            ) from error
+        if inspect.isclass(loss):
+            loss = self._instance(loss)
+        if not callable(loss):
+            raise RegbenchError(f"{self.name}: {expression} is no loss that can be called, but {type(loss).__name__}")
+        return loss.to(dtype) if isinstance(loss, nn.Module) else loss
+
+    def _instance(self, cls: type) -> Any:
+        try:
+            return cls()
+        except Exception as error:
+            raise RegbenchError(
+                f"{self.name}: {cls.__name__}() cannot be made ({error}); give its arguments"
+            ) from error
+
+    def value(
+        self,
+        views_NQ: Sequence[Tensor],
+        first: int = 0,
+        seed: int = 0,
+        loss: Any = None,
+        global_views: int | None = None,
+    ) -> Tensor:
+        """Compute the loss, a scalar, of this rank's rows.
+
+        Args:
+            views_NQ: Embeddings of each view, shape (n, q).
+            first: Number of the first row in the batch of all ranks.
+            seed: Of what it draws.
+            loss: One that was made; None: a new one.
+            global_views: How many views are global; by default all.
+        """
+        count, (n, q) = len(views_NQ), views_NQ[0].shape
+        if loss is None:
+            loss = self.make(n, q, views_NQ[0].dtype, count)
+        call = self.adapter.call
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            batch = Batch(views_NQ, count if global_views is None else global_views, first)
+            return scalar((CALLS[call] if isinstance(call, str) else call)(loss, batch))
+
+    def value_and_gradients(
+        self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0, global_views: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the loss and its gradient with respect to each view; see `value`."""
+        leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views_NQ]
+        value = self.value(leaves, first, seed, global_views=global_views)
+        if not value.requires_grad:
+            return value, [torch.zeros_like(leaf) for leaf in leaves]
+        return value.detach(), list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+
+    @functools.cached_property
+    def claimed(self) -> Regularizer | None:
+        """The regularizer that it claims to be."""
+        return build_claim(self.adapter.claims) if self.adapter.claims else None
+
+    @property
+    def version(self) -> str:
+        """The version of the installed package, or the digest of the file where it is not one of those."""
+        where = split_target(self.adapter.target)[0]
+        file = Path(str(_import(where).__file__))
+        for name in importlib.metadata.packages_distributions().get(where.split(".")[0], []):
+            package = importlib.metadata.distribution(name)
+            if file.is_relative_to(str(package.locate_file(""))):
+                return package.version
+        return f"sha256 {file_sha256(file)[:12]}"
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Split a target into the module or file and the expression.
+
+    Raises:
+        RegbenchError: If it has no colon or nothing beside it.
+    """
+    where, colon, expression = target.partition(":")
+    if not (where and colon and expression):
+        raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
+    return where, expression
+
+
+@functools.cache
+def _import(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ImportError as error:
+            raise RegbenchError(
+                f"{where} cannot be imported ({error}); install it, or give its folder: --source DIR"
+            ) from error
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise RegbenchError(f"there is no file {path}; give path/file.py:Class(args)")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def scalar(output: Any) -> Tensor:
+    """Take the loss out of what was returned: a scalar, a tuple's first, the entry `loss` or `total`; the mean of many.
+
+    Raises:
+        RegbenchError: If there is none.
+    """
+    if isinstance(output, Tensor):
+        return output.reshape(()) if output.numel() == 1 else output.mean()
+    if isinstance(output, tuple | list) and output:
+        return scalar(output[0])
+    if isinstance(output, Mapping):
+        for name in ("loss", "total"):
+            if name in output:
+                return scalar(output[name])
+        if len(output) == 1:
+            return scalar(next(iter(output.values())))
+    raise RegbenchError(f"a loss must return a tensor, not {type(output).__name__}; write an adapter that takes it out")
+
+
+def build_claim(claim: str) -> Regularizer:
+    """Build the regularizer that `claim` names, such as `simclr` or `simclr(temperature=0.5)`.
+
+    Raises:
+        RegbenchError: If it is none.
+    """
+    try:
+        tree = ast.parse(claim, mode="eval").body
+        if isinstance(tree, ast.Name):
+            return methods.build(tree.id)
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
+            settings = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+            return methods.build(tree.func.id, **settings)
+    except (SyntaxError, ValueError):
+        pass
+    raise RegbenchError(f"{claim!r} is no regularizer; write it like simclr or simclr(temperature=0.5)")

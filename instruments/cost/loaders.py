@@ -1,0 +1,216 @@
+"""How fast the loaders are: regbench's, torchvision's and FFCV's on the same images and the same cores.
+
+Every contestant has a process of its own that stays alive. They take turns in rounds, one at a time and with nothing
+left at work between two turns. What comes before the rounds (compiling, starting workers, filling the page cache) is
+not counted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from regbench.datasets.beton import RAW, Beton
+from regbench.errors import RegbenchError
+from regbench.files import write_text
+from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Opened, Pass, Task
+from regbench.instruments.cost.harness import Column, Machine, median, number, ratios, span, table, take_turns, to_csv
+from regbench.instruments.cost.images import Images
+from regbench.instruments.processes import Processes, WorkFailed
+
+log = logging.getLogger("regbench")
+PACKAGES = ("torch", "torchvision", "pillow", "ffcv", "numba", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpeed:
+    """The speed of one contestant on some images.
+
+    Attributes:
+        images: Name of the images.
+        raw: Whether they are stored as pixels and not as JPEGs.
+        part: "crops" (decoded, cropped, resized, flipped) or "views" (the whole chain).
+        device: Where the photometric part runs and the result is delivered.
+        contestant: Whose loader.
+        interpolation: Its filter.
+        delivered: Type and shape of one view's batch.
+        img_per_s: Source images a second in each round; each gives two views.
+        ratio: To torchvision's PIL loader, in each round; empty if one of the two is missing.
+        note: Why it was not measured; empty if it was.
+    """
+
+    images: str
+    raw: bool
+    part: str
+    device: str
+    contestant: str
+    interpolation: str
+    delivered: str = ""
+    img_per_s: Sequence[float] = ()
+    ratio: Sequence[float] = ()
+    note: str = ""
+
+
+def refuse_impossible(*, workers: int, seconds: float, rounds: int) -> None:
+    """Refuse numbers that cannot be measured with, for `measure` and before its images are made.
+
+    Raises:
+        RegbenchError: There are not so many cores, or nothing would be measured.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= workers <= cores:
+        raise RegbenchError(f"--workers is {workers}; choose 1 to {cores}, the number of cores here")
+    if rounds < 1 or not 0 < seconds < math.inf:
+        raise RegbenchError(f"--rounds is {rounds} and --seconds {seconds:g}; give at least one round and some time")
+
+
+@contextmanager
+def _only_cores(count: int) -> Iterator[None]:
+    """Leave this process and those that it starts so many of its cores."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def measure(
+    chosen: Sequence[Images],
+    *,
+    workers: int,
+    seconds: float,
+    rounds: int,
+    contestants: Sequence[Contestant] = CONTESTANTS,
+) -> tuple[list[LoaderSpeed], Machine]:
+    """Measure contestants on all images: the crops, and the views on the CPU and on the GPU if there is one.
+
+    Args:
+        chosen: What to load.
+        workers: Threads or worker processes of each, and the number of cores that are used.
+        seconds: About so long is one contestant's turn in a round.
+        rounds: How many.
+        contestants: Who takes part.
+
+    Returns:
+        A row for each contestant, those that were left out too, and the machine.
+
+    Raises:
+        RegbenchError: A number that cannot be, or images that are not prepared.
+    """
+    refuse_impossible(workers=workers, seconds=seconds, rounds=rounds)
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    groups = [("crops", "cpu"), ("views", "cpu"), *([("views", "cuda")] if gpu else [])]
+    rows = []
+    with _only_cores(workers):
+        machine = Machine.here("cpu", PACKAGES, **gpu, workers=workers, rounds=rounds, seconds=seconds)
+        for images in chosen:
+            for part, device in groups:
+                those = [each for each in contestants if part in each.parts]
+                if those:
+                    rows += _measure_group(those, part, Task.of(images, workers, device), seconds, rounds)
+    return rows, machine
+
+
+def _measure_group(
+    contestants: Sequence[Contestant], part: str, task: Task, seconds: float, rounds: int
+) -> list[LoaderSpeed]:
+    """Measure those that deliver the same, in turns."""
+    notes: dict[Contestant, str] = {}
+    pools: dict[Contestant, Processes] = {}
+    title = f"{task.images.name}, {part} on the {'GPU' if task.device == 'cuda' else 'CPU'}"
+    bar = tqdm(total=len(contestants) * (rounds + 1), desc=title, unit="turn", disable=None, leave=False)
+
+    def turn(each: Contestant, what: Callable[[Opened], Pass] = Opened.next) -> Pass | None:
+        bar.update()
+        if each in notes:
+            return None
+        try:
+            return pools[each].ask(what)[0]
+        except WorkFailed as error:
+            notes[each] = f"left out: {error}"
+            pools[each].close()
+            return None
+
+    with bar, ExitStack() as stack:
+        warm: dict[Contestant, Pass | None] = {}
+        for each in contestants:
+            if each.needs_ffcv and importlib.util.find_spec("ffcv") is None:
+                notes[each] = "left out: FFCV is not installed: pip install 'regbench[ffcv]'"
+                continue
+            pool = Processes(1, Opened, each, part, task, seconds, threads=task.workers)
+            pools[each] = stack.enter_context(pool)
+            if (done := turn(each, lambda opened: opened.warm)) and not sys.stderr.isatty():
+                log.info("%s: %s, %s, warm-up: %.0f images/s", title, each.name, each.interpolation, done.img_per_s)
+            warm[each] = done
+        passes = take_turns({each: partial(turn, each) for each in contestants}, rounds)
+    rates = {each: [done.img_per_s for done in passes[each] if done] for each in contestants}
+    base = next((rates[each] for each in contestants if each.name == BASELINE), [])
+    raw = bool((Beton(task.images.file).modes == RAW).all())
+    return [
+        LoaderSpeed(
+            images=task.images.name,
+            raw=raw,
+            part=part,
+            device=task.device,
+            contestant=each.name,
+            interpolation=each.interpolation,
+            delivered=done.delivered if (done := warm.get(each)) else "",
+            img_per_s=[] if each in notes else rates[each],
+            ratio=[] if each in notes else ratios(rates[each], base),
+            note=notes.get(each, ""),
+        )
+        for each in contestants
+    ]
+
+
+COLUMNS: tuple[Column[LoaderSpeed], ...] = (
+    Column("", lambda row: row.contestant, "left"),
+    Column("filter", lambda row: row.interpolation, "left"),
+    Column("images/s", lambda row: number(median(row.img_per_s))),
+    Column("min–max", lambda row: span(row.img_per_s)),
+    Column("views/s", lambda row: number(median([2 * rate for rate in row.img_per_s]))),
+    Column("ratio", lambda row: number(median(row.ratio))),
+    Column("min–max", lambda row: span(row.ratio)),
+    Column("delivered", lambda row: row.note or f"2 x {row.delivered}", "left"),
+)
+
+
+def tables(rows: Sequence[LoaderSpeed]) -> str:
+    """Set the rows for people: what is compared with what stands together."""
+    parts = []
+    for key in dict.fromkeys((row.images, row.part, row.device) for row in rows):
+        images, part, device = key
+        what = {"crops": "decoded, cropped, flipped", "views": "whole chain, normalised"}[part]
+        where = f"photometry of regbench on the {'GPU' if device == 'cuda' else 'CPU'}" if part == "views" else "CPU"
+        own = [row for row in rows if (row.images, row.part, row.device) == key]
+        parts.append(f"{images}: {what} ({where})\n\n{table(own, COLUMNS)}")
+    return "\n\n".join(parts)
+
+
+LEGEND = """\
+Median over rounds and range. Source images a second, each of which gives two views; ratio: to torchvision's PIL loader
+in the same round. FFCV's own decoder has the area filter only, so it is to be compared with regbench's area.
+No FFCV row has the whole chain, because FFCV has no blur."""
+
+
+def write(rows: Sequence[LoaderSpeed], machine: Machine, path: Path) -> None:
+    """Write a line of CSV for each contestant and round, or one for a contestant that was left out."""
+    lines = []
+    for row in rows:
+        rates: Sequence[float | None] = row.img_per_s or [None]
+        for i, (rate, ratio) in enumerate(zip_longest(rates, row.ratio), 1):
+            lines.append({**asdict(row), "round": rate and i, "img_per_s": rate, "ratio": ratio})
+    write_text(path, to_csv(lines, machine))

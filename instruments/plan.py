@@ -1,0 +1,308 @@
+"""What a run needs, without a GPU and without memory: one training step on tensors that have a shape but no data.
+
+The step is the real one (`Step`, `SiameseNetwork`, optimizer, the method in its form) on PyTorch's fake tensors, for
+rank 0 of as many ranks as asked for, whose collectives do nothing. Every allocation is counted while it lives, rounded
+up to the 512 bytes of PyTorch's CUDA allocator; the peak is that of the second step, when the optimizer has its state.
+What is assumed:
+
+- The views are on the device in float32; the uint8 crops that they were made of are free again.
+- DistributedDataParallel cannot run on fake tensors. Under it the gradients stay between steps, because `Step` only
+  sets them to zero: they are there from the beginning, and autograd adds to them. With `gradient_as_bucket_view` they
+  are views of DDP's buckets; otherwise the buckets are one more copy.
+- SyncBatchNorm keeps what BatchNorm keeps.
+- Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what the allocator loses to
+  fragmentation are not counted. Leave some 10 % free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed import fake_pg
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
+from regbench.benchmark.training.step import PARTS, Step
+from regbench.errors import RegbenchError
+from regbench.methods import Engine
+from regbench.methods.pairwise import panels_of
+
+_ALLOCATION_BYTES = 512  # what the CUDA allocator rounds up to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a step of one run needs.
+
+    Attributes:
+        peak_bytes: Highest sum of live allocations on one GPU.
+        moment: Of `regbench.benchmark.training.step.PARTS`, the one in which the peak lies.
+        parts_bytes: What lives at the peak, by what it is; its sum is `peak_bytes`.
+        parameters: Trained numbers.
+        flop_per_step: Of matrix products and convolutions, all ranks; one multiplication and addition is 2.
+        sent_bytes_per_step: By one GPU to others, collectives as rings.
+        checkpoint_bytes: Weights, buffers and the optimizer's state on disk.
+    """
+
+    peak_bytes: int
+    moment: str
+    parts_bytes: dict[str, int]
+    parameters: int
+    flop_per_step: int
+    sent_bytes_per_step: int
+    checkpoint_bytes: int
+
+
+def predict(
+    cell: Cell,
+    *,
+    world_size: int = 1,
+    loss_form: str = "auto",
+    shard_optimizer: bool = False,
+    ddp_bucket_view: bool = True,
+    plain_network: bool = False,
+) -> Needs:
+    """Predict what a training step of `cell` needs on each of `world_size` GPUs.
+
+    Args:
+        cell: The run; nothing of it is computed.
+        world_size: GPUs that share the batch.
+        loss_form: See `Engine`.
+        shard_optimizer: Whether the ranks share the optimizer's state, see `SharedOptimizer`.
+        ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
+        plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
+
+    Raises:
+        RegbenchError: If the ranks cannot have equal parts of the batch, or the process is already one of several.
+    """
+    if world_size < 1 or cell.batch_size % world_size:
+        raise RegbenchError(
+            f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a multiple"
+        )
+    with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
+        network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
+            cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
+        )
+        parameters = list(network.parameters())
+        accounts.file("weights", network.state_dict().values())
+        for layer in network.modules():
+            if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.register_forward_hook(accounts.synchronize_statistics)
+        optimizer = cell.optimizer.build_clipping(parameters, group if shard_optimizer else None)
+        step = Step(
+            network=network,
+            optimizer=optimizer,
+            method=cell.method,
+            engine=Engine(form=loss_form, group=group, even=True),
+            precision=cell.precision,
+            global_views=cell.augmentation.global_views,
+            micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
+            mark=accounts.mark,
+        )
+        sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
+        images, channels = cell.batch_size // world_size, cell.dataset.channels
+        views = [torch.empty(images, channels, side_px, side_px) for side_px in sides_px]
+        accounts.file("images", views)
+        ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
+        accounts.file("gradients", ddp_gradients)
+        buckets = [torch.empty_like(gradient) for gradient in ddp_gradients if not ddp_bucket_view]
+        accounts.file("DDP buckets", buckets)
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(lambda p: accounts.file("gradients", [p.grad]))
+        for _ in range(2):
+            for p, gradient in zip(parameters, ddp_gradients, strict=False):
+                p.grad = gradient
+            accounts.begin()
+            step(*views)
+            kept = [
+                (p, entry)
+                for p, state in optimizer.state.items()
+                for entry in state.values()
+                if isinstance(entry, Tensor)
+            ]
+            accounts.file("optimizer state", [entry for _, entry in kept])
+        weights_bytes = sum(p.nbytes for p in parameters)
+        # A checkpoint holds the whole of what the ranks share.
+        state_bytes = sum(p.nbytes if entry.ndim else entry.nbytes for p, entry in kept)
+        accounts.all_reduce(weights_bytes if group is not None else 0)
+        return Needs(
+            peak_bytes=accounts.peak_bytes,
+            moment=accounts.moment,
+            parts_bytes={part: count for part, count in accounts.peak.most_common() if count},
+            parameters=sum(p.numel() for p in parameters),
+            flop_per_step=accounts.flop * world_size,
+            sent_bytes_per_step=round(accounts.sent_bytes),
+            checkpoint_bytes=sum(tensor.nbytes for tensor in network.state_dict().values()) + state_bytes,
+        )
+
+
+def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any) -> int | None:
+    """Find the largest batch size or embedding dimension that needs at most `limit_bytes` on a GPU; None if none does.
+
+    Args:
+        cell: The run, but for what is sought.
+        limit_bytes: Memory of a GPU.
+        what: "batch_size", of which world_size · 2, · 4, · 8, … are tried, or "embedding_dim": 2, 4, 8, ….
+        world_size: GPUs that share the batch.
+        **switches: Other arguments of `predict`.
+
+    Raises:
+        RegbenchError: If `what` is none of these.
+    """
+    if what not in ("batch_size", "embedding_dim"):
+        raise RegbenchError(f"cannot seek the largest {what!r}; choose batch_size or embedding_dim")
+    size = 2 * world_size if what == "batch_size" else 2
+    best = None
+    while True:
+        sized: Cell = replace(cell, **{what: size})  # type: ignore[arg-type]  # both are integers
+        if predict(sized, world_size=world_size, **switches).peak_bytes > limit_bytes:
+            return best
+        best, size = size, 2 * size
+
+
+def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
+    """Predict what the cell needs in the textbook's way, and after each saving, one on top of the other."""
+    steps: dict[str, dict[str, Any]] = {
+        "textbook": {"loss_form": "textbook", "plain_network": True, "ddp_bucket_view": False},
+        "streamed loss": {"loss_form": "auto"},
+        "gradients in DDP's buckets": {"ddp_bucket_view": True},
+        "projector and max-pool keep less": {"plain_network": False},
+        "momentum shared by the ranks": {"shard_optimizer": True},
+    }
+    switches: dict[str, Any] = {}
+    needs = {}
+    for name, change in steps.items():
+        switches |= change
+        needs[name] = predict(cell, world_size=world_size, **switches)
+    return needs
+
+
+def table(rows: dict[str, Needs], style: str = "github") -> str:
+    """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
+    cells = [
+        (
+            name,
+            f"{needs.peak_bytes / 1e9:.2f}",
+            needs.moment,
+            ", ".join(f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6),
+            f"{needs.flop_per_step / 1e12:.1f}",
+            f"{needs.sent_bytes_per_step / 1e9:.2f}",
+        )
+        for name, needs in rows.items()
+    ]
+    headers = ("", "peak GB", "in", "of which GB", "TFLOP a step", "sent GB a step")
+    return tabulate(cells, headers=headers, tablefmt=style, disable_numparse=True)
+
+
+@contextlib.contextmanager
+def _ranks(world_size: int) -> Iterator[dist.ProcessGroup | None]:
+    """Make this process rank 0 of `world_size` ranks, the others of which do not exist."""
+    if world_size == 1:
+        yield None
+        return
+    if dist.is_initialized():
+        raise RegbenchError("this process is one of several already; plan in a process of its own")
+    excepthook = sys.excepthook  # each init_process_group puts another "[rank0]: " before errors
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook
+
+
+class Accounts(TorchDispatchMode):
+    """Counts live storages by what they are, FLOP and bytes sent, of all that runs under it.
+
+    A new storage is filed under the part of the step that makes it, or as a cast weight; `file` files it elsewhere.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        """Count for one of `world_size` ranks."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._world_size = world_size
+        self._files: dict[int, str] = {}
+        self._live: Counter[str] = Counter()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step: forget what was counted, but for what lives."""
+        self._marks = 0
+        self.peak_bytes, self.peak, self.moment = 0, Counter[str](), PARTS[0]
+        self.flop, self.sent_bytes = 0, 0.0
+
+    def mark(self) -> None:
+        """Begin the next part of the step."""
+        self._marks += 1
+
+    def file(self, part: str, tensors: Iterable[Tensor]) -> None:
+        """File the tensors' storages under `part`, whether they are new or not."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key, size = id(storage), -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
+            if key in self._files:
+                self._live[self._files[key]] -= size
+            else:
+                weakref.finalize(storage, self._free, key, size).atexit = False
+            self._files[key] = part
+            self._live[part] += size
+
+    def _free(self, key: int, size: int) -> None:
+        self._live[self._files.pop(key)] -= size
+
+    def all_reduce(self, size: float) -> None:
+        """Count an all-reduce of so many bytes: in a ring, every rank sends 2 (P − 1)/P of them."""
+        self.sent_bytes += 2 * (self._world_size - 1) / self._world_size * size
+
+    def synchronize_statistics(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count; in backward two sums."""
+        features = inputs[0].shape[1]
+        self.sent_bytes += (self._world_size - 1) * 4 * (2 * features + 1)
+        if torch.is_grad_enabled():
+            self.all_reduce(4 * 2 * features)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation and what it makes."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0  # there are no data; any number will do, such as for a seed, and 0 drops no path
+        out = func(*args, **(kwargs or {}))
+        self._count_work(func, args, kwargs or {}, out)
+        moment = PARTS[max(0, min(self._marks, len(PARTS)) - 1)]
+        part = "activations" if moment == "forward" else f"scratch of {moment}"
+        if func is torch.ops.aten._to_copy.default and self._files.get(id(args[0].untyped_storage())) == "weights":
+            part = "cast weights"
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.file(part, [tensor for tensor in tensors if id(tensor.untyped_storage()) not in self._files])
+        if (live_bytes := self._live.total()) > self.peak_bytes:
+            self.peak_bytes, self.peak, self.moment = live_bytes, self._live.copy(), moment
+        return out
+
+    def _count_work(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = func.overloadpacket.__name__
+        if func.namespace == "c10d":
+            size = sum(leaf.nbytes for leaf in tree_leaves(args[0]) if isinstance(leaf, Tensor))
+            if name == "allreduce_":
+                self.all_reduce(size)
+            elif name == "_allgather_base_":
+                self.sent_bytes += (self._world_size - 1) / self._world_size * size
+            elif name == "broadcast_":
+                self.sent_bytes += size
+        elif func.namespace == "aten":
+            # An operation in place (addmm_) costs what the other (addmm) does; a CPU's attention what a GPU's does.
+            formula = flop_registry.get(getattr(torch.ops.aten, name.rstrip("_").replace("_for_cpu", ""), None))
+            if formula is not None:
+                self.flop += formula(*args, **kwargs, out_val=out)

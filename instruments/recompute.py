@@ -1,0 +1,101 @@
+"""Cells of others, computed again: whether their settings are settings, and their scores come again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.machine import environment
+from regbench.benchmark.run import evaluate_directory, images_record, run_cell
+from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.settings.stored import load_config
+from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
+
+SMALL_S = 600.0
+"""A training that took less is done again as a whole, even where its weights are there."""
+
+_DECIDING = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "hardware",
+    "threads",
+    "tf32",
+    "loader",
+    "loss_form",
+    "compile",
+    "world_size",
+)
+"""What of the environment has to be the same for numbers to be the same to the last bit."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A cell that was computed again.
+
+    Attributes:
+        trained: Whether it was trained again; else its weights were evaluated again.
+        alike: Whether the numbers have to be the same to the last bit: on a CPU, with all that decides it the same.
+        scores: What came out; empty where training diverged.
+    """
+
+    trained: bool
+    alike: bool
+    scores: Sequence[Score]
+
+
+def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequence[str] = ()) -> Recomputed:
+    """Compute the scores of a finished cell again: the whole run where that is small, else from its weights.
+
+    It computes as the record says that it was computed (threads, loader, form of the loss) but for the overrides.
+
+    Args:
+        record: Of the cell.
+        folder: An empty folder to compute in; the file of the weights is in it, where there are weights.
+        weights: Whether they are there.
+        overrides: `runtime.…=value`, as for the command line.
+
+    Raises:
+        RegbenchError: If the data here are other images, the cell is too large to be trained again and has no weights,
+            or an override is no setting of the runtime.
+    """
+    for override in overrides:
+        if not override.startswith("runtime."):
+            raise RegbenchError(f"{override}: settings of the cell are the record's; give runtime.* settings only")
+    write_config(folder, record.cell)
+    said = record.environment
+    own = [f"runtime.{name}={said[name]}" for name in ("threads", "loader", "loss_form", "compile") if name in said]
+    cell, runtime = load_config(folder / "config.yaml", [*own, *overrides])
+    compute = resolve(runtime)
+    on_cpu = compute.device.type == "cpu"
+    here = images_record(Manifest.load(compute.data_dir, cell.dataset)).content_sha256
+    for split, sha256 in record.data.content_sha256.items():
+        if here.get(split) != sha256:
+            raise RegbenchError(
+                f"{record.path}: the {split} split of {cell.dataset.name} has other images there ({sha256:.12}) than "
+                f"here ({here.get(split, 'none'):.12}); nothing can be compared"
+            )
+    small = record.cost.train_s is not None and record.cost.train_s <= SMALL_S
+    if not small and not weights:
+        raise RegbenchError(
+            f"{record.path}: its training took {(record.cost.train_s or 0) / 3600:.1f} h, and the bundle has no "
+            "weights of it; ask for a bundle made with --weights, or run it: regbench train --config config.yaml"
+        )
+    if small:
+        runtime = replace(runtime, runs_dir=str(folder / "again"))
+        again = run_cell(cell, runtime, "again", how_chosen=record.choice["hyperparameters"])
+        assert again is not None
+        return Recomputed(True, on_cpu and _alike(said, again.environment), again.scores)
+    (folder / record.file_name).write_text(record.text())
+    scores = evaluate_directory(folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"])
+    now = {**said, "loader": runtime.loader, **environment(compute.device)}
+    return Recomputed(False, on_cpu and _alike(said, now), scores)
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(name) == other.get(name) for name in _DECIDING)

@@ -1,0 +1,9 @@
+"""The one exception that users see."""
+
+
+class RegbenchError(Exception):
+    """A refusal: something the user gave cannot be done.
+
+    The message is one line that says what is wrong, where, and what to do about it. The command line prints
+    it without a traceback and leaves with exit code 2. A defect of regbench itself is never raised as this.
+    """

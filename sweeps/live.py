@@ -1,0 +1,102 @@
+"""How a sweep goes, drawn for a terminal: the states of its cells and the curves of those that have begun."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Group
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from regbench.benchmark.rundir.directory import numbered_files
+from regbench.sweeps.status import CellStatus, counts, duration
+
+# The states in the order of the rows, and how each is coloured.
+_STATES = {
+    "running": "green",
+    "failed": "red",
+    "lost": "red",
+    "damaged": "red",
+    "interrupted": "yellow",
+    "cancelled": "yellow",
+    "diverged": "magenta",
+    "queued": "cyan",
+    "pending": "dim",
+    "tuned": "blue",
+    "done": "blue",
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 16
+
+
+def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
+    """Draw how cells stand, those that run first, each with its curves.
+
+    Args:
+        statuses: The cells.
+        rows: How many are shown.
+    """
+    order = list(_STATES)
+    shown = sorted(statuses, key=lambda status: order.index(status.state))[:rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("cell", "method", "seed", "state", "epochs", "", "img/s", "left", "loss", "", "score", "", ""):
+        table.add_column(head, no_wrap=True)
+    for status in shown:
+        history = read_history(status.directory)
+        losses = [row["loss"] for row in history if "loss" in row]
+        title, scores = scores_of(history)
+        colour = _STATES[status.state]
+        table.add_row(
+            status.cell_id,
+            escape(status.label),
+            str(status.seed),
+            f"[{colour}]{status.state}[/{colour}]",
+            f"{status.epochs_done}/{status.epochs}",
+            ProgressBar(total=max(1, status.epochs), completed=status.epochs_done, width=10),
+            f"{status.img_per_s:.0f}" if status.img_per_s else "",
+            duration(status.remaining_s) if status.remaining_s is not None else "",
+            sparkline(losses),
+            f"{losses[-1]:.4g}" if losses else "",
+            sparkline(scores),
+            f"{scores[-1]:.2f} {title}" if scores else "",
+            escape(status.detail),
+        )
+    hidden = len(statuses) - len(shown)
+    more = f"; {hidden} not shown" if hidden else ""
+    return Group(table, "", f"{len(statuses)} cells: {counts(statuses)}{more}")
+
+
+def read_history(directory: Path) -> list[dict[str, Any]]:
+    """Read the epochs that a run has written down so far; what is damaged is left out."""
+    for path in numbered_files(directory, "metrics.jsonl")[:1]:
+        with contextlib.suppress(OSError, ValueError):
+            return [row for line in path.read_bytes().splitlines() if isinstance(row := orjson.loads(line), dict)]
+    return []
+
+
+def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
+    """Return the first score that was measured while training: its name and its values."""
+    scores = [score for row in history for score in row.get("scores", ())]
+    name = scores[0]["name"] if scores else ""
+    return name, [score["value"] for score in scores if score["name"] == name]
+
+
+def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
+    """Draw a curve from its lowest value to its highest in one line of text; a longer one is thinned out."""
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+
+    def block(value: float) -> str:
+        return _BLOCKS[round((value - low) / span * 7) if span else 0] if math.isfinite(value) else " "
+
+    return "".join(map(block, values))

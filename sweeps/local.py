@@ -1,0 +1,181 @@
+"""Run the cells of a sweep on this machine, a few at a time, and wait for the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from regbench.benchmark.compute import default_threads, default_workers, usable_cpus
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.lease import is_running, last_attempt
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES, Runtime
+from regbench.benchmark.settings.sweep import Sweep
+from regbench.sweeps.status import FINISHED, CellStatus, cell_status, ends, log_file, plan_of, write_plan
+from regbench.sweeps.worker import Worker
+
+log = logging.getLogger("regbench")
+
+POLL_S = 1.0
+
+
+def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
+    """Run every unfinished cell of a sweep on this machine and wait for the end.
+
+    Finished cells are left alone, interrupted ones go on from their checkpoints, a failed one does not stop the others
+    and is tried again by the next call.
+
+    Args:
+        sweep: The grid.
+        stages: Those to bring each cell through.
+
+    Returns:
+        How the sweep's cells stand in the end.
+    """
+    folder = Path(sweep.runtime.runs_dir) / sweep.name
+    write_plan(sweep, folder)
+    gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
+    parallel = min(sweep.runtime.parallel or len(gpus) or usable_cpus(), len(sweep.cells))
+    device = "cuda" if gpus else "cpu"
+    threads = sweep.runtime.threads or default_threads(device, parallel)
+    runtime = replace(
+        sweep.runtime, threads=threads, workers=sweep.runtime.workers or default_workers(device, parallel)
+    )
+
+    def is_through(cell: Cell) -> bool:
+        record = folder / cell.id / "record.json"
+        return record.exists() or cell_status(folder / cell.id, plan_of(cell)).state in ends(stages)
+
+    todo = deque(cell for cell in sweep.cells if not is_through(cell))
+    log.info(
+        "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each",
+        *(sweep.name, len(sweep.cells), len(sweep.cells) - len(todo), len(todo), parallel, runtime.threads),
+        "s" * (runtime.threads > 1),
+    )
+    if todo:
+        _drain(todo, runtime, sweep.name, stages, parallel, gpus)
+    return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
+
+
+def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Sequence[str], gpu: str = "") -> None:
+    """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it.
+
+    Args:
+        cell: As plain data.
+        runtime: Where and with what.
+        sweep: Its name.
+        stages: Those to bring the cell through.
+        gpu: Number or UUID of the only GPU that the run sees; empty: none.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
+    from regbench.benchmark.run import run_cell
+    from regbench.benchmark.rundir.interruption import Interruption  # slow to import, and the sweep does without
+    from regbench.sweeps.tune import how_chosen
+
+    # The output goes to a file.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+    interruption = Interruption()
+    with interruption.listening(signal.SIGTERM):
+        stored = Cell.stored(cell)
+        chosen = how_chosen(run_directory(runtime, sweep, stored), stored, final="final" in stages)
+        run_cell(stored, runtime, sweep, stages, interruption, chosen)
+
+
+def _visible_gpus() -> list[str]:
+    """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(count)) if given is None else (name.strip() for name in given.split(","))
+    return list(names)[:count]
+
+
+def _drain(
+    todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
+) -> None:
+    """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
+    with contextlib.ExitStack() as stack:
+        # Each has a GPU of its own, as long as there are as many.
+        gpu_of = {
+            stack.enter_context(Worker()): gpus[slot % len(gpus)] if gpus else ""
+            for slot in range(min(parallel, len(todo)))
+        }
+        bar = stack.enter_context(
+            tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
+        )
+
+        def begin(worker: Worker, cell: Cell) -> None:
+            directory = run_directory(runtime, name, cell)
+            _announce_others(directory, cell)
+            worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
+
+        try:
+            _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar)
+        except KeyboardInterrupt:
+            for worker in gpu_of:
+                worker.end_job()
+            while any(worker.busy for worker in gpu_of):  # until they have written their checkpoints and are gone
+                Worker.wait(gpu_of, POLL_S)
+            raise
+
+
+def _work(
+    todo: deque[Cell],
+    workers: Sequence[Worker],
+    begin: Callable[[Worker, Cell], None],
+    directory: Callable[[Cell], Path],
+    bar: tqdm[Any],
+) -> None:
+    """Give each worker that is free the next cell, and announce each that has ended."""
+    count, epochs, running = len(todo), sum(cell.epochs for cell in todo), dict[Worker, Cell]()
+    while todo or running:
+        for worker in workers:
+            while worker not in running and todo:
+                cell = todo.popleft()
+                try:
+                    begin(worker, cell)
+                    running[worker] = cell
+                except OSError as error:  # its folder cannot be written to, while those of others can
+                    with bar.external_write_mode(sys.stderr):
+                        which = f"[{count - len(todo) - len(running)}/{count}]"
+                        log.error("%s %s seed %d (%s) FAILED: %s", which, cell.label, cell.seed, cell.id, error)
+        bar.set_description(", ".join(cell.label for cell in running.values()))
+        Worker.wait(running, POLL_S)
+        for worker in [worker for worker in running if not worker.busy]:
+            cell = running.pop(worker)
+            with bar.external_write_mode(sys.stderr):
+                _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+        statuses = [cell_status(directory(cell), plan_of(cell)) for cell in running.values()]
+        left = sum(cell.epochs for cell in (*todo, *running.values())) - sum(s.epochs_done for s in statuses)
+        bar.n = epochs - left
+        bar.refresh()
+
+
+def _announce_others(directory: Path, cell: Cell) -> None:
+    """Say that a cell will wait for somebody who is at work on it: a job of a cluster, or another command."""
+    attempt = last_attempt(directory)
+    if attempt is not None and is_running(attempt):
+        owner = attempt["owner"]
+        log.info(
+            "%s seed %d (%s): process %s on %s is at work on it; waiting for it",
+            *(cell.label, cell.seed, cell.id, owner.get("pid", "?"), owner.get("hostname", "?")),
+        )
+
+
+def _announce(status: CellStatus, finished: int, count: int) -> None:
+    name = f"{status.label} seed {status.seed} ({status.cell_id})"
+    if status.state in FINISHED:
+        log.info("[%d/%d] %s: %s", finished, count, name, status.detail)
+    else:
+        detail = status.detail or "ended without a record"
+        log.error("[%d/%d] %s FAILED: %s (logs: %s)", finished, count, name, detail, log_file(status.directory))

@@ -1,0 +1,358 @@
+"""Losses for the audit: sound ones, and copies with one thing wrong each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.nn.functional import all_gather, all_reduce
+
+from regbench import methods
+from regbench.methods import Engine
+
+
+class Ours:
+    """One of our own methods through the black-box door, in textbook form, over all ranks."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        self.method = methods.build(name, **settings)
+
+    def __call__(self, *views: Tensor, global_views: int | None = None) -> Tensor:
+        group = dist.group.WORLD if dist.is_initialized() else None
+        return self.method.loss(*views, engine=Engine(form="textbook", group=group), global_views=global_views)
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def gathered(z: Tensor) -> Tensor:
+    return torch.cat(all_gather(z)) if world() > 1 else z
+
+
+def mask(z: Tensor) -> Tensor:
+    return torch.eye(len(z), dtype=torch.bool)
+
+
+def simclr(z1: Tensor, z2: Tensor, gather: Callable[[Tensor], Tensor] = gathered, keep: bool = False) -> Tensor:
+    """NT-Xent at temperature 0.5: each rank's anchors against all ranks' embeddings."""
+    n, rank = len(z1), dist.get_rank() if world() > 1 else 0
+    own = torch.cat([F.normalize(z1, dim=1), F.normalize(z2, dim=1)])
+    logits = own @ gather(own).T / 0.5
+    rows = torch.arange(2 * n)
+    if not keep:
+        logits = logits.masked_fill(torch.arange(logits.shape[1]) == rows[:, None] + 2 * n * rank, -torch.inf)
+    return F.cross_entropy(logits, (rows + n) % (2 * n) + 2 * n * rank)
+
+
+def off_diagonal(c: Tensor) -> Tensor:
+    return c[~mask(c)]
+
+
+def vicreg(
+    z1: Tensor,
+    z2: Tensor,
+    *,
+    variance_weight: float = 25.0,
+    covariance_weight: float = 1.0,
+    correction: int = 1,
+    diagonal: bool = False,
+) -> Tensor:
+    loss = 25 * F.mse_loss(z1, z2)
+    for z in (z1, z2):
+        z = z - z.mean(dim=0)
+        std = (z.var(dim=0, correction=correction) + 1e-4).sqrt()
+        c = z.T @ z / (len(z) - 1)
+        squares = c.square() if diagonal else off_diagonal(c).square()
+        loss = loss + variance_weight * F.relu(1 - std).mean() / 2 + covariance_weight * squares.sum() / z.shape[1]
+    return loss
+
+
+def rbf(z1: Tensor, z2: Tensor, diagonal: float = 1.0) -> Tensor:
+    """The kernel exp(−2‖u − v‖²) and alignment with weight 100."""
+    u1, u2 = (F.normalize(z, dim=1) for z in (z1, z2))
+    energy = torch.stack([(4 * u @ u.T - 4).exp().mean() for u in (u1, u2)]).mean()
+    return 100 * F.mse_loss(u1, u2) + energy + (diagonal - 1) / len(z1)
+
+
+# With one thing wrong each.
+
+
+def half(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2) / 2
+
+
+def summed(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2) * len(z1)
+
+
+def constant(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2) + 2
+
+
+def without_diagonal(z1: Tensor, z2: Tensor) -> Tensor:
+    return rbf(z1, z2, diagonal=0.0)
+
+
+def negative(z1: Tensor, z2: Tensor) -> Tensor:
+    return -simclr(z1, z2)
+
+
+def keeps_the_diagonal(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2, keep=True)
+
+
+def another_temperature(z1: Tensor, z2: Tensor) -> Tensor:
+    return methods.build("simclr", temperature=0.25).loss(z1, z2)
+
+
+def temperature_of_the_batch(z1: Tensor, z2: Tensor) -> Tensor:
+    return methods.build("simclr", temperature=0.5 * len(z1)).loss(z1, z2)
+
+
+def pools_the_views(z1: Tensor, z2: Tensor) -> Tensor:
+    """The energy of both views' embeddings as one batch."""
+    u1, u2 = (F.normalize(z, dim=1) for z in (z1, z2))
+    both = torch.cat([u1, u2])
+    return 100 * F.mse_loss(u1, u2) + (4 * both @ both.T - 4).exp().mean()
+
+
+def decoupled(z1: Tensor, z2: Tensor) -> Tensor:
+    return methods.build("dcl", temperature=0.5).loss(z1, z2)
+
+
+def raw_embeddings(z1: Tensor, z2: Tensor) -> Tensor:
+    z = torch.cat([z1, z2])
+    logits = (z @ z.T / 0.5).masked_fill(mask(z), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(2 * len(z1)).roll(len(z1)))
+
+
+def variance_not_halved(z1: Tensor, z2: Tensor) -> Tensor:
+    return vicreg(z1, z2, variance_weight=50.0)
+
+
+def no_covariance(z1: Tensor, z2: Tensor) -> Tensor:
+    return vicreg(z1, z2, covariance_weight=0.0)
+
+
+def rewards_covariance(z1: Tensor, z2: Tensor) -> Tensor:
+    return vicreg(z1, z2, covariance_weight=-1.0)
+
+
+def biased_variance(z1: Tensor, z2: Tensor) -> Tensor:
+    return vicreg(z1, z2, correction=0)
+
+
+def something_else(z1: Tensor, z2: Tensor) -> Tensor:
+    more: Tensor = (z1[:, 0] * z2[:, 1]).mean().tanh() * z1.square().sum().sqrt()
+    return vicreg(z1, z2) + more
+
+
+def detaches_a_view(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2.detach())
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+def doubles_the_gradient(z1: Tensor, z2: Tensor) -> Tensor:
+    doubled: Tensor = _Doubled.apply(simclr(z1, z2))
+    return doubled
+
+
+def detaches_a_part(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2) + z1.square().mean() - z1.detach().square().mean()
+
+
+def weighs_by_position(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2) + (torch.arange(len(z1)).to(z1) * (z1 * z2).sum(dim=1)).mean()
+
+
+def divides_by_distances(z1: Tensor, z2: Tensor) -> Tensor:
+    u = F.normalize(z1, dim=1)
+    distances = torch.cdist(u, u) + 10 * mask(u)
+    return simclr(z1, z2) + 0 * distances.min(dim=1).values.log().mean()
+
+
+def rounds(z1: Tensor, z2: Tensor) -> Tensor:
+    low1, low2 = (z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1, z2))
+    return simclr(low1, low2)
+
+
+def cubic_memory(z1: Tensor, z2: Tensor) -> Tensor:
+    differences = (z1[:, None] - z2).square()
+    return simclr(z1, z2) + 0 * differences.exp().sum()
+
+
+def reverses_the_gradient_of_a_view(z1: Tensor, z2: Tensor) -> Tensor:
+    """Adversarial learning's reversal of a gradient, in the wrong place."""
+    reversed2: Tensor = 2 * z2.detach() - z2
+    return simclr(z1, z2.detach() + reversed2 - reversed2.detach())
+
+
+def overflows(z1: Tensor, z2: Tensor) -> Tensor:
+    """A sum of exponentials that single precision cannot hold: its gradient is NaN there."""
+    return (F.normalize(z1, dim=1) @ F.normalize(z2, dim=1).T / 0.005).exp().sum().log()
+
+
+class Counts:
+    """Its loss grows with every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, z1: Tensor, z2: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * simclr(z1, z2)
+
+
+# Of more than two views, with one thing wrong each.
+
+
+def all_pairs(views: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return list(itertools.combinations(range(len(views)), 2))
+
+
+def rbf_of_views(
+    *views: Tensor, pairs: Sequence[tuple[int, int]] | None = None, regularized: slice = slice(None), scale: float = 1.0
+) -> Tensor:
+    """The mean over pairs of the alignment, and over views of the energy."""
+    units = [F.normalize(z, dim=1) for z in views]
+    pairs = all_pairs(views) if pairs is None else pairs
+    alignment = torch.stack([F.mse_loss(units[i], units[j]) for i, j in pairs]).sum() / len(all_pairs(views))
+    energies = torch.stack([(4 * u @ u.T - 4).exp().mean() for u in units[regularized]])
+    return 100 * scale * alignment + energies.sum() / len(units[regularized])
+
+
+def leaves_out_a_view(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views[:3])
+
+
+def regularizes_two_views(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, regularized=slice(2))
+
+
+def counts_a_pair_twice(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, pairs=all_pairs(views) + [(0, 1)] * (len(views) > 2))
+
+
+def aligns_neighbours(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, pairs=[(i, i + 1) for i in range(len(views) - 1)])
+
+
+def sums_the_alignment(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views, scale=len(all_pairs(views)))
+
+
+def divides_by_the_views(*views: Tensor) -> Tensor:
+    """The sum over V(V − 1)/2 pairs over V."""
+    return torch.stack([simclr(views[i], views[j]) for i, j in all_pairs(views)]).sum() / len(views)
+
+
+def detaches_the_last_view(*views: Tensor) -> Tensor:
+    return rbf_of_views(*views[:-1], views[-1].detach() if len(views) > 2 else views[-1])
+
+
+def prefers_the_first_view(*views: Tensor) -> Tensor:
+    pairs = [(i, j) for i, j in all_pairs(views) for _ in range(3 if i == 0 and len(views) > 2 else 1)]
+    return rbf_of_views(*views, pairs=pairs)
+
+
+def draws_for_each_view(*views: Tensor) -> Tensor:
+    """The alignment, and the spread of each view along directions of its own, as many as each other view has."""
+    spreads = [(z @ torch.randn(z.shape[1], 4, dtype=z.dtype)).square().mean() for z in views]
+    return rbf_of_views(*views) + torch.stack(spreads).mean()
+
+
+def draws_and_prefers_the_first_view(*views: Tensor) -> Tensor:
+    return draws_for_each_view(*views) + 20 * views[0].square().mean()
+
+
+def weighs_by_global_views(*views: Tensor, global_views: int) -> Tensor:
+    terms = methods.build("rbf").view_terms(views, global_views)
+    return terms["alignment"] * global_views / len(views) + terms["uniformity"] + terms["diagonal"]
+
+
+def simclr_with_all_positives(*views: Tensor) -> Tensor:
+    """Another continuation to more views: all other views of an image share a numerator."""
+    units = torch.cat([F.normalize(z, dim=1) for z in views])
+    logits = (units @ units.T / 0.5).masked_fill(mask(units), -torch.inf)
+    images = torch.arange(len(views[0])).repeat(len(views))
+    positives = logits.masked_fill(images != images[:, None], -torch.inf)
+    return (logits.logsumexp(dim=1) - positives.logsumexp(dim=1)).mean()
+
+
+# On ranks.
+
+
+def _gather_without_gradient(z: Tensor) -> Tensor:
+    if world() == 1:
+        return z
+    parts = [torch.empty_like(z) for _ in range(world())]
+    dist.all_gather(parts, z)
+    parts[dist.get_rank()] = z
+    return torch.cat(parts)
+
+
+def not_differentiated(z1: Tensor, z2: Tensor) -> Tensor:
+    return simclr(z1, z2, _gather_without_gradient)
+
+
+def _covariance(z1: Tensor, z2: Tensor) -> Tensor:
+    """A sum over the rows of all ranks, of which a loss is made: the loss is the same on every rank."""
+    return torch.cat([z1, z2]).T @ torch.cat([z1, z2]) / len(z1)
+
+
+def shared(z1: Tensor, z2: Tensor) -> Tensor:
+    c = _covariance(z1, z2)
+    return (all_reduce(c) / world() if world() > 1 else c).square().sum()
+
+
+def short_gradient(z1: Tensor, z2: Tensor) -> Tensor:
+    c = _covariance(z1, z2)
+    if world() > 1:
+        total = c.detach().clone()
+        dist.all_reduce(total)
+        c = (total + c - c.detach()) / world()
+    return c.square().sum()
+
+
+def drops_the_reduction(z1: Tensor, z2: Tensor) -> Tensor:
+    c = _covariance(z1, z2)
+    if world() > 1:
+        all_reduce(c)
+        c = c / world()
+    return c.square().sum()
+
+
+def sums_over_ranks(z1: Tensor, z2: Tensor) -> Tensor:
+    loss = shared(z1, z2)
+    return all_reduce(loss) if world() > 1 else loss
+
+
+def gathers_two_views(*views: Tensor) -> Tensor:
+    """The covariance of the first two views is of all ranks, that of the others of the rank's own rows."""
+    return shared(views[0], views[1]) + sum(own_rows(z, z) for z in views[2:])
+
+
+def own_rows(z1: Tensor, z2: Tensor) -> Tensor:
+    return _covariance(z1, z2).square().sum()
+
+
+def own_directions(z1: Tensor, z2: Tensor) -> Tensor:
+    """The same on all ranks only if they draw the same."""
+    c = _covariance(z1, z2)
+    c = all_reduce(c) / world() if world() > 1 else c
+    return (c @ torch.randn(len(c), 1, dtype=c.dtype)).square().sum()

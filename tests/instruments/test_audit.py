@@ -1,0 +1,323 @@
+"""The audit finds each planted defect by its name, and nothing in sound losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from regbench import RegbenchError
+from regbench.audit import assert_sound
+from regbench.cli import main
+from regbench.instruments.audit import adapters
+from regbench.instruments.audit.finding import Finding
+from regbench.instruments.audit.group import Answer, Ranks, direction_of, views_of
+from regbench.instruments.audit.probes import PROBES, run_probe
+from regbench.instruments.audit.ranks import ranks
+from regbench.instruments.audit.target import Adapter, Batch, Target
+
+FILE = Path(__file__).with_name("audited.py")
+SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
+
+
+def target(expression: str, claims: str = "", **how: Any) -> Target:
+    name = f"{FILE}:{expression}"
+    return Target(name, Adapter(target=name, claims=claims, **how))
+
+
+def crops(loss: Any, batch: Batch) -> Any:
+    return loss(*batch.views_NQ, global_views=batch.global_views)
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "probe", "name", "severity"),
+    [
+        ("half", SIMCLR, "value", "factor", "convention"),
+        ("summed", SIMCLR, "value", "factor", "convention"),
+        ("constant", SIMCLR, "value", "shift", "convention"),
+        ("without_diagonal", "rbf", "value", "shift", "convention"),
+        ("negative", SIMCLR, "value", "wrong sign", "defect"),
+        ("keeps_the_diagonal", SIMCLR, "value", "diagonal kept", "defect"),
+        ("another_temperature", SIMCLR, "value", "another setting", "convention"),
+        ("temperature_of_the_batch", SIMCLR, "value", "a setting that depends on the batch", "defect"),
+        ("pools_the_views", "rbf", "value", "views pooled", "convention"),
+        ("decoupled", SIMCLR, "value", "another method", "defect"),
+        ("raw_embeddings", SIMCLR, "value", "does not normalise", "convention"),
+        ("variance_not_halved", VICREG, "value", "weight of a term", "convention"),
+        ("no_covariance", VICREG, "value", "missing term", "defect"),
+        ("rewards_covariance", VICREG, "value", "wrong sign of a term", "defect"),
+        ("biased_variance", VICREG, "value", "n for n − 1", "convention"),
+        ("something_else", VICREG, "value", "another value", "defect"),
+        ("detaches_a_view", SIMCLR, "gradient", "detached view", "defect"),
+        ("doubles_the_gradient", SIMCLR, "gradient", "gradient's factor", "defect"),
+        ("detaches_a_part", SIMCLR, "gradient", "gradient not the value's", "defect"),
+        ("reverses_the_gradient_of_a_view", SIMCLR, "gradient", "gradient not the value's", "defect"),
+        ("weighs_by_position", SIMCLR, "symmetry", "order of images", "defect"),
+        ("divides_by_distances", SIMCLR, "finite", "not finite", "defect"),
+        ("rounds", SIMCLR, "precision", "loses precision", "defect"),
+        ("overflows", SIMCLR, "precision", "loses precision", "defect"),
+        ("cubic_memory", SIMCLR, "memory", "memory grows cubically", "note"),
+        ("Counts", SIMCLR, "state", "keeps a state", "note"),
+    ],
+)
+def test_a_planted_defect_is_found_by_its_name(loss: str, claims: str, probe: str, name: str, severity: str) -> None:
+    found = run_probe(target(loss, claims), probe)
+    assert (found[0].name, found[0].severity) == (name, severity), found
+    assert all(finding.severity == "note" for finding in found[1:]), found
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims"),
+    [
+        ("simclr", SIMCLR),
+        ("vicreg", VICREG),
+        ("rbf", "rbf"),
+        pytest.param("Ours('sigreg', directions=32)", "sigreg(directions=32)", marks=pytest.mark.slow),
+        *((f"Ours('{name}')", name) for name in ("vicreg", "dcl", "koleo", "barlow_twins", "sfrik")),
+    ],
+)
+def test_nothing_is_found_in_a_sound_loss(loss: str, claims: str) -> None:
+    assert [finding for probe in PROBES for finding in run_probe(target(loss, claims), probe)] == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "name", "severity", "text"),
+    [
+        ("leaves_out_a_view", "rbf", "view left out", "defect", "with 4 views the value does not depend on view 4"),
+        ("regularizes_two_views", "rbf", "view left out of the regularizer", "defect", "leaves out view 3"),
+        ("counts_a_pair_twice", "rbf", "pairs counted twice", "defect", "counts pair of views 1–2 twice"),
+        ("aligns_neighbours", "rbf", "pairs left out", "defect", "leaves out pair of views 1–3"),
+        ("sums_the_alignment", "rbf", "weight by views", "convention", "times 1/2 V(V − 1) with V views"),
+        ("divides_by_the_views", SIMCLR, "weight by views", "convention", "times 1/2 (V − 1) with V views"),
+        ("detaches_the_last_view", "rbf", "detached view", "defect", "view 3 gets no gradient"),
+        ("prefers_the_first_view", "rbf", "uneven weights of views", "defect", "1–2: 1 for 0.333"),
+        ("prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
+        ("draws_and_prefers_the_first_view", "", "order of views", "note", "when their order is turned round"),
+        ("simclr_with_all_positives", SIMCLR, "another value of many views", "convention", "the publication has two"),
+    ],
+)
+def test_what_is_wrong_with_many_views_is_found_by_its_name(
+    loss: str, claims: str, name: str, severity: str, text: str
+) -> None:
+    found = run_probe(target(loss, claims, views=(2, 3, 4)), "views")
+    assert (found[0].name, found[0].severity) == (name, severity), found
+    assert text in found[0].text
+
+
+def test_a_weight_that_depends_on_the_global_views_is_found() -> None:
+    (found,) = run_probe(target("weighs_by_global_views", "rbf", views=(2, 4), call=crops, local_views=True), "views")
+    assert (found.name, found.severity) == ("weight by global views", "convention")
+    assert "with 4 views, 1 of them global, the alignment has 0.25 times the weight" in found.text
+
+
+@pytest.mark.parametrize(
+    ("loss", "claims", "how"),
+    [
+        ("rbf_of_views", "rbf", {}),
+        *((f"Ours('{name}')", name, {"call": crops, "local_views": True}) for name in ("sfrik", "simclr", "tcr")),
+        ("Ours('sfrik')", "", {"call": crops, "local_views": True}),
+        pytest.param(
+            "Ours('sigreg', directions=8)",
+            "sigreg(directions=8)",
+            {"call": crops, "local_views": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_nothing_is_found_in_a_sound_loss_of_many_views(loss: str, claims: str, how: dict[str, Any]) -> None:
+    assert run_probe(target(loss, claims, views=(2, 3, 4), **how), "views") == []
+
+
+@pytest.mark.parametrize("probe", ["symmetry", "views"])
+def test_random_numbers_of_each_view_are_no_order_of_views(probe: str) -> None:
+    assert run_probe(target("draws_for_each_view", views=(2, 3, 4)), probe) == []
+
+
+def test_a_random_loss_that_prefers_a_view_is_found_with_two_views_too() -> None:
+    (found,) = run_probe(target("draws_and_prefers_the_first_view"), "symmetry")
+    assert (found.name, found.severity) == ("order of views", "note")
+
+
+def test_the_text_names_the_factor() -> None:
+    texts = {loss: run_probe(target(loss, SIMCLR), "value")[0].text for loss in ("half", "summed", "constant")}
+    assert texts["half"].endswith("times 1/2")
+    assert texts["summed"].endswith("times n")
+    assert texts["constant"].endswith("plus a constant (2)")
+    (setting,) = run_probe(target("another_temperature", SIMCLR), "value")
+    assert "temperature = 0.25 in place of 0.5" in setting.text
+    (kept,) = run_probe(target("without_diagonal", "rbf"), "value")
+    assert kept.text.endswith("plus a constant (-1/n)")
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Ranks]:
+    with Ranks() as group:
+        yield group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "gathers", "names"),
+    [
+        ("Ours('vicreg')", True, []),
+        ("Ours('simclr', temperature=0.5)", True, []),
+        ("Ours('sigreg', directions=16)", True, []),
+        ("shared", True, ["unequal shares change the value"]),
+        ("simclr", True, ["equal shares only"]),
+        ("own_rows", False, ["own rows"]),
+        ("own_rows", True, ["does not gather"]),
+        ("not_differentiated", True, ["not differentiated through the gather", "equal shares only"]),
+        ("short_gradient", True, ["gradient short by the ranks", "unequal shares change the value"]),
+        ("drops_the_reduction", True, ["dropped collective result"]),
+        ("sums_over_ranks", True, ["value's factor", "unequal shares change the value"]),
+        ("own_directions", True, ["ranks draw differently", "unequal shares change the value"]),
+    ],
+)
+def test_what_is_wrong_between_ranks_is_found_by_its_name(
+    group: Ranks, loss: str, gathers: bool, names: list[str]
+) -> None:
+    found = ranks(target(loss, gathers=gathers), group)
+    assert [finding.name for finding in found] == names, found
+
+
+class Told(Ranks):
+    """What ranks would see that each know the whole batch, by one process; `factor` is that of value and gradient."""
+
+    def __init__(self, factor: Callable[[int], float]) -> None:
+        self.factor = factor
+
+    def ask(self, target: Target, rows: Sequence[int], dtype: torch.dtype) -> list[Answer]:
+        views, world = views_of(target, sum(rows), dtype), len(rows)
+        value, gradients = target.value_and_gradients(views)
+        along = (torch.stack(gradients) * torch.stack(direction_of(views))).sum(dim=(0, 2))
+        seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
+        slopes = tuple(seen.tolist())
+        # DistributedDataParallel takes the mean of the gradients.
+        answers = [Answer(self.factor(world) * value.item(), 0.0, world * slope, slopes) for slope in slopes]
+        return [replace(answer, drawn=answer.value) for answer in answers]
+
+
+@pytest.mark.parametrize(("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")])
+def test_a_factor_of_the_value_between_ranks_is_told(factor: Callable[[int], float], words: str) -> None:
+    found = ranks(target("simclr", gathers=True), Told(factor))
+    assert [finding.name for finding in found] == ["value's factor", "unequal shares change the value"]
+    assert found[0].text.endswith(f": {words} the number of ranks")
+
+
+def test_what_a_loss_detaches_is_no_defect_between_ranks() -> None:
+    assert ranks(target("detaches_a_part", gathers=True), Told(lambda world: 1.0)) == []
+
+
+@pytest.mark.slow
+def test_ranks_get_as_many_views_as_a_loss_takes(group: Ranks) -> None:
+    two, three = (
+        ranks(target("gathers_two_views", gathers=True, views=views), group)[0].name for views in ((2,), (2, 3))
+    )
+    assert (two, three) == ("unequal shares change the value", "statistics of own rows")
+
+
+def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
+    quick = ("value", "gradient")
+    assert_sound(f"{FILE}:simclr", SIMCLR, probes=quick)
+    with pytest.raises(AssertionError, match="negative: wrong sign: equals SimCLR's textbook times -1"):
+        assert_sound(f"{FILE}:negative", SIMCLR, probes=quick)
+
+
+def test_pytests_plug_in_imports_nothing_until_it_is_asked_for() -> None:
+    code = "import sys, regbench.pytest_plugin; assert not {'torch', 'regbench.audit'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    groups = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert groups["pytest11"] == {"regbench": "regbench.pytest_plugin"}
+
+
+@pytest.mark.slow
+def test_the_fixture_audits(tmp_path: Path) -> None:
+    text = f"""
+        def test_sound(assert_sound):
+            assert_sound({str(FILE)!r} + ":simclr", {SIMCLR!r}, probes=("value",))
+
+        def test_not_sound(assert_sound):
+            assert_sound({str(FILE)!r} + ":negative", {SIMCLR!r}, probes=("value",))
+    """
+    (tmp_path / "test_losses.py").write_text(textwrap.dedent(text))
+    loaded = [] if any(point.name == "regbench" for point in entry_points(group="pytest11")) else ["-p"]
+    plugin = [*loaded, *["regbench.pytest_plugin"] * len(loaded)]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *plugin, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 failed, 1 passed" in result.stdout, result.stdout
+    assert "wrong sign" in result.stdout
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    arguments = [f"{FILE}:no_covariance", "--claims", VICREG, "--probe", "value", "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, ["audit", *arguments])
+    assert result.exit_code == 1
+    assert "missing term" in result.output
+    assert "defects: 1; losses: 1" in result.output
+    (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
+    (finding,) = loss["findings"]
+    assert (finding["name"], finding["severity"]) == ("missing term", "defect")
+    assert finding["command"] == f"regbench audit '{FILE}:no_covariance' --claims 'vicreg' --probe value"
+    assert finding["command"] in (tmp_path / "audit.md").read_text()
+    sound = CliRunner().invoke(main, ["audit", f"{FILE}:vicreg", *arguments[1:]])
+    assert sound.exit_code == 0, sound.output
+
+
+def test_the_command_gives_more_than_two_views(tmp_path: Path) -> None:
+    arguments = [f"{FILE}:leaves_out_a_view", "--claims", "rbf", "--views", "4", "--probe", "views"]
+    result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "view left out" in result.output
+    (loss,) = json.loads((tmp_path / "audit.json").read_text())["losses"]
+    assert loss["findings"][0]["command"].endswith("--claims 'rbf' --views 4 --probe views")
+
+
+def test_a_loss_takes_two_views_at_least() -> None:
+    with pytest.raises(RegbenchError, match=r"views=\(3,\): a loss is audited with two views first"):
+        target("rbf_of_views", views=(3,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_library"], "no adapters of 'no_library'"),
+        (["no_module:Loss"], "no_module cannot be imported"),
+        (["nowhere.py:Loss"], "there is no file"),
+        ([f"{FILE}:Missing"], "Missing cannot be made"),
+        ([f"{FILE}:vicreg", "--claims", "no_method"], "no_method"),
+        ([f"{FILE}:vicreg", "--claims", "2 +"], "'2 +' is no regularizer"),
+        ([f"{FILE}:vicreg", "--call", "loudly"], "unknown call 'loudly'"),
+        ([f"{FILE}:vicreg", "--probe", "teeth"], "unknown probe 'teeth'"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["audit", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert message in result.output
+
+
+@pytest.mark.slow
+def test_adapters_of_libraries_that_are_installed() -> None:
+    """What second opinions found by hand, found by itself."""
+
+    def found(name: str) -> list[Finding]:
+        (loss,) = adapters.targets(name)
+        return run_probe(loss, "value")
+
+    assert found("lightly:NTXentLoss") == found("pytorch-metric-learning:VICRegLoss") == []
+    (rate,) = found("lightly:EMPSSLLoss")
+    assert rate.severity == "defect"
+    assert "times -1" in rate.text

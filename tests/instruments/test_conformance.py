@@ -1,0 +1,276 @@
+"""The conformance checks catch what they are for: each method here breaks one promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from torch import Tensor
+
+from regbench import methods
+from regbench.cli import main
+from regbench.instruments import conformance
+from regbench.instruments.conformance import Finding, check_names, check_sharded, run_check
+from regbench.methods import Metadata, Regularizer
+from regbench.methods.engine import Shard
+from regbench.methods.rbf import RBF
+from regbench.spaces import Range, Space
+
+METADATA = replace(RBF.metadata, title="broken")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(RBF):
+    """A kernel, published in 2023, with something wrong."""
+
+    metadata: ClassVar[Metadata] = METADATA
+
+
+class WrongGradient(Broken):
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        phi, slope = super().kernel_and_derivative(t, q)
+        return phi, 1.001 * slope
+
+
+class WrongStreamedValue(Broken):
+    def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
+        phi, slope = super().kernel_and_derivative(t, q)
+        return phi + 1e-6, slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Regularizer):
+    """The same kernel, published in 2023, by the formula of two views alone."""
+
+    scale: float = 2.0
+    alignment_weight: float = 100.0
+    metadata: ClassVar[Metadata] = METADATA
+    space: ClassVar[Space | None] = {"scale": Range(1, 10)}
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return RBF(scale=self.scale, alignment_weight=self.alignment_weight).terms(z1_NQ, z2_NQ)
+
+
+class WeighsByPosition(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        weight_N = torch.arange(len(z1_NQ)).to(z1_NQ)
+        return {"alignment": (weight_N * (z1_NQ - z2_NQ).square().sum(dim=1)).sum()}
+
+
+class SeesTheFirstViewMore(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {**super().terms(z1_NQ, z2_NQ), "more": z1_NQ.square().sum()}
+
+
+class SeesAnAxis(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {"axis": (z1_NQ[:, 0] - z2_NQ[:, 0]).square().sum()}
+
+
+class LikesCollapse(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {
+            name: (-1 if name == "uniformity" else 1) * term for name, term in Plain.terms(self, z1_NQ, z2_NQ).items()
+        }
+
+
+class IgnoresPairs(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {**super().terms(z1_NQ, z2_NQ), "alignment": 0 * z1_NQ.sum()}
+
+
+class Rounds(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        low1, low2 = (z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ))
+        return Plain.terms(self, low1, low2)
+
+
+class UsesTheWrongDtype(Broken):
+    def __call__(self, *views_NQ: Tensor, **options: Any) -> Any:
+        return super().__call__(*(view_NQ.double() for view_NQ in views_NQ), **options)
+
+
+class DividesByTheSpread(SeesTheFirstViewMore):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {"spread": 1 / z1_NQ.var(dim=0).sum() + 1 / z2_NQ.var(dim=0).sum()}
+
+
+class ForgetsTheOtherRanks(Broken):
+    def add_regularizer(
+        self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
+    ) -> dict[str, Tensor]:
+        return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, share, Shard([len(z_NQ)]), form)
+
+
+class OverflowsForAWideKernel(Plain):
+    space: ClassVar[Space | None] = {"scale": Range(1, 1e30)}
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {name: term * self.scale**2 for name, term in super().terms(z1_NQ, z2_NQ).items()}
+
+
+class RefusesWhatLiesBeyondItsSpace(Broken):
+    space: ClassVar[Space] = {"scale": Range(1, 10)}  # a tuning may go on to 100
+
+    def __post_init__(self) -> None:
+        self.require(self.scale <= 20, "scale must be at most 20")
+
+
+class Fails(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        raise ValueError("not written yet")
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (WrongGradient, "gradient"),
+        (WrongGradient, "forms"),
+        (WrongStreamedValue, "forms"),
+        (WeighsByPosition, "order of images"),
+        (SeesTheFirstViewMore, "order of views"),
+        (SeesTheFirstViewMore, "lengths"),
+        (SeesAnAxis, "rotation"),
+        (LikesCollapse, "minimum"),
+        (IgnoresPairs, "views matter"),
+        (Rounds, "float32"),
+        (UsesTheWrongDtype, "half precision"),
+        (DividesByTheSpread, "finite"),
+        (OverflowsForAWideKernel, "search space"),
+        (RefusesWhatLiesBeyondItsSpace, "search space"),
+        (Fails, "gradient"),
+    ],
+)
+def test_a_broken_method_fails(broken: type[Broken | Plain], check: str) -> None:
+    finding = run_check(broken(), check)
+    assert finding is not None
+    assert not finding.ok
+    assert finding.where
+    sound = run_check(Plain() if issubclass(broken, Plain) else Broken(), check)
+    assert sound is not None
+    assert sound.ok
+
+
+def test_what_broke_is_said() -> None:
+    finding = run_check(Fails(), "float32")
+    assert finding is not None
+    assert (finding.error, finding.where) == (math.inf, "ValueError: not written yet")
+
+
+def test_the_size_of_the_error_is_said() -> None:
+    finding = run_check(WrongGradient(alignment_weight=0.0), "gradient")
+    assert finding is not None
+    assert finding.error == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_claims_that_are_not_made_are_not_checked() -> None:
+    vicreg = methods.build("vicreg")
+    assert run_check(vicreg, "rotation") is None
+    assert run_check(vicreg, "lengths") is None
+
+
+class FailsOnOneRank(Plain):
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise OSError("this rank has no disk")
+        return super().terms(z1_NQ, z2_NQ)
+
+
+def test_a_method_that_breaks_over_ranks_fails() -> None:
+    many = {"sound": Broken(), "forgets": ForgetsTheOtherRanks(), "fails": FailsOnOneRank()}
+    findings = check_sharded(many)
+    assert [finding.ok for finding in findings.values()] == [True, False, False]
+    assert findings["forgets"].error < math.inf
+    assert findings["fails"].where == "rank 1: textbook form over 2 ranks: OSError: this rank has no disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undocumented(Broken):
+    """A kernel."""
+
+    strength: float = 1.0
+    word: str = "plain"
+
+    metadata: ClassVar[Metadata] = replace(METADATA, url="nowhere", published="")
+
+
+@pytest.fixture
+def undocumented() -> Iterator[str]:
+    methods.register("undocumented")(Undocumented)
+    yield "undocumented"
+    methods.METHODS.unregister("undocumented")
+
+
+def test_missing_documentation_is_named(undocumented: str) -> None:
+    finding = run_check(methods.build(undocumented), "documentation")
+    assert finding is not None
+    assert finding.error == 5
+    named = ("metadata.published", "metadata.url with https://", "its year in the docstring")
+    for missing in (*named, "strength under", "word under"):
+        assert missing in finding.where
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpublished(Broken):
+    """A kernel of ours."""
+
+    metadata: ClassVar[Metadata] = replace(METADATA, reference="Somebody, unpublished", url="", published="a guess")
+
+
+def test_an_unpublished_method_needs_no_year() -> None:
+    finding = run_check(Unpublished(), "documentation")
+    assert finding is not None
+    assert finding.ok, finding.where
+
+
+def test_a_published_method_needs_its_year(undocumented: str) -> None:
+    method = methods.build(undocumented)
+    object.__setattr__(method, "metadata", replace(METADATA, reference="Somebody"))
+    finding = run_check(method, "documentation")
+    assert finding is not None
+    assert 'a year, or "unpublished", in metadata.reference' in finding.where
+
+
+def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> None:
+    finding = run_check(methods.build(undocumented, strength=2.5), "configuration")
+    assert finding is not None
+    assert finding.ok
+    finding = run_check(methods.build(undocumented, word=" with spaces "), "configuration")
+    assert finding is not None
+    assert finding.error == 2
+    assert "word=' with spaces ' came back as 'with spaces'" in finding.where
+
+
+@pytest.fixture
+def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
+        return {name: Finding("sharded", 1e-9, 0.0, "") for name in many}
+
+    monkeypatch.setattr(conformance, "check_sharded", found)
+
+
+def test_command(undocumented: str, sharded_without_processes: None) -> None:
+    result = CliRunner().invoke(main, ["check", "rbf", undocumented])
+    assert result.exit_code == 1
+    assert "rbf: passed (15 of 15 checks)" in result.output
+    assert "undocumented: FAILED (14 of 15 checks)" in result.output
+    assert "documentation" in result.output
+    assert "1 of 2 methods failed" in result.output
+
+
+def test_command_shows_all_checks_of_one_method(sharded_without_processes: None) -> None:
+    result = CliRunner().invoke(main, ["check", "simclr"])
+    assert result.exit_code == 0, result.output
+    assert all(check in result.output for check in [*check_names(), "sharded"])
+
+
+def test_command_refuses_unknown_methods() -> None:
+    result = CliRunner().invoke(main, ["check", "simclear"])
+    assert result.exit_code == 2
+    assert "did you mean simclr" in result.output

@@ -1,0 +1,67 @@
+"""Losses in single and in double precision, where a dimension is constant or embeddings have all but collapsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regbench import methods
+
+
+def value_and_gradient(name: str, views: list[Tensor], **hyperparameters: Any) -> tuple[float, Tensor]:
+    leaves = [z.clone().requires_grad_() for z in views]
+    value = methods.build(name, **hyperparameters).loss(*leaves)
+    return value.item(), torch.cat(torch.autograd.grad(value, leaves)).double()
+
+
+def draw(n: int, q: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(n, q, generator=generator)
+    return [z, z + 0.5 * torch.randn(n, q, generator=generator)]
+
+
+def assert_close(found: tuple[float, Tensor], wanted: tuple[float, Tensor], tolerance: float) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=tolerance)
+    assert (found[1] - wanted[1]).norm() <= tolerance * wanted[1].norm()
+
+
+@pytest.mark.parametrize("constant", [0.7, 100.1])
+@pytest.mark.parametrize(("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})])
+def test_a_constant_dimension_counts_as_zero(name: str, changes: dict[str, Any], constant: float) -> None:
+    """Its mean is rounded, and what is left of it must not be brought to unit length."""
+    views = draw(64, 32)
+    for z in views:
+        z[:, 3] = constant
+    zero = [z.double() for z in views]
+    for z in zero:
+        z[:, 3] = 0
+    assert_close(value_and_gradient(name, views, **changes), value_and_gradient(name, zero, **changes), 2e-6)
+
+
+@pytest.mark.parametrize(("name", "changes"), [("frossl", {}), ("vibcreg", {"variance_weight": 0.0})])
+def test_a_dimension_that_varies_little_counts_in_full(name: str, changes: dict[str, Any]) -> None:
+    views = draw(64, 32)
+    for z in views:
+        z[:, 3] = 100.1 + 0.01 * z[:, 3]
+    exact = [z.double() for z in views]
+    assert_close(value_and_gradient(name, views, **changes), value_and_gradient(name, exact, **changes), 1e-3)
+
+
+@pytest.mark.parametrize("name", ["ivne", "koleo", "ur_jepa", "ur_jepa_derivative"])
+def test_gradients_near_a_collapse_are_those_of_double_precision(name: str) -> None:
+    point = torch.randn(32, generator=torch.Generator().manual_seed(1))
+    views = [point + 1e-3 * z for z in draw(64, 32)]
+    assert_close(value_and_gradient(name, views), value_and_gradient(name, [z.double() for z in views]), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["ur_jepa", "ur_jepa_derivative"])
+def test_a_collapse_to_one_point_under_autocast(name: str) -> None:
+    point = torch.randn(512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    views = [point.expand(256, -1)] * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = value_and_gradient(name, views)
+    assert found[0] == pytest.approx(value_and_gradient(name, [z.double() for z in views])[0], rel=1e-5)
+    assert not found[1].any()

@@ -1,0 +1,161 @@
+"""Bundles and names of strangers: none stops a command, moves a terminal or passes for what it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regbench.cli import main
+from tests.reports.forging import Json, Parts, tuned_sweep
+from tests.reports.test_board import GIVEN, tables
+from tests.reports.test_bundle import FORGERIES
+
+HOSTILE = (
+    "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img src=x>" + "x" * 4_000,
+    "nan",
+)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tuning."""
+    folder = tmp_path_factory.mktemp("honest")
+    tuned_sweep(folder / "runs")
+    done = run("submit", "mine", "--runs-dir", folder / "runs", "--out", folder / "lab.zip")
+    assert done.exit_code == 0, done.stderr
+    return folder / "lab.zip"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def left_out(result: Result) -> dict[str, str]:
+    """The names of the bundles that a leaderboard leaves out, each with the reason."""
+    lines = [line.removeprefix("left out: ") for line in result.stderr.splitlines()]
+    return {name: reason for name, _, reason in (line.partition(": ") for line in lines)}
+
+
+FORGED = ("another method's label", "a setting that is none", "a shorter training time", "an epoch less in the history")
+
+
+def test_the_site_leaves_out_what_verify_refuses(honest: Path, tmp_path: Path) -> None:
+    shutil.copy(honest, tmp_path)
+    for name in FORGED:
+        parts = Parts(honest)
+        FORGERIES[name][0](parts)
+        parts.write(tmp_path / f"{name}.zip")
+    done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
+    assert "bundles: 1, tasks: 1;" in done.stdout
+    reasons = left_out(done)
+    assert reasons.keys() == set(FORGED)
+    for name, reason in reasons.items():
+        assert reason.partition(" (and ")[0] in run("verify", tmp_path / f"{name}.zip").stdout
+
+
+def write_everywhere(parts: Parts, text: str) -> None:
+    """Puts a text wherever nothing else says what should stand there."""
+    for record in parts.records:
+        record["cell"]["dataset"]["name"] += "-" + text.replace("/", "")
+        record["cell"]["augmentation"]["name"] = f"{text}{record['cell']['optimizer']['base_lr']}"
+        record["sweep"] = text.replace("/", "")
+        record["environment"] = dict.fromkeys(("hardware", "git", "loader", text), text)
+        record["regularizer"] = dict.fromkeys(("reference", "formula", "url", "limitation", text), text)
+        record["data"]["source"] = record["cost"]["peak_memory_kind"] = text
+        record["attempts"][0]["error"] = record["attempts"][0]["hostname"] = text
+        for score in record["scores"]:
+            score["title"] = score["protocol"] = text
+        _settle(parts, record)
+
+
+def _settle(parts: Parts, record: Json) -> None:
+    old = record["cell_id"]
+    parts.settle(record)
+    for entry in parts.choices[0]["choices"]:
+        for one in (entry, *entry["ranking"]):
+            for name in ("chosen", "cell_id", "configuration"):
+                if one.get(name) == old:
+                    one[name] = record["cell_id"]
+
+
+def test_no_text_stops_the_site(honest: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(HOSTILE):
+        parts = Parts(honest)
+        write_everywhere(parts, text)
+        parts.write(tmp_path / f"{number}.zip")
+    done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert f"bundles: {len(HOSTILE)}, tasks: {len(HOSTILE)};" in done.stdout
+    for page in (tmp_path / "site").rglob("*.*"):
+        text = page.read_text().replace("\n", "")
+        assert text.isprintable() and r"\u001b" not in text, page
+        assert all(len(letters) < 600 for letters in re.findall("<text[^>]*>([^<]*)", text)), page
+        assert all(int(px) < 2000 for px in re.findall(r"min-width: (\d+)px", text)), page
+    assert r"\\u202eGERciV\\u200b" in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_names_of_strangers_are_printed_as_escapes(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.members["\x1b]0;pwned\x07\u202egpj.json"] = b"{}"
+    folder = tmp_path / "results"
+    folder.mkdir()
+    shutil.copy(honest, folder / os.fsdecode(b"\xfe\x1b[2J.zip"))
+    loud = parts.write(folder / os.fsdecode(b"\xff\x1b[2J.zip"))
+    refused = r"\x1b]0;pwned\x07\u202egpj.json does not belong into a bundle"
+    done = run("verify", loud)
+    assert done.stderr.replace("\n", "").isprintable()
+    assert refused in done.stderr
+    done = run("leaderboard", folder, "--out", tmp_path / "site")
+    assert done.exit_code == 0, done.exception
+    assert left_out(done)[r"\udcff\x1b[2J"].endswith(f"{refused}; ask for it again")
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert r"\udcff\x1b[2J" in page and refused in page
+    assert r'["\\udcfe\\x1b[2J",6,' in page
+
+
+def test_a_report_of_a_strangers_folder_prints_escapes(tmp_path: Path) -> None:
+    sweep = tuned_sweep(tmp_path, "\x1b[2J")
+    next(sweep.glob("*/record.json")).write_text("{}")
+    for done in (run("report", sweep, "--check"), run("report", sweep)):
+        assert r"\x1b[2J" in done.output
+        assert "\x1b" not in done.output
+
+
+def test_a_log_prints_escapes() -> None:
+    program = "import sys, logging, atexit; from regbench.cli import main\n"
+    program += r"atexit.register(logging.warning, 'a\nb\x1b[2J\u202e'); main(['cost', '--help'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "a\nb\\x1b[2J\\u202e\n"
+
+
+def test_one_record_does_not_say_what_a_score_is_for_all(honest: Path, tmp_path: Path) -> None:
+    shutil.copy(honest, tmp_path)
+    parts = Parts(honest)
+    parts.records = [next(record for record in parts.final if record["method"] == "vicreg")]
+    parts.choices.clear()
+    parts.records[0]["choice"]["hyperparameters"] = GIVEN
+    for score in parts.records[0]["scores"]:
+        score |= {"title": "loss", "higher_is_better": False}
+    parts.records[0]["attempts"][-1]["finished"] = "2026-11-20T00:00:00+00:00"  # of the two runs it is shown
+    parts.write(tmp_path / "turned.zip")
+    assert run("leaderboard", tmp_path, "--out", tmp_path / "site").exit_code == 0
+    rows = tables(tmp_path / "site" / "tasks" / "fashion-mnist-resnet-tiny.html")["Leaderboard"]
+    assert [row["method"][0] for row in rows] == ["AUH", "VICReg"]
+    assert rows[0]["knn_top1 (%)"] == [71.0, 0.0, True]
+
+
+def test_ranks_that_no_embeddings_have_are_not_drawn(honest: Path, tmp_path: Path) -> None:
+    """On their axis, a logarithmic one, they have no place."""
+    parts = Parts(honest)
+    for record in parts.records:
+        parts.history(record, lambda rows: rows[-1].update(effective_rank=0.0))
+    parts.write(tmp_path / "odd.zip")
+    done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
+    assert (done.exit_code, done.stderr) == (0, "")

@@ -1,0 +1,104 @@
+"""What a sweep will take: hours by cells that have run or by FLOP, and what fits a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regbench.benchmark.rundir.record import Cost
+from regbench.benchmark.settings.sweep import load_grid
+from regbench.files import write_text
+from regbench.sweeps.forecast import largest_fitting, plan, rows, summary
+from tests.records import made
+
+IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
+
+
+def ran(runs: Path, overrides: list[str], **more: Any) -> None:
+    """A finished cell of another sweep."""
+    cell = load_grid(overrides).cells[0]
+    record = made(cell.plain(), method=cell.plain()["method"]["name"], **more)
+    write_text(runs / "other" / cell.id / "record.json", record.text())
+
+
+def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:
+    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for the evaluation, takes 10 epochs 1800 s."""
+    runs = tmp_path / "runs"
+    environment, cost = {"world_size": 2}, Cost(train_s=120.0, evaluate_s=600.0)
+    ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
+    ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=1e9, evaluate_s=1e9))
+    ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=Cost(train_s=1e9, evaluate_s=1e9))
+    planned = plan(load_grid([*tiny, "method=vicreg", "epochs=10", "seed=0,1"]))
+    assert [entry.gpu_hours for entry in planned] == pytest.approx([0.5, 0.5])
+    assert [row["GPU hours"] for row in rows(planned)] == ["0.5", "0.5"]
+    assert "2 cells, 0 done, 2 to run; 1 GPU hours by the time of like cells; " in summary(planned)
+    # Of another method there is at least the time of the same network on the same images: the median of both.
+    (other,) = plan(load_grid([*tiny, "method=simclr"]))
+    assert other.gpu_hours == pytest.approx((2 * (120 + 5e8) / 2 + (600 + 1e9) / 2) / 3600)
+    assert not other.from_flop
+
+
+def test_gpu_hours_from_flop_on_a_new_cluster(tmp_path: Path) -> None:
+    """100 epochs of 1,281,167 images, two views each, in a ResNet-18: 10.6 GFLOP a view, and the projector's."""
+    where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
+    settings = [*IN100, *where, "method=vicreg", "embedding_dim=64", "network.projector.hidden_dim=64", "epochs=100"]
+    (entry,) = plan(load_grid([*settings, "optimizer.warmup_epochs=10"]))
+    assert entry.from_flop
+    assert entry.gpu_hours == pytest.approx(100 * 1_281_167 * 2 * 10.65e9 / 50e12 / 3600, rel=0.02)
+    (row,) = rows([entry])
+    assert row["GPU hours"] == f"≈ {entry.gpu_hours:.3g}"
+    assert f"≈ {entry.gpu_hours:.3g} GPU hours for the training: an estimate from FLOP" in summary([entry])
+    assert "at 50 TFLOP/s a GPU" in summary([entry])
+
+
+def test_what_fits_is_told_of_the_gpus_that_train(tiny: list[str]) -> None:
+    stages = "cluster.stages={pretrain:{gpus:8},tune:{},final:{}}"
+    settings = [*tiny, "method=vicreg", "runtime.device=cuda", "batch_size=64"]
+    ways = ("cluster.gpus=1", "cluster.gpus=8", stages)
+    alone, eight, staged = (largest_fitting(load_grid([*settings, way]), 0.03) for way in ways)
+    assert alone != eight == staged
+
+
+def test_a_training_sees_the_images_without_labels(tmp_path: Path) -> None:
+    """STL-10 has 100,000 of them."""
+    settings = ["dataset=stl10", "augmentation=small_color", "network=resnet_tiny", "runtime.device=cuda", "epochs=3"]
+    where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
+    (entry,) = plan(load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"]))
+    assert entry.gpu_hours is not None and entry.needs is not None
+    assert entry.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 1000 * entry.needs.flop_per_step)
+
+
+def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:
+    """On the machine's own processors FLOP say little, and images of one's own are counted when they are prepared."""
+    (own,) = plan(load_grid([*tiny, "method=vicreg"]))
+    (gpu,) = plan(load_grid([*tiny, "method=vicreg", "runtime.device=cuda"]))
+    unknown = [
+        *tiny,
+        "method=vicreg",
+        "runtime.device=cuda",
+        "dataset.name=other",
+        "dataset.source.train_per_class=null",
+        "dataset.source.tuning_per_class=null",
+    ]
+    (images,) = plan(load_grid(unknown))
+    assert (own.gpu_hours, images.gpu_hours) == (None, None)
+    assert gpu.gpu_hours is not None
+    assert gpu.needs is not None
+    assert gpu.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 2 * gpu.needs.flop_per_step)  # 120 images, 2 epochs
+    assert "; GPU hours unknown: no like cell has run yet; " in summary([own])
+    assert "GPU hours of 1 cells unknown" in summary([own, gpu])
+    assert "for the training of 1 cells: an estimate" in summary([own, gpu])
+
+
+def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str]) -> None:
+    settings = [*tiny, "method=vicreg"]
+    (entry,) = plan(load_grid(settings))
+    assert entry.needs is not None
+    assert entry.fits is None
+    for share, fits in ((0.89, True), (0.91, False)):
+        gib = entry.needs.peak_bytes / share / 2**30
+        (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]))
+        assert limited.fits is fits
+        assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]

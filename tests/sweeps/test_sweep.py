@@ -1,0 +1,532 @@
+"""Sweeps: what a run directory tells, and the whole way through the installed command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.checkpoint import load_checkpoint
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
+from regbench.benchmark.rundir.record import NamedFile, Record, read_record
+from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.cli import main
+from regbench.sweeps.local import run_sweep
+from regbench.sweeps.status import Job, sweep_status
+from regbench.sweeps.worker import Worker
+from tests.history import untimed
+from tests.records import made
+from tests.waiting import PATIENCE_S, wait_for
+
+# ------------------------------------------------------------------ status, from files alone
+
+
+def plan(folder: Path, *cells: str) -> None:
+    folder.mkdir(exist_ok=True)
+    entries = [{"id": cell, "label": cell.upper(), "seed": 3, "epochs": 5} for cell in cells]
+    (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": entries}))
+
+
+def this_process() -> dict[str, Any]:
+    """The owner that an attempt of this process names."""
+    with tempfile.TemporaryDirectory() as folder:
+        mine = claim(Path(folder), 60.0)
+        assert mine is not None
+        mine.end("done")
+        found = last_attempt(Path(folder))
+    assert found is not None
+    owner: dict[str, Any] = found["owner"]
+    return owner
+
+
+HERE = this_process()
+ELSEWHERE = {**HERE, "hostname": "another"}
+
+
+def attempt(directory: Path, *, ended: str | None = None, error: str = "", silent_s: float = 0.0, **more: Any) -> None:
+    """One attempt at a run, two epochs far."""
+    state = {
+        "owner": HERE,
+        "heartbeat": time.time() - silent_s,
+        "beat": 1,
+        "lease_s": 60,
+        "ended": ended,
+        "error": error,
+        "progress": {"epoch": 2},
+        **more,
+    }
+    (directory / "attempts").mkdir(parents=True, exist_ok=True)
+    number = len(list((directory / "attempts").iterdir())) + 1
+    (directory / "attempts" / f"{number:04d}.json").write_text(json.dumps(state))
+
+
+def test_the_states_of_cells(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    states = ("done", "diverged", "running", "failed", "interrupted", "queued", "lost", "pending", "pending", "failed")
+    names = (*states[:-2], "fresh", "again")
+    plan(folder, *names)
+    (folder / "pending").mkdir()
+    finished = {"epoch": 5, "outcome": "done", "detail": "kNN 1.00 %, linear 21.00 %"}
+    attempt(folder / "done", ended="done", progress=finished)
+    attempt(folder / "diverged", ended="done", progress={"epoch": 2, "outcome": "diverged", "detail": "not finite"})
+    for name in ("done", "diverged"):
+        (folder / name / "record.json").write_text("{}")
+    attempt(folder / "running", progress={"epoch": 2, "img_per_s": 100.0, "remaining_s": 30.0})
+    for name in ("failed", "again"):
+        attempt(folder / name, ended="failed", error="RegbenchError: too large")
+    (folder / "again" / "tuning.json").touch()
+    for name in ("interrupted", "queued", "lost"):
+        attempt(folder / name, ended="interrupted")
+    jobs = {"queued": Job("7_1", "PENDING", "Priority"), "lost": Job("7_2", None), "running": Job("7_3", "RUNNING")}
+    found = {cell.cell_id: cell for cell in sweep_status(folder, jobs)}
+    assert [cell.state for cell in found.values()] == list(states)
+    assert [cell.epochs_done for cell in found.values()] == [5, 2, 2, 2, 2, 2, 2, 0, 0, 2]
+    assert {(cell.epochs, cell.seed) for cell in found.values()} == {(5, 3)}
+    assert [cell.label for cell in found.values()][:2] == ["DONE", "DIVERGED"]
+    assert (found["running"].img_per_s, found["running"].remaining_s) == (100.0, 30.0)
+    details = {name: cell.detail for name, cell in found.items()}
+    assert details["done"] == "kNN 1.00 %, linear 21.00 %"
+    assert details["diverged"] == "not finite"
+    assert details["failed"] == "RegbenchError: too large"
+    assert details["queued"] == "pending (Priority)"
+    assert details["lost"] == "job 7_2 is gone"
+    assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
+
+
+def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
+    plan(tmp_path, "cell")
+    attempt(tmp_path / "cell", ended="failed", error="OSError: once")
+    assert sweep_status(tmp_path)[0].state == "failed"
+    attempt(tmp_path / "cell")
+    assert sweep_status(tmp_path)[0].state == "running"
+
+
+def test_who_is_alive(tmp_path: Path) -> None:
+    cases: dict[str, tuple[dict[str, Any], float, str]] = {
+        "seen": (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
+        "gone": ({**HERE, "pid": 2**22 + 1}, 0.0, "interrupted"),
+        "other": ({**HERE, "start_ticks": "1"}, 0.0, "interrupted"),  # another process has the number now
+        "heard": (ELSEWHERE, 5.0, "running"),
+        "silent": (ELSEWHERE, 1000.0, "interrupted"),
+        "unknown": ({}, 5.0, "running"),
+    }
+    plan(tmp_path, *cases)
+    for name, (owner, silent_s, _) in cases.items():
+        attempt(tmp_path / name, owner=owner, silent_s=silent_s)
+    expected = {name: state for name, (_, _, state) in cases.items()}
+    assert {cell.cell_id: cell.state for cell in sweep_status(tmp_path)} == expected
+
+
+def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
+    plan(tmp_path, "cell")
+    attempt(tmp_path / "cell")
+    (tmp_path / "cell" / "record.json").write_text(made(status="diverged").text())
+    assert sweep_status(tmp_path)[0].state == "diverged"
+
+
+def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
+    plan(tmp_path, "a", "b")
+    attempt(tmp_path / "a")
+    (tmp_path / "a" / "metrics-0001.jsonl").mkdir()  # what must not be read cannot be
+    (tmp_path / "a" / "scores.json").mkdir()
+    assert [cell.state for cell in sweep_status(tmp_path)] == ["running", "pending"]
+
+
+def test_many_cells_are_counted_and_those_that_need_a_look_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    plan(folder, *(f"cell{number:03d}" for number in range(150)))
+    attempt(folder / "cell007", ended="failed", error="RegbenchError: too large")
+    attempt(folder / "cell008", progress={"epoch": 2, "img_per_s": 1234.4, "remaining_s": 4000.0})
+    attempt(folder / "cell009", ended="done", progress={"epoch": 2, "outcome": "diverged"})
+    (folder / "cell009" / "record.json").touch()
+    output = CliRunner().invoke(main, ["status", "large", "--runs-dir", str(tmp_path)]).output
+    rows = [line.split() for line in output.splitlines() if line.startswith("cell0")]
+    assert [row[0] for row in rows] == ["cell007", "cell008", "cell009"]
+    assert "too large" in output
+    assert rows[1][3:] == ["running", "2/5", "1234", "1", "h", "07", "min"]
+    assert output.splitlines()[-1] == "150 cells: 147 pending, 1 failed, 1 running, 1 diverged; 147 not listed (--all)"
+    everything = CliRunner().invoke(main, ["status", "large", "--all", "--runs-dir", str(tmp_path)]).output
+    assert everything.count("cell") >= 150
+
+
+def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) -> None:
+    plan(tmp_path / "own", "abc1", "abc2")
+    (tmp_path / "own" / "abc1" / "logs").mkdir(parents=True)
+    for number in (1, 3, 2):
+        path = tmp_path / "own" / "abc1" / "logs" / f"{number}_log.out"
+        path.write_text(f"of attempt {number}")
+        os.utime(path, (number, number))
+
+    def logs(cell: str) -> str:
+        return CliRunner().invoke(main, ["logs", "own", cell, "--runs-dir", str(tmp_path)]).output
+
+    assert "of attempt 3" in logs("abc1")
+    assert "2 cells of own begin with 'abc'" in logs("abc")
+    assert "no cell of own begin with 'b'" in logs("b")
+
+
+CHECKPOINTS = [f"checkpoint-0001-00000000{step}-{step:016x}.pt" for step in (3, 6)]
+
+
+def test_clean_removes_what_finished_cells_do_not_need(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    plan(folder, "done", "failed")
+    for name in ("done", "failed"):
+        attempt(folder / name, ended=name, progress={"epoch": 5, "outcome": "done"})
+        for file in (*CHECKPOINTS, ".checkpoint.x7"):
+            (folder / name / file).write_bytes(bytes(1000))
+    (folder / "done" / "record.json").write_text(made(metrics=NamedFile("metrics-0001.jsonl", "")).text())
+    for number in (1, 2, 3):
+        (folder / "done" / f"metrics-000{number}.jsonl").write_bytes(bytes(1000))
+    (folder / "done" / f"{CHECKPOINTS[1]}.damaged").write_bytes(bytes(1000))
+    kept = {path.name for path in (folder / "failed").iterdir()}
+
+    def clean(*options: str) -> str:
+        return CliRunner().invoke(main, ["clean", "own", "--runs-dir", str(tmp_path), *options]).output
+
+    assert clean("--dry-run") == "would remove 4 files, 4e-06 GB\n"
+    assert clean() == "removed 4 files, 4e-06 GB\n"
+    curves = ("metrics-0001.jsonl", "metrics-0003.jsonl")  # which the record names, and the last one
+    assert {path.name for path in (folder / "done").iterdir()} == {"attempts", "record.json", CHECKPOINTS[1], *curves}
+    assert clean("--checkpoints") == "removed 1 files, 1e-06 GB\n"
+    assert {path.name for path in (folder / "failed").iterdir()} == kept  # it may be tried again
+
+
+def test_a_damaged_sweep_hides_no_other(tmp_path: Path) -> None:
+    plan(tmp_path / "one", "a")
+    plan(tmp_path / "two", "a", "b")
+    (tmp_path / "one" / "sweep.json").write_text("{")
+    done = CliRunner().invoke(main, ["status", "--runs-dir", str(tmp_path)])
+    one, two = done.output.splitlines()
+    assert one.startswith("one: ") and "sweep.json" in one
+    assert two == "two: 2 pending"
+
+
+def test_a_sweep_that_was_never_started_has_no_status(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sweep_status(tmp_path)
+
+
+# ------------------------------------------------------------------ the whole way
+
+
+class Sweep:
+    """A sweep file of one's own and the installed command line, run as a user does."""
+
+    def __init__(self, program: str, tiny: list[str], folder: Path) -> None:
+        self.program, self.tiny, self.folder = program, tiny, folder
+        self.runs = folder / "runs" / "own"
+
+    def write(self, *cells: str) -> None:
+        common = "".join(f"  - '{override}'\n" for override in self.tiny)
+        rows = "".join(f"  - {cell}\n" for cell in cells)
+        (self.folder / "own.yaml").write_text(f"description: My own\ncommon:\n{common}cells:\n{rows}")
+
+    def command(self, *options: str) -> list[str]:
+        return [self.program, "sweep", "own.yaml", "runtime.parallel=1", *options]
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*options),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            start_new_session=True,
+        )
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*options), capture_output=True, text=True, cwd=self.folder, check=False, timeout=PATIENCE_S
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    def directory(self, *overrides: str) -> Path:
+        cell, runtime = load_run([*self.tiny, *overrides])
+        return run_directory(runtime, "own", cell)
+
+    def states(self) -> list[str]:
+        return [cell.state for cell in sweep_status(self.runs)]
+
+
+@pytest.fixture
+def own(program: str, tiny: list[str], tmp_path: Path) -> Sweep:
+    return Sweep(program, tiny, tmp_path)
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and all below it, from Linux's /proc."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def written_ns(directory: Path) -> int:
+    return (directory / "record.json").stat().st_mtime_ns
+
+
+def numbers(record: Record | None) -> Any:
+    """What an undisturbed run and a resumed one must agree on to the last bit."""
+    assert record is not None
+    return record.scores, untimed(record)
+
+
+def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "regbench")
+    monkeypatch.chdir(own.folder)
+    bad, good = "method=vicreg evaluation.knn.k=5000", "method=vicreg epochs=1 optimizer.warmup_epochs=0"
+    own.write(bad, good)
+    command = ["sweep", "own.yaml", "runtime.parallel=2"]
+    first = CliRunner().invoke(main, command)
+    assert first.exit_code == 1
+    assert own.states() == ["failed", "done"]  # the failure did not stop the other
+    assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
+    assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
+    before_ns = written_ns(own.directory(*good.split()))
+    record = read_record(own.directory(*good.split()))
+    assert record is not None
+    assert (record.sweep, record.status, len(record.scores)) == ("own", "done", 8)
+
+    own.write(good)  # the bad cell is taken out of the file
+    second = CliRunner().invoke(main, [*command, "--report"])
+    assert second.exit_code == 0, second.stderr
+    assert "sweep own: 1 cells, 1 done, 0 to run" in caplog.text
+    assert "VICReg" in second.stdout
+    page = Path(re.findall(r"report: (\S+)", second.stdout)[0])
+    assert "VICReg" in page.read_text()
+    assert written_ns(own.directory(*good.split())) == before_ns
+
+    status = CliRunner().invoke(main, ["status", "own", "--runs-dir", "runs"]).output
+    rows = [line.split() for line in status.splitlines()[2:-2]]
+    assert status.splitlines()[-1] == "2 cells: 1 failed, 1 done"
+    assert [row[0] for row in rows] == [own.directory(*cell.split()).name for cell in (bad, good)]
+    assert ["failed" in row for row in rows] == [True, False]
+    assert "larger than" in status
+    assert status.count("1/1") == 1  # the failed one was refused before its training
+    assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 1 done\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"])],
+)
+def test_runs_take_the_gpus_that_the_shell_allows(
+    shell: str | None, expected: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two GPUs and three cells; a job says which it would have seen."""
+    seen: list[str] = []
+
+    class Here(Worker):
+        """Calls its jobs in this process."""
+
+        def __init__(self) -> None:
+            self.busy = False
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setenv("CUDA_VISIBLE_DEVICES", "")
+                job(*arguments)
+
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shell is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
+    (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
+    overrides = [override for override in tiny if override != "runtime.device=cpu"]
+    run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
+    assert seen == [*expected, expected[0]]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
+
+
+def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
+    """`kill -9` of the command, of the job and of the loader's process, in the middle of training."""
+    short, long = ["method=vicreg", "epochs=1", "optimizer.warmup_epochs=0"], ["method=sfrik_l3", "epochs=12"]
+    own.write(" ".join(short), " ".join(long), "method=simclr epochs=0 optimizer.warmup_epochs=0")
+    process = own.start()
+    try:
+        running = own.directory(*long)
+        wait_for(lambda: (running / "metrics-0001.jsonl").exists() or process.poll() is not None)
+        assert own.states() == ["done", "running", "pending"]
+    finally:
+        kill(descendants(process.pid))
+        process.communicate()
+    wait_for(lambda: not is_running(last_attempt(running)))
+    assert own.states() == ["done", "interrupted", "pending"]
+    epochs_done = len((running / "metrics-0001.jsonl").read_text().splitlines())
+    assert 1 <= epochs_done < 12
+    before_ns = written_ns(own.directory(*short))
+
+    done = own.run()
+    assert done.returncode == 0, done.stderr
+    assert "3 cells, 1 done, 2 to run" in done.stderr
+    assert own.states() == ["done"] * 3
+    assert written_ns(own.directory(*short)) == before_ns
+    record = read_record(running)
+    assert record is not None
+    assert len(record.attempts) == 2
+    assert [attempt.ended for attempt in record.attempts] == [None, None]  # killed; not yet ended as it wrote
+    assert [attempt.finished is None for attempt in record.attempts] == [True, False]
+    assert (record.attempts[1].from_step or 0) >= 3 * epochs_done
+    assert not list(running.glob(".*"))
+
+    cell, runtime = load_run([*own.tiny, *long])
+    undisturbed = run_cell(cell, runtime, "undisturbed")
+    assert numbers(record) == numbers(undisturbed)
+    one, other = (load_checkpoint(folder) for folder in (running, run_directory(runtime, "undisturbed", cell)))
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(value, other[0]["network"][name]) for name, value in one[0]["network"].items())
+
+
+def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
+    own.write("method=vicreg epochs=4000")
+    directory = own.directory("method=vicreg", "epochs=4000")
+    process = own.start()
+    try:
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
+        jobs = descendants(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "sweep own: 1 cells, 0 done, 1 to run" in errors
+    assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
+    assert "Traceback" not in errors
+    assert not is_running(last_attempt(directory))
+    assert not [pid for pid in jobs if _is_worker(pid)]
+    assert own.states() == ["interrupted"]
+    attempt = last_attempt(directory)
+    assert attempt is not None
+    assert attempt["ended"] == "interrupted"
+    checkpoint = load_checkpoint(directory)
+    assert checkpoint is not None  # the step in which it was asked to stop
+    assert checkpoint[1].step > 3 * len((directory / "metrics-0001.jsonl").read_text().splitlines()) - 1
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether it is a process that starts jobs, or a job, which is a fork of one."""
+    try:
+        return "regbench.sweeps.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.slow
+def test_a_killed_worker_takes_no_cell_with_it(own: Sweep) -> None:
+    """Its job goes on alone; another worker runs the next cell."""
+    own.write("method=vicreg epochs=12", "method=simclr")
+    process = own.start("runtime.parallel=1")
+    try:
+        wait_for(
+            lambda: (
+                (own.directory("method=vicreg", "epochs=12") / "metrics-0001.jsonl").exists()
+                or process.poll() is not None
+            )
+        )
+        worker, job = [pid for pid in descendants(process.pid) if _is_worker(pid)]
+        os.kill(worker, signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "FAILED" not in errors, errors
+    assert not _is_worker(job)
+    assert own.states() == ["done", "done"]
+
+
+def test_plans_that_are_written_at_the_same_time_lose_nothing(own: Sweep) -> None:
+    own.write("method=vicreg")
+    sweeps = [load_sweep(str(own.folder / "own.yaml"), [f"seed={seed},{seed + 1}"]) for seed in range(4)]
+    ids = {cell.id for sweep in sweeps for cell in sweep.cells}
+    for cell in ids:
+        (own.runs / cell).mkdir(parents=True)
+        (own.runs / cell / "record.json").write_text(made().text())
+    with ThreadPoolExecutor(len(sweeps)) as pool:
+        ends = list(pool.map(run_sweep, sweeps))
+    assert {status.state for found in ends for status in found} == {"done"}
+    assert sorted(status.cell_id for status in sweep_status(own.runs)) == sorted(ids)
+
+
+def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(own: Sweep, caplog: pytest.LogCaptureFixture) -> None:
+    own.write("method=vicreg seed=0,1")
+    own.runs.mkdir(parents=True)
+    for seed in (0, 1):
+        own.directory("method=vicreg", f"seed={seed}").write_text("a file where the folder is to be")
+    found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
+    assert [status.state for status in found] == ["damaged", "damaged"]
+    assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
+    own: Sweep, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.write("method=vicreg")
+    directory = own.directory("method=vicreg")
+    attempt(directory)  # of this very process
+    text = f"VICReg seed 0 ({directory.name}): process {os.getpid()} on {HERE['hostname']} is at work on it"
+
+    def end() -> None:
+        try:
+            wait_for(lambda: text in caplog.text)
+        finally:
+            (directory / "record.json").write_text(made().text())
+
+    with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(end)
+        (status,) = run_sweep(load_sweep(str(own.folder / "own.yaml")))
+    ended.result()
+    assert status.state == "done"
+
+
+@pytest.mark.slow
+def test_a_second_command_waits_for_the_job_of_the_first(own: Sweep) -> None:
+    """The command alone is killed; its job goes on, and the same command takes the job's record."""
+    own.write("method=vicreg epochs=8")
+    directory = own.directory("method=vicreg", "epochs=8")
+    process = own.start()
+    try:
+        wait_for(lambda: (directory / "metrics-0001.jsonl").exists() or process.poll() is not None)
+    finally:
+        process.kill()
+        process.communicate()
+    second = own.run()
+    assert second.returncode == 0, second.stderr
+    record = read_record(directory)
+    assert record is not None
+    assert len(record.attempts) == 1

@@ -1,0 +1,722 @@
+"""The tuning protocol: what is chosen on which split, and that the test split stays closed until then."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from regbench import RegbenchError
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.directory import run_directory
+from regbench.benchmark.rundir.lease import claim
+from regbench.benchmark.rundir.record import Record, Saved, Score
+from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.settings.stored import load_cell
+from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep
+from regbench.cli import main
+from regbench.datasets.loading.loaders import EvalLoader
+from regbench.files import verified, write_text
+from regbench.methods.vicreg import VICReg
+from regbench.sweeps import tune
+from regbench.sweeps.local import run_sweep
+from regbench.sweeps.search import propose
+from tests.conftest import TINY
+from tests.records import knn_top1, made
+
+GRID = ("method=vicreg method.alignment_weight=10,20", "method=sfrik_l2 method.alignment_weight=10,20")
+
+
+@pytest.fixture
+def settings(tiny_data_dir: Path, tmp_path: Path) -> list[str]:
+    own = ("epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn,probe]", "seed=0")
+    return [*TINY, *own, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+
+
+def sweep_file(folder: Path, rows: Sequence[str], settings: Sequence[str], **more: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"description": "ours", "common": [*settings], "cells": [*rows], **more}))
+    return path
+
+
+@pytest.fixture
+def cells(tmp_path: Path, settings: list[str]) -> tuple[Cell, ...]:
+    return load_sweep(str(sweep_file(tmp_path, GRID, settings))).cells
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "mine"
+
+
+def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
+    """What a run of the cell leaves that scored so, after three steps an epoch; None: it diverged in its second."""
+    if value is None:
+        record = made(cell.plain(), status="diverged", diverged={"step": 2})
+    else:
+        saved = Saved("checkpoint.pt", "0" * 64, 3 * cell.epochs)
+        record = made(cell.plain(), status="tuned", scores=(*more, knn_top1(value)), checkpoint=saved)
+    write_text(folder / cell.id / record.file_name, record.text())
+    write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+
+
+def final_run(cell: Cell, runtime: Runtime) -> Record | None:
+    """Score a cell of the tuning on the test split, as a job does."""
+    chosen = tune.how_chosen(run_directory(runtime, "mine", cell), cell, final=True)
+    return run_cell(cell, runtime, "mine", how_chosen=chosen)
+
+
+def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
+    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    loader = EvalLoader
+
+    def spy(dataset: Any, split: str, **options: Any) -> Any:
+        opened.append(split)
+        return loader(dataset, split, **options)
+
+    monkeypatch.setattr("regbench.benchmark.evaluate.features.EvalLoader", spy)
+    runtime = load_run(settings)[1]
+    two = cells[:2]
+    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    for cell in two:
+        assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
+        record = Record.read(folder / cell.id / "tuning.json")
+        assert record.status == "tuned"
+        assert {s.split for s in record.scores} == {"tuning"}
+        with pytest.raises(
+            RegbenchError, match="the tuning mine has not chosen yet, so this cell gets no score on the"
+        ):
+            final_run(cell, runtime)
+    assert set(opened) == {"train", "tuning"}
+    choice = tune.choose(folder)
+    (entry,) = choice.choices
+    values = {cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two}
+    assert entry.chosen == max(values, key=lambda name: values[name])
+    chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
+    with pytest.raises(RegbenchError, match="the tuning mine chose other hyperparameters"):
+        final_run(other, runtime)
+    assert "test" not in opened
+    (same,) = tune.final_cells(choice, folder, two, [], None)
+    assert same == chosen
+    final = final_run(chosen, runtime)
+    assert final is not None
+    hyperparameters = final.choice["hyperparameters"]
+    assert hyperparameters == {
+        "selected_on": "tuning",
+        "score": "knn_top1",
+        "budget": 2,
+        "record": f"{folder.name}/tuning_choice.json",
+        "edges": choice.choices[0].edges,
+        "sha256": choice.sha256,
+    }
+    assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
+    assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
+    # Other seeds of what was chosen may be tested, too.
+    (again,) = tune.final_cells(choice, folder, two, [5], None)
+    assert (again.seed, final_run(again, runtime).status) == (5, "done")  # type: ignore[union-attr]
+
+
+def test_the_choice_may_be_by_knn_and_linear_probing(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    by = ["evaluation.select_by=[knn,probe]", "evaluation.protocols=[knn]"]
+    cells = load_sweep(str(sweep_file(tmp_path, GRID, [*settings, *by]))).cells[:2]
+    runtime = load_run(settings)[1]
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    names = ["knn_top1", "knn_top5", "linear_top1", "linear_top5", "selection_top1"]
+    for number, cell in enumerate(cells):
+        if not number:
+            assert Cell.stored(cell.plain()) == cell  # with the settings of a probe that no protocol asks for
+            run_cell(cell, runtime, "mine", ("pretrain", "tune"))
+            record = Record.read(folder / cell.id / "tuning.json")
+        else:  # kNN prefers this one, the mean the other
+            change = {"knn_top1": 1.0, "selection_top1": -1.0}
+            scores = (replace(s, value=s.value + change.get(s.name, 0.0)) for s in record.scores)
+            changed = replace(record, scores=tuple(scores), cell=cell.plain())
+            write_text(folder / cell.id / "tuning.json", changed.text())
+            write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
+        assert [s.name for s in record.scores] == names
+    choice = tune.choose(folder)
+    (entry,) = choice.choices
+    assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
+    with pytest.raises(RegbenchError, match=r"evaluation\.select_by must be the same for all cells"):
+        tune.begin([cells[0], load_run([*settings, "seed=7"])[0]], tmp_path / "other", tiny_data_dir, unequal=False)
+
+
+def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    cells = load_sweep(str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
+        tune.choose(folder)
+    best = 0
+    for cell in cells:
+        weight, rate = cell.plain()["method"]["alignment_weight"], cell.optimizer.base_lr
+        value: float | None = 50 + weight / 10 + rate + (3 if cell.seed else -3)
+        if (weight, rate) == (20, 2):
+            value = None if cell.seed else 99.0  # the best, but for the seed that diverges
+        elif (weight, rate) == (10, 2):
+            best += 1
+            value = 60.0 if cell.seed else 50.0  # the best mean, though not the best single score
+        score(folder, cell, value)
+    assert best == 4
+    choice = tune.choose(folder)
+    assert (choice.budget, choice.seeds, choice.selected_on) == (4, (0, 1), "tuning")
+    assert {entry.label for entry in choice.choices} == {"VICReg", "SFRIK (L=2)"}
+    for entry in choice.choices:
+        assert [ranked.value for ranked in entry.ranking] == [55.0, 53.0, 52.0, None]
+        assert [ranked.status for ranked in entry.ranking] == ["tuned"] * 3 + ["diverged"]
+        first = entry.ranking[0].hyperparameters
+        assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
+    finals = tune.final_cells(choice, folder, cells, [7, 8, 9], None)
+    assert sorted((cell.label, cell.seed) for cell in finals) == [
+        (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
+    ]
+    assert {cell.optimizer.base_lr for cell in finals} == {2}
+    few = tune.final_cells(choice, folder, cells, [7, 8, 9], 1)
+    assert [cell.seed for cell in few] == [7, 8, 9, 0, 1]  # the second has those of the grid
+    score(folder, cells[0], 100.0)
+    assert tune.choose(folder).sha256 == choice.sha256
+    (folder / TUNING_CHOICE).unlink()
+    (folder / TUNING_CHOICE).symlink_to("nowhere")
+    with pytest.raises(RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"):
+        tune.choose(folder)
+
+
+def test_the_choice_is_by_the_score_of_its_own_split(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+) -> None:
+    two = cells[:2]
+    tune.begin(two, folder, tiny_data_dir, unequal=False)
+    for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
+        score(folder, cell, tuning, knn_top1(test, "test"))
+    (entry,) = tune.choose(folder).choices
+    assert (entry.chosen, entry.ranking[0].value) == (two[1].id, 60.0)
+
+
+@pytest.mark.parametrize("best", [0, 2])
+def test_only_the_leading_methods_get_all_seeds(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path, best: int
+) -> None:
+    """The first method leads, or the second."""
+    untrained = load_run([*TINY, "epochs=0", "optimizer.warmup_epochs=0"])[0]
+    tune.begin([*cells, untrained], folder, tiny_data_dir, unequal=False)
+    leader, other = cells[best], cells[3 - best]
+    for cell in (*cells, untrained):
+        score(folder, cell, {leader: 60.0, other: 57.0, untrained: 99.0}.get(cell, 50.0))
+    finals = tune.final_cells(tune.choose(folder), folder, [*cells, untrained], [0, 1], 1)
+    assert finals == [leader, replace(leader, seed=1), other, untrained, replace(untrained, seed=1)]
+    # There was nothing to choose for the network without training, whose test split is open as that of the chosen.
+    for cell, selected_on in ((untrained, "given"), (leader, "tuning")):
+        assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
+
+
+def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: Path, tiny_data_dir: Path) -> None:
+    """The paper's second variant, its Table 13."""
+    cell, runtime = load_run([*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"])
+    tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
+    run_cell(cell, runtime, "mine", ("pretrain", "tune"))
+    choice = tune.choose(tmp_path / "runs" / "mine")
+    assert choice.selected_on == "test"
+    record = final_run(cell, runtime)
+    assert record is not None
+    assert record.choice["hyperparameters"]["selected_on"] == "test"
+    assert record.choice["probe_learning_rate"]["selected_on"] == "test"
+    assert {s.split for s in record.scores} == {"test"}
+    names = [s.name for s in record.scores]
+    assert sorted(names) == sorted({*names})
+    (linear,) = (s for s in record.scores if s.name == "linear_top1")
+    assert "chosen on test from 0.1, 1" in linear.protocol
+    assert linear.value == max(record.choice["probe_learning_rate"]["candidates"].values())
+
+
+def test_refusals(
+    cells: tuple[Cell, ...], folder: Path, settings: list[str], tiny_data_dir: Path, tmp_path: Path
+) -> None:
+    def refused(match: str, cells: Sequence[Cell]) -> None:
+        with pytest.raises(RegbenchError, match=match):
+            tune.begin(cells, folder, tiny_data_dir, unequal=False)
+
+    refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
+    tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
+    mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
+    refused("evaluation.select_on must be the same", mixed)
+    for cell in cells[:2]:
+        score(folder, cell, 50.0)
+    with pytest.raises(RegbenchError, match=rf"{cells[2].id}.*config\.yaml cannot be read"):
+        tune.choose(folder)
+    score(folder, cells[2], 50.0)
+    tune.choose(folder)
+    refused("has made its choice among other cells", cells)
+    tested = made(scores=(knn_top1(50.0, "test"),))
+    write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
+    with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
+        tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
+
+
+def test_a_grid_over_the_optimizer_counts_every_configuration(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    rows = ("method=vicreg optimizer.weight_decay=0,0.001,0.1", "method=simclr method.temperature=0.1,0.2,0.5")
+    cells = load_sweep(str(sweep_file(tmp_path, rows, settings))).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell, value in zip(cells, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0), strict=True):
+        score(folder, cell, value)
+    choice = tune.choose(folder)
+    assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
+    vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
+    assert (vicreg["optimizer.weight_decay"], "optimizer.weight_decay" in simclr) == (0.001, False)
+    assert "optimizer.weight_decay=0.001" in tune.choice_table(choice)
+
+
+def test_each_optimizer_is_a_setting_of_its_own(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg optimizer=lars,sgd optimizer.base_lr=0.1,1"], settings)
+    cells = load_sweep(str(path)).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for value, cell in enumerate(cells):
+        score(folder, cell, 50.0 + value)
+    choice = tune.choose(folder)
+    found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
+    assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
+    assert "optimizer" in tune.choice_table(choice).splitlines()[0]
+
+
+def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
+    grid = load_sweep(str(path), overrides)
+    run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
+    proposed = tune.Proposed(grid, True)
+    return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False)
+
+
+def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """The seeds of the final runs are others than that of the grid."""
+    rows = ["method=vicreg seed=3", "method=simclr seed=3 cluster.gpus=8 cluster.mem_gib=400"]
+    final = tune_grid(sweep_file(tmp_path, rows, settings), folder)
+    assert final is not None
+    found = {(cell.label, cell.seed, at.gpus) for cell, at in zip(final.cells, final.clusters, strict=True)}
+    assert found == {("VICReg", 0, 1), ("VICReg", 1, 1), ("SimCLR", 0, 8), ("SimCLR", 1, 8)}
+
+
+def test_another_grid_than_the_choice_was_made_among_is_refused(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg optimizer.base_lr=0.1,1"], settings)
+    assert tune_grid(path, folder) is not None
+    assert tune_grid(path, folder, "optimizer.base_lr=1") is not None
+    with pytest.raises(RegbenchError, match="has made its choice among other cells"):
+        tune_grid(path, folder, "embedding_dim=32")
+    (folder / "tune.json").unlink()  # which names the others
+    assert tune_grid(path, folder) is not None
+
+
+def test_a_tuning_that_waits_for_a_cell_of_another_grid_says_how_to_go_on(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg"], settings)
+    wrong = load_sweep(str(path), ["epochs=500"]).cells
+    tune.begin(wrong, folder, tiny_data_dir, unequal=False)
+    write_text(folder / wrong[0].id / "config.yaml", yaml.safe_dump(wrong[0].plain()))
+    with pytest.raises(RegbenchError, match=r"has no score to choose by yet; .* remove .*tune\.json and tune again"):
+        tune_grid(path, folder)
+    (folder / "tune.json").unlink()
+    assert tune_grid(path, folder) is not None
+
+
+def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """It was killed when its score was written, or somebody removed what was noted of its attempts."""
+    grid = load_sweep(str(sweep_file(tmp_path, ["method=vicreg"], settings)))
+    (first,) = run_sweep(grid, ("pretrain", "tune"))
+    assert first.state == "tuned"
+    shutil.rmtree(folder / first.cell_id / "attempts")
+    (again,) = run_sweep(grid, ("pretrain", "tune"))
+    assert again.state == "tuned"
+
+
+def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, tmp_path: Path, settings: list[str]) -> None:
+    undivided = [f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")]
+    undivided += ["dataset.name=untuned", f"runtime.data_dir={tmp_path / 'data'}"]
+    path = sweep_file(tmp_path, GRID, [*settings, *undivided, "evaluation.probe.learning_rates=[0.1]"])
+    runner = CliRunner()
+    sizes = ["dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"]
+    made = runner.invoke(main, ["prepare", "imagefolder", "--source-dir", str(tiny_source), *sizes, *undivided])
+    assert made.exit_code == 0, made.output
+    done = runner.invoke(main, ["tune", str(path)])
+    assert done.exit_code == 2
+    assert "has no tuning split to choose on; the paper's second variant" in done.output
+
+
+def test_a_grid_where_all_diverge_is_told(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell in cells:
+        score(folder, cell, None)
+    with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
+        tune.choose(folder)
+
+
+ROWS = (
+    "method=sfrik epochs=0",
+    "method=sfrik_l2,tcr",
+    "method=vicreg method.alignment_weight=tag(log,interval(5,500)) optimizer.base_lr=1",
+    "method=simclr method.temperature=0.1,0.2 optimizer.base_lr=1,2,3",
+)
+
+Surface = Callable[[Cell], float | None]
+
+
+def peak(weight: float, rate: float = 2.0) -> Surface:
+    """A score that is highest at a weight of the alignment and a learning rate, and tells the same at every length."""
+
+    def value(cell: Cell) -> float:
+        own = cell.plain()["method"].get("alignment_weight", weight)
+        return 90 - 5 * abs(math.log10(own / weight)) - 5 * abs(math.log10(cell.optimizer.base_lr / rate))
+
+    return value
+
+
+def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Sweep, Sequence[str]], bool]:
+    """What runs cells: each one that has not ended leaves its score; KeyboardInterrupt after so many of them."""
+    left = iter(range(at_most))
+
+    def run(sweep: Sweep, stages: Sequence[str]) -> bool:
+        for cell in sweep.cells:
+            if not (folder / cell.id / "tuning.json").exists():
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                score(folder, cell, surface(cell))
+        return True
+
+    return run
+
+
+def search(path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9) -> TuningChoice:
+    """Search to the choice."""
+    propose_next = functools.partial(propose, str(path), [], trials)
+    final = tune.tune(
+        propose_next(),
+        propose_next,
+        bring(folder, surface, at_most),
+        final_seeds=None,
+        leading=None,
+        unequal=False,
+    )
+    assert final is not None
+    return tune.choose(folder)
+
+
+def tried(folder: Path, label: str = "") -> list[Cell]:
+    """The cells that a search has tried, of one method or all, in the order in which it proposed them."""
+    entries = verified((folder / "search.json").read_bytes())["tried"]
+    return [load_cell(folder / e["cell_id"] / "config.yaml") for e in entries if label in ("", e["label"])]
+
+
+def test_a_search_gives_every_method_equally_many_images_and_distinct_configurations(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ROWS[:3], [*settings, "epochs=8"])
+    choice = search(path, folder, 6, peak(100.0))
+    for label in ("SFRIK (L=2)", "TCR", "VICReg"):
+        cells = tried(folder, label)
+        # A bracket costs as much as three trainings: one pays for four configurations, of which one is trained whole.
+        assert Counter(cell.epochs for cell in cells) == {2: 8, 4: 4, 8: 2}
+        assert len({(cell.method, cell.optimizer.base_lr) for cell in cells}) == 8
+        (entry,) = (each for each in choice.choices if each.label == label)
+        assert Counter(each.status for each in entry.ranking) == {"tuned": 2, "stopped": 6}
+        assert {each.epochs for each in entry.ranking[:2]} == {8}
+    rates = {label: {cell.optimizer.base_lr for cell in tried(folder, label)} for label in ("TCR", "VICReg")}
+    assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})  # what the file states is not searched
+    assert choice.budget == 8
+
+
+def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    surface = peak(100.0)
+    search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8"]), folder, 3, surface)
+    cells = tried(folder, "TCR")
+    for epochs, kept in ((2, 2), (4, 1)):
+        scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
+        best = sorted(scores, key=lambda method: -scores[method])[:kept]
+        assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
+
+
+def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """And is evaluated at its end alone."""
+    warm_up = ["optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
+    whole = [*settings, "epochs=8", *warm_up, "evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
+    (entry,) = search(sweep_file(tmp_path, ["method=tcr"], whole), folder, 3, peak(100.0)).choices
+    assert len(entry.ranking) == 4  # all in one setting
+    found = {
+        cell.epochs: (cell.optimizer.warmup_epochs, cell.optimizer.warmup_steps, cell.evaluation.while_training)
+        for cell in tried(folder, "TCR")
+    }
+    assert found == {2: (0.5, 2, ()), 4: (1, 5, ()), 8: (2, 10, ("knn",))}
+
+
+def values(folder: Path, name: str = "alignment_weight", *, epochs: int = 1) -> list[float]:
+    """The values of a hyperparameter that a search has tried for so many epochs, in order."""
+    return [getattr(cell.method, name) for cell in tried(folder) if cell.epochs == epochs]
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "best", "brackets"),
+    [
+        (  # around 10 half of the range, then around 10.5 a quarter
+            "method=tcr method.alignment_weight=interval(0,16)",
+            "alignment_weight",
+            10.4,
+            [8, 4, 12, 2, 10, 6, 14, 1, *(10.5, 8.5, 12.5, 7.5), *(11.2, 10.2, 12.2, 8.62)],
+        ),
+        (  # half of the range from 14 up, then as much from 20.5 up
+            "method=tcr method.alignment_weight=interval(0,16)",
+            "alignment_weight",
+            100.0,
+            [8, 4, 12, 2, 10, 6, 14, 1, *(18.5, 16.5, 20.5, 15.5), *(26, 24, 28, 20.8)],
+        ),
+        (  # half of the range from 17 down, then as much from 10.5 down
+            "method=tcr method.alignment_weight=interval(16,32)",
+            "alignment_weight",
+            1.0,
+            [24, 20, 28, 18, 26, 22, 30, 17, *(13.5, 11.5, 15.5, 10.5), *(8, 6, 10, 2.75)],
+        ),
+        (  # of 0.1 to 100 times q = 16, on a logarithmic scale
+            "method=koleo",
+            "alignment_weight",
+            40.0,
+            [50.6, 9, 285, 3.79, 120, 21.3, 675, 2.46, *(62.8, 26.5, 149, 17.2), *(69.9, 45.4, 108, 22.5)],
+        ),
+        (  # there are no values below 0
+            "method=mmcr",
+            "local_weight",
+            0.0,
+            [
+                *(0.1, 0.05, 0.15, 0.025, 0.125, 0.075, 0.175, 0.0125),
+                *(0.00703, 0.00391, 0.0102, 0.00234, 0.00161, 0.00102, 0.00219, 7.31e-05),
+            ],
+        ),
+        (  # there are no values above 20
+            "method=auh method.alignment_weight=1",
+            "scale",
+            100.0,
+            [1.73, 0.721, 4.16, 0.465, 2.68, 1.12, 6.45, 0.374, *(12.2, 9.19, 16.2, 7.97), *(18.7, 17.8, 19.7, 16.3)],
+        ),
+    ],
+)
+def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
+    tmp_path: Path, settings: list[str], folder: Path, row: str, name: str, best: float, brackets: list[float]
+) -> None:
+    """Brackets of eight, four and four points: those of Halton's sequence in base 2, computed by hand."""
+    path = sweep_file(tmp_path, [f"{row} optimizer.base_lr=1"], settings)
+    search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
+    assert values(folder, name) == brackets
+
+
+def test_a_search_closes_in_on_the_best_of_full_length(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Short trainings have higher scores, and another best; around 4, the smaller of two, half of the range follows."""
+
+    def surface(cell: Cell) -> float:
+        weight: float = cell.plain()["method"]["alignment_weight"]
+        return 50 - abs(weight - 4) if cell.epochs == 2 else 90 - abs(weight - 7)
+
+    row = "method=tcr method.alignment_weight=interval(0,16) optimizer.base_lr=1 epochs=2"
+    search(sweep_file(tmp_path, [row], settings), folder, 8, surface)
+    assert values(folder) == [8, 4, 12, 2, *(5, 3, 7, 0.5)]
+    assert values(folder, epochs=2) == [8, 4, *(7, 5)]
+
+
+def test_an_optimum_that_the_budget_does_not_reach_is_marked(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 6, peak(1e9)).choices
+    # The space of TCR at n = 32 and q = 16 ends at 1600, and half of it beyond the best of a bracket comes next.
+    assert values(folder, epochs=4) == [285, 5850]
+    assert entry.edges == {"method.alignment_weight": "largest"}
+    assert "largest alignment_weight" in tune.choice_table(tune.choose(folder))
+    cell = load_cell(folder / entry.chosen / "config.yaml")
+    assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == entry.edges
+
+
+def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=tcr", ROWS[3], ROWS[0]], [*settings, "epochs=4"])
+    undisturbed = search(path, folder, 6, peak(2e4))
+    cells = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    shutil.rmtree(folder)
+    for at_most in (3, 9, 1):
+        with pytest.raises(KeyboardInterrupt):
+            search(path, folder, 6, peak(2e4), at_most)
+    again = search(path, folder, 6, peak(2e4))
+    assert again.choices == undisturbed.choices
+    assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == cells
+
+
+def test_a_search_that_has_chosen_needs_the_folders_of_its_choices_alone(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=sfrik_l2 epochs=0 optimizer.warmup_epochs=0", ROWS[2]], settings)
+    (entry,) = search(path, folder, 5, peak(30.0)).choices
+    for run in [file.parent for file in folder.glob("*/config.yaml")]:
+        if run.name != entry.chosen:
+            shutil.rmtree(run)
+
+    def final() -> Sweep | None:
+        propose_next = functools.partial(propose, str(path), [], 5)
+        return tune.tune(
+            propose_next(), propose_next, bring(folder, peak(30.0)), final_seeds=[0, 1], leading=None, unequal=False
+        )
+
+    cells = final()
+    assert cells is not None
+    assert [(cell.epochs, cell.seed) for cell in cells.cells] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    shutil.rmtree(folder / entry.chosen)
+    with pytest.raises(RegbenchError, match=r"which tuning_choice\.json chose for VICReg, is not there; put it back"):
+        final()
+
+
+def test_a_search_with_several_seeds_judges_by_their_mean(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Seed 0 alone would choose a weight of 10 and seed 1 one of 1000; all of their trainings are paid."""
+
+    def surface(cell: Cell) -> float:
+        away = math.log10(cell.plain()["method"]["alignment_weight"] / 100.0)
+        return 50 - 5 * away**2 + (10 * away if cell.seed else -10 * away)
+
+    row, own = "method=tcr optimizer.base_lr=1 seed=0,1", ["epochs=4", "batch_size=8", "embedding_dim=16"]
+    (entry,) = search(sweep_file(tmp_path, [row], [*settings, *own]), folder, 18, surface).choices
+    assert 50 < entry.ranking[0].hyperparameters["method.alignment_weight"] < 200
+    assert entry.ranking[0].value == pytest.approx(50, abs=1)
+    cells = tried(folder, "TCR")
+    assert Counter(cell.seed for cell in cells) == {0: 21, 1: 21}
+    assert sum(cell.epochs for cell in cells) == 18 * 4
+
+
+def test_one_seed_that_diverges_rules_a_configuration_out(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Though the mean with a 0 for it would be the best: of 3.79, 9, 50.6 and 285 the smaller ones go on."""
+
+    def surface(cell: Cell) -> float | None:
+        large = cell.plain()["method"]["alignment_weight"] > 50
+        return (None if cell.seed else 99.0) if large else 40.0
+
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1 seed=0,1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 6, surface).choices
+    assert sorted(values(folder, epochs=2)) == [3.79, 3.79, 9, 9]
+    assert entry.ranking[0].hyperparameters["method.alignment_weight"] < 50
+
+
+def test_one_that_diverges_counts_as_tried(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    def surface(cell: Cell) -> float | None:
+        weight = cell.plain()["method"]["alignment_weight"]
+        return None if weight > 50 else peak(1e6)(cell)
+
+    path = sweep_file(tmp_path, ["method=tcr optimizer.base_lr=1"], [*settings, "epochs=4"])
+    (entry,) = search(path, folder, 9, surface).choices
+    assert 10 < entry.ranking[0].hyperparameters["method.alignment_weight"] <= 50
+    assert not entry.edges
+    steps = (2 if surface(cell) is None else 3 * cell.epochs for cell in tried(folder, "TCR"))
+    assert entry.images == 32 * sum(steps)
+
+
+def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path) -> None:
+    """And records say it of their own method; the second was added by a later call."""
+    tune.begin(cells[:2], folder, tiny_data_dir, unequal=False)
+    tune.begin(cells[2:], folder, tiny_data_dir, unequal=False)
+    for cell, value in zip(cells, (60.0, 50.0, 50.0, 60.0), strict=True):
+        score(folder, cell, value)
+    edges = {entry.label: entry.edges for entry in tune.choose(folder).choices}
+    assert edges == {
+        "VICReg": {"method.alignment_weight": "smallest"},
+        "SFRIK (L=2)": {"method.alignment_weight": "largest"},
+    }
+    for cell in (cells[0], cells[3]):
+        assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == edges[cell.label]
+
+
+def test_a_value_that_none_lies_beyond_is_no_edge(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    path = sweep_file(tmp_path, ["method=mmcr method.local_weight=0,0.01,0.1"], settings)
+    grid = load_sweep(str(path))
+    tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
+    for cell in grid.cells:
+        score(folder, cell, 50 - cell.plain()["method"]["local_weight"])
+    (entry,) = tune.choose(folder).choices
+    assert (entry.chosen, entry.edges) == (grid.cells[0].id, {})
+
+
+def test_a_search_that_cannot_be_made_is_refused(
+    tmp_path: Path, settings: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(match: str, rows: Sequence[str], trials: int, *more: str) -> None:
+        with pytest.raises(RegbenchError, match=match):
+            propose(str(sweep_file(tmp_path, rows, [*settings, *more])), [], trials)
+
+    refused("has nothing to search", ["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6)
+    refused("--trials 2 is too few for a search; give 3 or more", ["method=tcr"], 2, "epochs=4")
+    refused(r"embedding_dim=interval\(16,64\): only settings", ["method=tcr embedding_dim=interval(16,64)"], 6)
+    refused("a warm-up cannot be searched", ["method=tcr optimizer.warmup_epochs=0,1,2"], 6, "epochs=16")
+    twice = "2 searches for TCR that differ in nothing but epochs or tuned values"
+    refused(twice, ["method=tcr epochs=4,8"], 6)
+    refused(twice, ["method=tcr method.alignment_weight=1", "method=tcr method.alignment_weight=2"], 6)
+    refused("different seeds; give all the same", ["method=tcr seed=0,1", "method=vicreg seed=0"], 6)
+    refused("--trials 3 is too few for a search; give 6 or more", ["method=tcr seed=0,1"], 3, "epochs=4")
+    with monkeypatch.context() as patch:
+        patch.setattr(VICReg, "space", None)
+        refused(r"VICReg states no search space; .*method\.NAME=tag", ["method=vicreg"], 6)
+    path = sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=4"], trials=6)
+    refused_command = CliRunner().invoke(
+        main, ["tune", str(path), "--trials", "2", "--plan"]
+    )  # it comes before the file
+    assert (refused_command.exit_code, "--trials 2 is too few" in refused_command.output) == (2, True)
+    search(path, folder, 6, peak(100.0))
+    for trials in (3, 9):
+        with pytest.raises(RegbenchError, match="this search began with --trials 6"):
+            propose(str(path), [], trials)
+
+
+def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:
+    for interval in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)"):
+        path = sweep_file(tmp_path, [f"method=vicreg method.alignment_weight={interval}"], settings)
+        with pytest.raises(
+            RegbenchError, match=r"method\.alignment_weight=.*: range from .* from a smaller to a larger one"
+        ):
+            propose(str(path), [], 2)
+
+
+def test_an_interval_is_no_grid(tmp_path: Path, settings: list[str]) -> None:
+    with pytest.raises(RegbenchError, match="is a range, not a grid; search it: regbench tune"):
+        load_sweep(str(sweep_file(tmp_path, ROWS[2:], settings)))
+
+
+def test_the_command_tunes_and_tests(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Of two configurations one has been tried before."""
+    path = sweep_file(tmp_path, ["method=vicreg method.alignment_weight=10,20"], settings, final_seeds=[1])
+    runner = CliRunner()
+    planned = runner.invoke(main, ["tune", str(path), "--plan"])
+    assert planned.exit_code == 0, planned.output
+    small = runner.invoke(main, ["tune", str(path), "cluster.gpu_memory_gib=0.0001"])
+    assert (small.exit_code, "run them all the same with --oversized" in small.output) == (2, True)
+    assert not folder.exists()
+    score(folder, load_sweep(str(path)).cells[0], 0.0)
+    (attempt,) = (claim(path.parent, 60.0) for path in folder.glob("*/tuning.json"))
+    assert attempt is not None
+    attempt.end("done")
+    done = runner.invoke(main, ["tune", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "chosen on the tuning split from at most 2 configurations a method" in done.output
+    (record,) = map(Record.read, folder.glob("*/record.json"))
+    assert (record.seed, record.status) == (1, "done")
+    assert len(list(folder.glob("*/tuning.json"))) == 2
+    shown = runner.invoke(main, ["status", "mine", "--runs-dir", str(tmp_path / "runs")])
+    assert "3 cells: 2 tuned, 1 done" in shown.output
