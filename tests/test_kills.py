@@ -38,7 +38,7 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         *("tests.test_kills", "regbench.benchmark.run", "regbench.instruments.recompute", "regbench.sweeps.local"),
-        *("regbench.slurm.bring", "regbench.reports.board.site", "regbench.reports.page.page"),
+        *("regbench.slurm.execute", "regbench.reports.board.site", "regbench.reports.page.page"),
         *("pyarrow.csv", "pyarrow.parquet", "scipy.optimize", "torchvision.models"),
     ]
 )

@@ -128,26 +128,22 @@ def sweep(
     Raises:
         RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
     """
-    from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import SweepFile, line_of_overrides, load_rows, load_sweep, of_row
-    from regbench.slurm.bring import bring_all, prepare_grid
+    from regbench.slurm.execute import refuse_unfinished, run_grid
     from regbench.slurm.manage import follow
-    from regbench.sweeps.forecast import refuse_oversized
-    from regbench.sweeps.tune import refuse_tuning
 
     given = _overrides(overrides, settings)
     if cells is None:
         grid = load_sweep(str(name), given)
     else:
         refuse_folder_name("name", str(name))
-        lines = map(line_of_overrides, [cells] if isinstance(cells, str) else cells)
-        rows = tuple((*line, *of_row(line, given)) for line in lines)
-        grid = load_rows(SweepFile(str(name), "from Python", rows, ()), rows)
-    refuse_tuning(grid)
-    if not oversized:
-        refuse_oversized(grid)
-    prepare_grid(grid)
-    bring_all(grid, STAGES, follow)
+        rows: list[tuple[str, ...]] = []
+        for text in [cells] if isinstance(cells, str) else cells:
+            line = line_of_overrides(text)
+            rows.append((*line, *of_row(line, given)))
+        grid = load_rows(SweepFile(str(name), "from Python", tuple(rows), ()), rows)
+    statuses = run_grid(grid, follow, oversized=oversized)
+    refuse_unfinished(statuses, grid)
     return _rows(grid)
 
 
@@ -167,11 +163,11 @@ def tune(
     Args:
         name: A preset or the path of a YAML file.
         overrides: Settings that change every cell.
-        seeds: Of the final runs; None: those of the file, or of the grid.
+        seeds: Seeds of the final runs; None: those of the file, or of the grid.
         leading: Only so many methods, the best on the tuning split, get all seeds.
         trials: Search instead of a grid: each method may train as many images as so many of its cells.
         unequal_budgets: Let methods choose from different numbers of configurations.
-        oversized: As of `sweep`.
+        oversized: As in `sweep`.
         **settings: Settings by keyword, see the module.
 
     Returns:
@@ -182,10 +178,10 @@ def tune(
         RegbenchError: If a setting is refused, or when all have ended, for those that are not finished.
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.slurm.bring import bring_all, bring_tuning
+    from regbench.slurm.execute import refuse_unfinished, run_stages, run_tuning
     from regbench.slurm.manage import follow
 
-    final = bring_tuning(
+    final = run_tuning(
         str(name),
         _overrides(overrides, settings),
         follow,
@@ -196,7 +192,7 @@ def tune(
         oversized=oversized,
     )
     assert final is not None  # `follow` waits for Slurm
-    bring_all(final, STAGES, follow)
+    refuse_unfinished(run_stages(final, STAGES, follow), final)
     return _rows(final)
 
 
@@ -297,9 +293,13 @@ def _overrides(overrides: str | Sequence[str], settings: Mapping[str, Any]) -> l
 
     given = line_of_overrides(overrides) if isinstance(overrides, str) else list(overrides)
     for key, value in settings.items():
-        members = dict(value) if isinstance(value, Mapping) else None
-        if members is not None and key in PLUG_INS and "name" in members:
+        if not isinstance(value, Mapping):
+            given.append(f"{key}={written(value)}")
+            continue
+        members = dict(value)
+        if key in PLUG_INS and "name" in members:
+            # The plug-in comes first, because it decides which members there are.
             given.append(f"{key}={written(members.pop('name'))}")
-        found = {key: value} if members is None else {f"{key}.{member}": inner for member, inner in members.items()}
-        given += [f"{name}={written(inner)}" for name, inner in found.items()]
+        for member, inner in members.items():
+            given.append(f"{key}.{member}={written(inner)}")
     return given

@@ -5,29 +5,25 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from regbench.cli.completion import complete_recipe
 from regbench.cli.group import main
 from regbench.cli.jobs import watch
-from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir
-from regbench.cli.sweeps import (
-    oversized_option,
-    plan_option,
-    show_plan,
-    wait_option,
-)
+from regbench.cli.options import OVERRIDES_HELP
+from regbench.cli.sweeps import fail_if_unfinished, grid_options, show_plan
+
+if TYPE_CHECKING:
+    from regbench.benchmark.settings.recipes import PublishedNumber
+    from regbench.benchmark.settings.sweep import Sweep
 
 
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", required=False, shell_complete=complete_recipe)
-@overrides_and_runs_dir
-@plan_option
+@grid_options
 @click.option("--show", is_flag=True, help="Print the table of what is finished; run nothing.")
-@wait_option
-@oversized_option
 def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool) -> None:
     r"""Run a published recipe, print ours beside its numbers.
 
@@ -41,33 +37,25 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
       regbench reproduce lightly_cifar10 seed=0,1,2 --show
     """
     from regbench.benchmark.settings.recipes import numbers_of
-    from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import load_sweep
-    from regbench.slurm.bring import bring, prepare_grid
-    from regbench.sweeps.forecast import refuse_oversized
-    from regbench.sweeps.status import unfinished
+    from regbench.slurm.execute import run_grid
 
     if name is None:
-        _list()
+        _list_recipes()
         return
     numbers = numbers_of(name)
     grid = load_sweep(name, overrides)
     if plan:
         show_plan(grid)
         return
-    missing = ""
+    statuses = None
     if not show:
-        if not oversized:
-            refuse_oversized(grid)
-        prepare_grid(grid)
-        statuses = bring(grid, STAGES, watch if wait else None, click.echo)
-        missing = unfinished(statuses, grid.name, STAGES) if statuses is not None else ""
-    _print(grid, numbers, overrides)
-    if missing:
-        raise click.ClickException(missing)
+        statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
+    _print_comparison(grid, numbers, overrides)
+    fail_if_unfinished(grid, statuses)
 
 
-def _list() -> None:
+def _list_recipes() -> None:
     from tabulate import tabulate
 
     from regbench.benchmark.settings.recipes import recipes
@@ -81,19 +69,24 @@ def _list() -> None:
     click.echo("\nData sets are prepared by: regbench prepare NAME. Sources and deviations: docs/reproduce.md")
 
 
-def _print(grid: Any, numbers: Sequence[Any], overrides: Sequence[str]) -> None:
+def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides: Sequence[str]) -> None:
+    """Print ours beside the published numbers, and below them what is done otherwise."""
     from tabulate import tabulate
 
     from regbench.benchmark.rundir.record import read_record
     from regbench.reports.tables.reproduced import MARK, reproduced
 
     folder = Path(grid.runtime.runs_dir) / grid.name
-    records = [record for cell in grid.cells if (record := read_record(folder / cell.id))]
-    rows = reproduced(numbers, records)
+    records = [read_record(folder / cell.id) for cell in grid.cells]
+    rows = reproduced(numbers, [record for record in records if record is not None])
+    # Long texts are wrapped, so that the numbers fit a terminal.
     widths = [30 if column in ("setting", "the published number", "source") else None for column in rows[0]]
     click.echo(tabulate(rows, headers="keys", disable_numparse=True, maxcolwidths=widths))
-    notes = [f"{MARK} chosen on the test set, so optimistic. Ours chooses nothing there, and is of the last epoch."]
-    notes = notes if any(MARK in row["published"] for row in rows) else []
+    notes = []
+    if any(MARK in row["published"] for row in rows):
+        notes.append(
+            f"{MARK} chosen on the test set, so optimistic. Ours chooses nothing there, and is of the last epoch."
+        )
     changed = [each for each in overrides if not each.startswith(("seed=", "runtime.", "cluster"))]
     if changed:
         notes.append(f"Ours is not the recipe, but with {' '.join(changed)}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,22 +13,35 @@ from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP, overrides_and_runs_dir, positive, whole_numbers
 from regbench.cli.reporting import write_and_show_report
 
-plan_option = click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing.")
-wait_option = click.option(
-    "--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end."
+if TYPE_CHECKING:
+    from regbench.benchmark.settings.sweep import Sweep
+    from regbench.sweeps.status import CellStatus
+
+_report_option = click.option(
+    "--report/--no-report", default=False, help="Write the report at the end and print the leaderboard."
 )
-oversized_option = click.option(
-    "--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib."
-)
+
+
+def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the options of a command that runs a grid: settings, --plan, --wait and --oversized."""
+    # The last decorator comes first in --help.
+    for option in (
+        click.option(
+            "--oversized", is_flag=True, help="Run cells too that are predicted not to fit cluster.gpu_memory_gib."
+        ),
+        click.option(
+            "--wait", is_flag=True, help="With cluster=slurm: stay and show how the cells stand until the end."
+        ),
+        click.option("--plan", is_flag=True, help="Show the cells and what they will take; run nothing."),
+    ):
+        command = option(command)
+    return overrides_and_runs_dir(command)
 
 
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", required=False, shell_complete=complete_sweep)
-@overrides_and_runs_dir
-@plan_option
-@click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
-@wait_option
-@oversized_option
+@grid_options
+@_report_option
 def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, wait: bool, oversized: bool) -> None:
     r"""Run the grid NAME: a preset, or the path of a YAML file. Without NAME, list the presets.
 
@@ -42,9 +55,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
       regbench status in20_table2
     """
     from regbench.benchmark.settings.sweep import load_sweep, sweep_names
-    from regbench.slurm.bring import prepare_grid
-    from regbench.sweeps.forecast import refuse_oversized
-    from regbench.sweeps.tune import refuse_tuning
+    from regbench.slurm.execute import run_grid
 
     if name is None:
         for preset, description in sweep_names().items():
@@ -54,33 +65,34 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
     if plan:
         show_plan(grid)
         return
-    refuse_tuning(grid)
-    if not oversized:
-        refuse_oversized(grid)
-    prepare_grid(grid)
-    _score(grid, wait, report)
+    statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
+    _conclude(grid, statuses, report)
 
 
-def _score(grid: Any, wait: bool, report: bool) -> None:
-    """Bring the cells of a grid to their records, and write the report if that is asked for."""
+def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
+    """Write the report if that is asked for, and fail if cells did not finish."""
+    ended = [status.state for status in statuses or ()]
+    if report and ("done" in ended or "diverged" in ended):
+        write_and_show_report(grid.name, runs_dir=grid.runtime.runs_dir)
+    fail_if_unfinished(grid, statuses)
+
+
+def fail_if_unfinished(grid: Sweep, statuses: Sequence[CellStatus] | None) -> None:
+    """End with exit code 1 if cells have ended without a record."""
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.slurm.bring import bring
     from regbench.sweeps.status import unfinished
 
-    statuses = bring(grid, STAGES, watch if wait else None, click.echo)
-    if statuses is None:
-        return
-    if report and any(status.state in ("done", "diverged") for status in statuses):
-        write_and_show_report(grid.name, runs_dir=grid.runtime.runs_dir)
-    if missing := unfinished(statuses, grid.name, STAGES):
+    missing = unfinished(statuses or (), grid.name, STAGES)
+    if missing:
         raise click.ClickException(missing)
 
 
 @main.command(epilog=OVERRIDES_HELP)
 @click.argument("name", shell_complete=complete_sweep)
-@overrides_and_runs_dir
+@grid_options
+@_report_option
 @click.option(
-    "--seeds", help="Of the final runs, separated by commas.  [default: the file's final_seeds, or the grid's]"
+    "--seeds", help="Seeds of the final runs, separated by commas.  [default: the file's final_seeds, or the grid's]"
 )
 @click.option(
     "--leading", type=click.IntRange(1), help="Only so many methods, the best on the tuning split, get all of them."
@@ -91,10 +103,6 @@ def _score(grid: Any, wait: bool, report: bool) -> None:
     help="Search instead of a grid: each method may train as many images as so many of its cells.",
 )
 @click.option("--unequal-budgets", is_flag=True, help="Let methods choose from different numbers of configurations.")
-@oversized_option
-@click.option("--plan", is_flag=True, help="Show the cells of the grid and what they will take; run nothing.")
-@click.option("--report/--no-report", default=False, help="Write the report at the end and print the leaderboard.")
-@click.option("--wait", is_flag=True, help="With cluster=slurm: stay until the end.")
 def tune(
     name: str,
     overrides: Sequence[str],
@@ -120,39 +128,47 @@ def tune(
       regbench tune mine.yaml --trials 12                  search where each method says (regbench methods NAME)
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
-    from regbench.slurm.bring import Unfinished, bring_tuning, proposals
+    from regbench.benchmark.settings.runtime import STAGES
+    from regbench.slurm.execute import Unfinished, proposals, run_stages, run_tuning
 
     final_seeds = whole_numbers("seeds", seeds) if seeds is not None else None
     if plan:
         proposed = proposals(name, overrides, trials)()
         show_plan(proposed.sweep)
         if proposed.search is not None:
-            trials = proposed.search["trials"]
-            click.echo(
-                f"\nThis is what the search tries first; in all, each method gets the images of {trials} trainings."
-            )
+            budget = f"each method gets the images of {proposed.search['trials']} trainings"
+            click.echo(f"\nThis is what the search tries first; in all, {budget}.")
         return
-    options: dict[str, Any] = {"leading": leading, "trials": trials}
-    options |= {"unequal": unequal_budgets, "oversized": oversized}
+    wait_for_slurm = watch if wait else None
     try:
-        final = bring_tuning(name, overrides, watch if wait else None, click.echo, final_seeds=final_seeds, **options)
+        final = run_tuning(
+            name,
+            overrides,
+            wait_for_slurm,
+            click.echo,
+            final_seeds=final_seeds,
+            leading=leading,
+            trials=trials,
+            unequal=unequal_budgets,
+            oversized=oversized,
+        )
     except Unfinished as error:
         raise click.ClickException(str(error)) from error
     if final is None:
         click.echo("when they have ended, the same command goes on")
         return
-    _score(final, wait, report)
+    _conclude(final, run_stages(final, STAGES, wait_for_slurm, click.echo), report)
 
 
-def show_plan(grid: Any) -> None:
+def show_plan(grid: Sweep) -> None:
     """Print the cells of a grid and what they will take."""
     from tabulate import tabulate
 
-    from regbench.sweeps import forecast as planning
+    from regbench.sweeps import forecast
 
-    planned = planning.plan(grid)
-    click.echo(tabulate(list(planning.rows(planned)), headers="keys", disable_numparse=True))
-    click.echo(f"\n{planning.summary(planned)}")
+    planned = forecast.plan(grid)
+    click.echo(tabulate(list(forecast.rows(planned)), headers="keys", disable_numparse=True))
+    click.echo(f"\n{forecast.summary(planned)}")
 
 
 @main.command(epilog=OVERRIDES_HELP)

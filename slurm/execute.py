@@ -1,0 +1,153 @@
+"""Run a grid or a tuning, on this machine or by Slurm: what the commands and the Python API share."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from regbench.benchmark.settings.runtime import STAGES
+from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
+from regbench.benchmark.training.sinks import require_sinks
+from regbench.datasets.prepare import prepare_all
+from regbench.errors import RegbenchError
+from regbench.sweeps import tune
+from regbench.sweeps.forecast import refuse_oversized
+from regbench.sweeps.search import propose
+from regbench.sweeps.status import CellStatus, ends, unfinished
+
+log = logging.getLogger("regbench")
+
+Wait = Callable[[Path], list[CellStatus]]
+"""Waits for the cells of a sweep's folder that Slurm has, and returns how they stand in the end."""
+
+
+class Unfinished(RegbenchError):
+    """Cells were run and have not finished: they failed, or were interrupted."""
+
+
+def run_grid(
+    grid: Sweep, wait: Wait | None, say: Callable[[str], None] = log.info, *, oversized: bool
+) -> list[CellStatus] | None:
+    """Refuse a grid that cannot run, prepare its data sets, and run it to the records.
+
+    Args:
+        grid: The cells.
+        wait: Waits for cells that Slurm has; None: return when they are in the queue.
+        say: Takes a line on what was submitted.
+        oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
+
+    Returns:
+        How the cells stand; None if Slurm goes on with them.
+
+    Raises:
+        RegbenchError: If the grid is refused.
+    """
+    tune.refuse_tuning(grid)
+    _prepare(grid, oversized=oversized)
+    return run_stages(grid, STAGES, wait, say)
+
+
+def run_tuning(
+    name: str,
+    overrides: Sequence[str],
+    wait: Wait | None,
+    say: Callable[[str], None] = log.info,
+    *,
+    final_seeds: Sequence[int] | None,
+    leading: int | None,
+    trials: int | None,
+    unequal: bool,
+    oversized: bool,
+) -> Sweep | None:
+    """Take a tuning to its choice, from wherever an earlier call was stopped.
+
+    Args:
+        name: A preset of a sweep, or the path of a YAML file.
+        overrides: Settings that change every cell.
+        wait: As in `run_grid`.
+        say: Takes a line on what was submitted, and the table of what was chosen.
+        final_seeds: As in `regbench.sweeps.tune.tune`.
+        leading: As in `regbench.sweeps.tune.tune`.
+        trials: Budget of a search in place of the grid; None: what the sweep's file says.
+        unequal: As in `regbench.sweeps.tune.tune`.
+        oversized: As in `run_grid`.
+
+    Returns:
+        The cells that are left to score on the test split; None if Slurm goes on with the tuning.
+
+    Raises:
+        RegbenchError: If the tuning is refused.
+        Unfinished: If cells have ended without a score.
+    """
+    propose_next = proposals(name, overrides, trials)
+    proposed = propose_next()
+    grid = proposed.sweep
+    tune.refuse_seeds(final_seeds or (), grid.cells[0])
+    _prepare(grid, oversized=oversized)
+
+    def run(grid: Sweep, stages: Sequence[str]) -> bool:
+        statuses = run_stages(grid, stages, wait, say)
+        refuse_unfinished(statuses, grid, stages)
+        return statuses is not None
+
+    final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds, leading=leading, unequal=unequal)
+    if final is not None:
+        choice = tune.choose(Path(grid.runtime.runs_dir) / grid.name)
+        say(f"\n{tune.choice_table(choice)}\n")
+    return final
+
+
+def run_stages(
+    grid: Sweep, stages: Sequence[str], wait: Wait | None, say: Callable[[str], None] = log.info
+) -> list[CellStatus] | None:
+    """Run stages of each cell of a grid whose data sets are prepared; see `run_grid`."""
+    if grid.scheduler != "slurm":
+        from regbench.sweeps.local import run_sweep
+
+        return run_sweep(grid, stages)
+    from regbench.slurm import manage
+    from regbench.sweeps import forecast
+
+    say(forecast.summary(forecast.plan(grid)))
+    count, arrays = manage.submit_sweep(grid, stages)
+    submitted = f"submitted {count} cells as {', '.join(arrays)}" if count else "all cells are finished, run or wait"
+    say(f"{submitted}; see: regbench status {grid.name}")
+    look = wait or manage.statuses
+    ids = {cell.id for cell in grid.cells}
+    # The folder may hold cells of earlier calls, with other seeds.
+    statuses = [status for status in look(Path(grid.runtime.runs_dir) / grid.name) if status.cell_id in ids]
+    ended = ends(stages)
+    if wait is None and any(status.state not in ended for status in statuses):
+        return None
+    return statuses
+
+
+def refuse_unfinished(statuses: list[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES) -> None:
+    """Raise an error for cells that have ended and have not come through the stages.
+
+    Raises:
+        Unfinished: Naming them.
+    """
+    missing = unfinished(statuses or [], grid.name, stages)
+    if missing:
+        raise Unfinished(missing)
+
+
+def proposals(name: str, overrides: Sequence[str], trials: int | None) -> Callable[[], tune.Proposed]:
+    """Return what a tuning tries: its grid, or with `trials` (here or in the sweep's file) a search's next cells."""
+    trials = trials or read_rows(name, overrides).trials
+    if trials:
+        return functools.partial(propose, name, overrides, trials)
+    grid = load_sweep(name, overrides)
+    return lambda: tune.Proposed(grid, True)
+
+
+def _prepare(grid: Sweep, *, oversized: bool) -> None:
+    """Refuse what will not run, and prepare the data sets that can be downloaded."""
+    if not oversized:
+        refuse_oversized(grid)
+    if grid.scheduler != "slurm":  # a job's Python may have sinks that this one lacks
+        require_sinks(grid.runtime.sinks)
+    prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
