@@ -162,7 +162,7 @@ def _slim(bundle: Bundle) -> tuple[BundledRecord, ...]:
         return shared.setdefault(orjson.dumps(value), value) if isinstance(value, dict | list) else value
 
     def slim(record: Record) -> BundledRecord:
-        ends = finite_numbers(bundle.ends.get(record.cell_id, {}))
+        ends = finite_numbers(bundle.last_epoch(record))
         fields = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
         fields |= {
             "cell": {key: share(value) for key, value in record.cell.items()},

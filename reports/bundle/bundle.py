@@ -4,17 +4,16 @@
     records.jsonl        the records, a line each, ordered by cell id
     evaluations.jsonl    evaluations that came later
     choices.jsonl        what tunings chose
-    ends.jsonl           the last line of each history that the records name by SHA-256, in the order of the records
-    histories.jsonl      the lines before it, as `histories.pack` writes both
+    histories.jsonl      the text of each history that a record names, as a JSON string, in the order of the records
     weights/<sha256>.pt  final weights that the records name, if any
 
-Records of one sweep repeat each other, and so compress together to some hundred bytes each. The same cells give the
-same file, byte for byte, and the manifest's SHA-256 does not depend on how the zip is compressed.
+The same cells give the same file, byte for byte. The manifest's SHA-256 does not depend on how the zip is compressed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import lzma
 import re
 import shutil
@@ -31,17 +30,24 @@ from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, parse_json, signed_line, write_atomically
-from regbench.reports.bundle.histories import last_row, pack, unpack
 from regbench.reports.find.judging import Misfit, with_evaluation
 
 _MANIFEST = "manifest.json"
-_LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "ends.jsonl", "histories.jsonl")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of all members: the same cells give the same file
+
+# One member holds all files of a kind: the records of a sweep repeat each other, and compress to a tenth of the size
+# that they have in members of their own.
+_LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.jsonl")
+
+# A zip states when its members were changed. The same cells are to give the same file, so all state the earliest time.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
 _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
 _CHUNK_BYTES = 2**20
-LIST_BYTES = 2**31
-"""Of a list, at most: a record takes some 10 kB, and a small file that unpacks to more was made to fill a memory."""
 
+LIST_BYTES = 2**31
+"""Largest size of a list. A record takes some 10 kB; what unpacks to more than this was made to fill a memory."""
+
+# What `zipfile` and the decompressors raise on a file that somebody made to break them.
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -52,7 +58,7 @@ F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Manifest(SignedFile):
-    """What a bundle holds.
+    """The list of what a bundle holds.
 
     Attributes:
         files: Name -> SHA-256 of each member of the zip but this one.
@@ -67,31 +73,35 @@ class Bundle:
 
     Attributes:
         path: The file.
-        sha256: Of its manifest: of all that is in it.
-        records: With the scores of later evaluations; their paths are those that they would have under a runs folder.
+        sha256: SHA-256 of the manifest, and so of all that is in the bundle.
+        records: Records with the scores of later evaluations. Their paths are those under a runs folder.
         choices: What tunings chose, by its SHA-256.
-        ends: The numbers of the last epoch of each training, by cell id.
-        histories: The histories of trainings, by cell id.
-        weights: The SHA-256 of the weights that are in it.
-        later: The scores of later evaluations: cell id, name and split.
+        histories: Texts of the histories of trainings, by cell id.
+        weights: SHA-256 of the weights that are in the bundle.
+        later: Scores of later evaluations: cell id, name and split.
     """
 
     path: Path
     sha256: str
     records: tuple[Record, ...]
     choices: Mapping[str, TuningChoice]
-    ends: Mapping[str, Mapping[str, Any]]
     histories: Mapping[str, bytes]
     weights: frozenset[str] = frozenset()
     later: frozenset[tuple[str, str, str]] = frozenset()
 
+    def last_epoch(self, record: Record) -> dict[str, Any]:
+        """Return the numbers of the last epoch of a record's training, by name; empty without a history."""
+        lines = self.histories.get(record.cell_id, b"").splitlines()
+        row: dict[str, Any] = parse_json(lines[-1]) if lines else {}
+        return row
+
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to go into a bundle, as text in one line each.
+    """What is to go into a bundle. Records, evaluations and choices are text in one line each.
 
     Attributes:
-        histories: The texts of their files, in the order of the records that have one.
+        histories: Texts of the history files, in the order of the records that have one.
         weights: Files of weights, by their SHA-256.
     """
 
@@ -109,33 +119,32 @@ def one_line(content: bytes) -> str:
 
 def write_bundle(contents: Contents, out: Path) -> str:
     """Write a bundle and return its SHA-256."""
-    packed = [pack(text) for text in contents.histories]
-    ends, before = [last for last, _ in packed], [before for _, before in packed]
-    lists = (contents.records, contents.evaluations, contents.choices, ends, before)
-    members = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in zip(_LISTS, lists, strict=True)}
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
-    files |= {f"weights/{sha256}.pt": sha256 for sha256 in sorted(contents.weights)}
-    manifest = Manifest(files=files).text()
-    members = {_MANIFEST: manifest.encode(), **members}
+    histories = list(map(json.dumps, contents.histories))
+    lists = (contents.records, contents.evaluations, contents.choices, histories)
+    members, files = {}, {}
+    for name, lines in zip(_LISTS, lists, strict=True):
+        members[name] = "".join(f"{line}\n" for line in lines).encode()
+        files[name] = hashlib.sha256(members[name]).hexdigest()
+    weights = {f"weights/{sha256}.pt": sha256 for sha256 in sorted(contents.weights)}
+    manifest = Manifest(files=files | weights).text().encode()
 
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            for name, content in members.items():
-                info = zipfile.ZipInfo(name, _EPOCH)
-                digits = name == "histories.jsonl"  # of which bzip2 takes a twelfth less
-                archive.writestr(info, content, zipfile.ZIP_BZIP2 if digits else zipfile.ZIP_LZMA)
-            for sha256, path in sorted(contents.weights.items()):
-                info = zipfile.ZipInfo(f"weights/{sha256}.pt", _EPOCH)
+            for name, content in {_MANIFEST: manifest, **members}.items():
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_LZMA)
+            for name, sha256 in weights.items():
+                info = zipfile.ZipInfo(name, _EPOCH)  # not compressed: weights look like noise
+                path = contents.weights[sha256]
                 info.file_size = path.stat().st_size
-                with path.open("rb") as weights, archive.open(info, "w") as member:  # noise does not compress
-                    shutil.copyfileobj(weights, member, _CHUNK_BYTES)
+                with path.open("rb") as source, archive.open(info, "w") as member:
+                    shutil.copyfileobj(source, member, _CHUNK_BYTES)
 
     write_atomically(out, write)
-    return str(parse_json(manifest.encode())["sha256"])
+    return str(parse_json(manifest)["sha256"])
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle and hold its files against the SHA-256 that its manifest states.
+    """Read a bundle and compare its files with the SHA-256 that its manifest states.
 
     Args:
         path: The file.
@@ -165,86 +174,103 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
 
 def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
     manifest = Manifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
+    weights = _checked_weights(archive, manifest)
+    records, evaluations, choices, histories = (_lines(archive, manifest, name) for name in _LISTS)
+    of_cell = _records(records)
+    later = _add_evaluations(of_cell, evaluations)
+    parsed = _parsed(TuningChoice, choices, "choices.jsonl")
+    return Bundle(
+        path,
+        manifest.sha256,
+        tuple(of_cell.values()),
+        {choice.sha256: choice for choice in parsed},
+        _histories(of_cell, histories),
+        weights,
+        later,
+    )
+
+
+def _checked_weights(archive: zipfile.ZipFile, manifest: Manifest) -> frozenset[str]:
+    """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
     if missing := set(_LISTS) - set(names):
         raise ValueError(f"{min(missing)} is missing")
-    weights = {name: match[1] for name in names if (match := _WEIGHTS.fullmatch(name))}
-    if packed := [name for name in weights if archive.getinfo(name).compress_type != zipfile.ZIP_STORED]:
-        raise ValueError(f"{min(packed)} is compressed, and may unpack to any size")
-    if odd := set(names) - {_MANIFEST, *_LISTS, *weights}:
-        raise ValueError(f"{min(odd)} does not belong into a bundle")
-    records: dict[str, Record] = {}
-    for line in _lines(archive, manifest, "records.jsonl"):
-        record = _record(line)
-        if record.cell_id in records:
-            first = records[record.cell_id]
-            raise ValueError(f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}")
-        records[record.cell_id] = record
-    later_scores: set[tuple[str, str, str]] = set()
-    for line in _lines(archive, manifest, "evaluations.jsonl"):
-        later = _parsed(LaterEvaluation, line, Path("evaluations.jsonl"))
-        added = (
-            with_evaluation(records[later.cell_id], later)
-            if later.cell_id in records
-            else Misfit(later.path, f"{later.protocol} of cell {later.cell_id}, which has no record")
-        )
-        if isinstance(added, Misfit):
-            raise ValueError(str(added))
-        later_scores |= {(later.cell_id, score.name, score.split) for score in later.scores}
-        records[later.cell_id] = added
-    choices = [_parsed(TuningChoice, line, Path(TUNING_CHOICE)) for line in _lines(archive, manifest, "choices.jsonl")]
-    trained = [record.cell_id for record in records.values() if record.metrics is not None]
-    last = list(_lines(archive, manifest, "ends.jsonl"))
-    if len(last) != len(trained):
-        raise ValueError(f"it holds {len(last)} histories, and its records name {len(trained)}")
-    ends = {identity: last_row(line) for identity, line in zip(trained, last, strict=True)}
-    histories, left = {}, LIST_BYTES
-    before = list(_lines(archive, manifest, "histories.jsonl"))
-    if len(before) != len(last):
-        raise ValueError(f"it holds {len(before)} histories and the ends of {len(last)}")
-    for identity, line, others in zip(trained, last, before, strict=True):
-        histories[identity] = unpack(line, others, left).encode()
-        left -= len(histories[identity])
-    for name, sha256 in weights.items():
+    found = set()
+    for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
+        match = _WEIGHTS.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name} does not belong into a bundle")
+        if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{name} is compressed, and may unpack to any size")
         with archive.open(name) as member:
-            if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != sha256:
+            if hashlib.file_digest(cast("BytesIO", member), "sha256").hexdigest() != match[1]:
                 raise ValueError(f"{name} is not what it is named after")
-    by_sha256 = {choice.sha256: choice for choice in choices}
-    return Bundle(
-        path,
-        manifest.sha256,
-        tuple(records.values()),
-        by_sha256,
-        ends,
-        histories,
-        weights=frozenset(weights.values()),
-        later=frozenset(later_scores),
-    )
+        found.add(match[1])
+    return frozenset(found)
 
 
-def _record(line: bytes) -> Record:
-    """Parse a record, with the path that it would have under a runs folder."""
-    try:
-        return Record.parse(line, lambda record: Path(record.sweep, record.cell_id, "record.json"))
-    except ValueError:
-        raw = parse_json(line)
-        place = Path(str(raw.get("sweep")), str(raw.get("cell_id"))) if isinstance(raw, dict) else Path("?")
-        return _parsed(Record, line, place / "record.json")  # says where
+def _records(lines: list[bytes]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    for record in _parsed(Record, lines, "records.jsonl"):
+        first = records.setdefault(record.cell_id, record)
+        if first is not record:
+            raise ValueError(f"cell {record.cell_id} is in it twice, as {first.sweep} and as {record.sweep}")
+    return records
 
 
-def _parsed(kind: type[F], line: bytes, place: Path) -> F:
-    try:
-        return kind.parse(line, place)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+def _add_evaluations(records: dict[str, Record], lines: list[bytes]) -> frozenset[tuple[str, str, str]]:
+    """Add the scores of later evaluations to their records; return which these are."""
+    added = set()
+    for later in _parsed(LaterEvaluation, lines, "evaluations.jsonl"):
+        record = records.get(later.cell_id)
+        if record is None:
+            raise ValueError(f"{later.protocol} of cell {later.cell_id}, which has no record")
+        longer = with_evaluation(record, later)
+        if isinstance(longer, Misfit):
+            raise ValueError(str(longer))
+        records[later.cell_id] = longer
+        added |= {(later.cell_id, score.name, score.split) for score in later.scores}
+    return frozenset(added)
 
 
-def _lines(archive: zipfile.ZipFile, manifest: Manifest, name: str) -> Iterator[bytes]:
+def _histories(records: Mapping[str, Record], lines: list[bytes]) -> dict[str, bytes]:
+    trained = [record.cell_id for record in records.values() if record.metrics is not None]
+    if len(lines) != len(trained):
+        raise ValueError(f"it holds {len(lines)} histories, and its records name {len(trained)}")
+    histories = {}
+    for identity, line in zip(trained, lines, strict=True):
+        text = parse_json(line)
+        if not isinstance(text, str):
+            raise ValueError(f"the history of cell {identity} is {text!r:.60}, not a text")
+        histories[identity] = text.encode()
+    return histories
+
+
+def _parsed(kind: type[F], lines: list[bytes], name: str) -> Iterator[F]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield kind.parse(line, _place)
+        except ValueError as error:
+            raise ValueError(f"{name}, line {number}: {error}") from error
+
+
+def _place(file: SignedFile) -> Path:
+    """Return the path that a file of a bundle would have under a runs folder, for messages."""
+    match file:
+        case Record():
+            return Path(file.sweep, file.cell_id, "record.json")
+        case LaterEvaluation():
+            return Path("evaluations.jsonl")
+    return Path(TUNING_CHOICE)
+
+
+def _lines(archive: zipfile.ZipFile, manifest: Manifest, name: str) -> list[bytes]:
     content = _content(archive, name)
-    _refuse_other(name, hashlib.sha256(content).hexdigest(), manifest)
-    return filter(None, iter(content.split(b"\n")))
+    if hashlib.sha256(content).hexdigest() != manifest.files[name]:
+        raise ValueError(f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged")
+    return [line for line in content.split(b"\n") if line]
 
 
 def _content(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -253,8 +279,3 @@ def _content(archive: zipfile.ZipFile, name: str) -> bytes:
     if len(content) > LIST_BYTES:
         raise ValueError(f"{name} unpacks to more than {LIST_BYTES:,} bytes")
     return content
-
-
-def _refuse_other(name: str, sha256: str, manifest: Manifest) -> None:
-    if sha256 != manifest.files[name]:
-        raise ValueError(f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged")

@@ -24,7 +24,6 @@ from regbench.benchmark.rundir.tuning_choice import (
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, digest
-from regbench.reports.bundle.histories import pack, unpack
 
 Json = dict[str, Any]
 
@@ -152,9 +151,7 @@ class Parts:
         self.records: list[Json] = self._list("records")
         self.choices: list[Json] = self._list("choices")
         self.evaluations: list[Json] = self._list("evaluations")
-        lines = [self.members[name].splitlines() for name in ("ends.jsonl", "histories.jsonl")]
-        texts = [unpack(last, before, 10**6) for last, before in zip(*lines, strict=True)]
-        self.histories = dict(zip(map(_history_of, self.records), texts, strict=True))
+        self.histories = dict(zip(map(_history_of, self.records), self._list("histories"), strict=True))
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
 
     def _list(self, name: str) -> list[Any]:
@@ -221,7 +218,7 @@ class Parts:
         named = [_history_of(record) for record in self.records if record["metrics"]]
         names = ("records", "choices", "evaluations")
         lists: dict[str, Iterable[str]] = {name: map(json.dumps, getattr(self, name)) for name in names}
-        lists["ends"], lists["histories"] = zip(*(pack(self.histories[sha256]) for sha256 in named), strict=True)
+        lists["histories"] = (json.dumps(self.histories[sha256]) for sha256 in named)
         for name, lines in lists.items():
             self.members[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
         if manifest:
