@@ -219,17 +219,16 @@ class Beton:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle all but the memory map, which would be copied in full."""
-        return {key: value for key, value in self.__dict__.items() if key != "content"}
+        return {key: value for key, value in self.__dict__.items() if key != "_map"}
 
     @cached_property
-    def content(self) -> npt.NDArray[np.uint8]:
-        """The whole file, mapped into memory."""
+    def _map(self) -> npt.NDArray[np.uint8]:
         return np.memmap(self.path, np.uint8, "r")
 
     def stored_bytes(self, index: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of image `index` as they are stored."""
         start = self.start[index]
-        return self.content[start : start + self.size[index]]
+        return self._map[start : start + self.size[index]]
 
     def image(self, index: int) -> npt.NDArray[np.uint8]:
         """Decode image `index`: (height, width, 3), RGB.

@@ -198,7 +198,7 @@ class EpochLoader:
                 ) from error
             # A GPU is better at the photometric part than the few cores beside it.
             normalize = self._normalize if device.type == "cpu" else None
-            self._crops = FfcvCrops(beton, self._shape, workers, normalize)
+            self._crops = FfcvCrops(beton, self._shape, batch_size, workers, normalize)
         else:
             self._crops = TorchvisionCrops(beton, self._shape, workers, pin_memory=device.type == "cuda")
         self._open: weakref.WeakSet[Epoch[Any]] = weakref.WeakSet()
@@ -236,9 +236,10 @@ class EpochLoader:
         return epoch
 
     def close(self) -> None:
-        """Stop every epoch that is still open."""
+        """Stop every epoch that is still open and free what is held."""
         for epoch in list(self._open):
             epoch.close()
+        self._crops.close()
 
     def __enter__(self) -> Self:
         """Return itself."""

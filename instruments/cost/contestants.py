@@ -222,7 +222,7 @@ def _crop_loader(task: Task, beton: Beton, interpolation: str, backend: str, vie
         return TorchvisionCrops(beton, shape, task.workers, pin_memory=False)
     from regbench.datasets.loading.ffcv_crops import FfcvCrops
 
-    return FfcvCrops(beton, shape, task.workers, normalize=None)
+    return FfcvCrops(beton, shape, task.batch_size * 2 // views, task.workers, normalize=None)
 
 
 def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:

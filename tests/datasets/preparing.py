@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from regbench import RegbenchError
 from regbench.datasets.beton import Beton
@@ -45,15 +42,3 @@ def refused(config: DatasetConfig, source: Path | None, *reasons: str, downloads
     for reason in reasons:
         assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def ffcv() -> Any:
-    """FFCV, without the warnings of its import and with PyTorch's number of threads as it was."""
-    threads = torch.get_num_threads()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        package = pytest.importorskip("ffcv")
-        for module in ("fields", "libffcv", "reader", "writer"):
-            pytest.importorskip(f"ffcv.{module}")
-    torch.set_num_threads(threads)
-    return package

@@ -35,7 +35,6 @@ from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
-from tests.datasets.preparing import ffcv
 from tests.waiting import PATIENCE_S
 
 Config = Callable[..., DatasetConfig]
@@ -91,7 +90,8 @@ def decoded(beton: Beton, index: int, backend: str) -> npt.NDArray[np.uint8]:
     """Image `index` as the backend's own JPEG decoder gives it: FFCV's uses a faster, less exact transform."""
     if backend == "torchvision":
         return beton.image(index)
-    imdecode = ffcv().libffcv.imdecode
+    from ffcv.libffcv import imdecode
+
     height, width = int(beton.heights[index]), int(beton.widths[index])
     image = np.empty((height, width, 3), np.uint8)
     data = beton.stored_bytes(index)
@@ -233,7 +233,9 @@ def test_batches_may_be_kept(backend: str, two_views: Open, fashion_config: Conf
 def quiet() -> bool:
     """Whether no thread and no process is left but ours."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return not [thread for thread in others if "regbench" in thread.name] and (not multiprocessing.active_children())
+    return not [
+        thread for thread in others if "ffcv" in type(thread).__module__ or "regbench" in type(thread).__module__
+    ] and (not multiprocessing.active_children())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
