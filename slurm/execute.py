@@ -13,8 +13,9 @@ from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.prepare import prepare_all
 from regbench.errors import RegbenchError
 from regbench.sweeps import tune
+from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
-from regbench.sweeps.search import propose
+from regbench.sweeps.search import Proposed, propose
 from regbench.sweeps.status import CellStatus, ends, unfinished
 
 log = logging.getLogger("regbench")
@@ -94,8 +95,8 @@ def run_tuning(
 
     final = tune.tune(proposed, propose_next, run, final_seeds=final_seeds, leading=leading, unequal=unequal)
     if final is not None:
-        choice = tune.choose(Path(grid.runtime.runs_dir) / grid.name)
-        say(f"\n{tune.choice_table(choice)}\n")
+        choice = choose(Path(grid.runtime.runs_dir) / grid.name)
+        say(f"\n{choice_table(choice)}\n")
     return final
 
 
@@ -135,13 +136,13 @@ def refuse_unfinished(statuses: list[CellStatus] | None, grid: Sweep, stages: Se
         raise Unfinished(missing)
 
 
-def proposals(name: str, overrides: Sequence[str], trials: int | None) -> Callable[[], tune.Proposed]:
+def proposals(name: str, overrides: Sequence[str], trials: int | None) -> Callable[[], Proposed]:
     """Return what a tuning tries: its grid, or with `trials` (here or in the sweep's file) a search's next cells."""
     trials = trials or read_rows(name, overrides).trials
     if trials:
         return functools.partial(propose, name, overrides, trials)
     grid = load_sweep(name, overrides)
-    return lambda: tune.Proposed(grid, True)
+    return lambda: Proposed(grid, True)
 
 
 def _prepare(grid: Sweep, *, oversized: bool) -> None:

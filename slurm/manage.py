@@ -14,7 +14,7 @@ from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain
 from regbench.slurm.queue import adopt, jobs_of, require_slurm, submissions, tell, was_submitted
-from regbench.sweeps.status import FINISHED, CellStatus, Job, alone, ends, log_file, sweep_status, write_plan
+from regbench.sweeps.status import FINISHED, CellStatus, Job, ends, locked, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
@@ -97,7 +97,7 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
     require_slurm()
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     write_plan(sweep, folder)
-    with alone(folder):
+    with locked(folder):
         adopt(folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
         todo = [pair for pair in zip(sweep.cells, sweep.clusters, strict=True) if pair[0].id in free]
@@ -140,7 +140,7 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
     if not was_submitted(folder):
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
     require_slurm()
-    with alone(folder):
+    with locked(folder):
         adopt(folder)
         how: dict[str, tuple[Cluster, Runtime]] = {}
         wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
@@ -185,7 +185,7 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     if not was_submitted(folder):
         return []
     require_slurm()
-    with alone(folder):
+    with locked(folder):
         adopt(folder)
         jobs = jobs_of(folder)
         chosen = [s for s in _chosen(folder, cells, jobs) if (job := jobs.get(s.cell_id)) and job.state]

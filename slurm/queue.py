@@ -127,7 +127,7 @@ def _read_intent(path: Path) -> _Intent:
 def adopt(folder: Path) -> None:
     """Find the jobs of submissions that were killed before they could note them, and forget those that have none.
 
-    The process must have the folder to itself, see `regbench.sweeps.status.alone`.
+    The process must have the folder to itself, see `regbench.sweeps.status.locked`.
 
     Raises:
         RegbenchError: If Slurm does not answer.

@@ -60,7 +60,7 @@ _TEARDOWN = [
 def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
     """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
-    The process must have the folder to itself, see `regbench.sweeps.status.alone`.
+    The process must have the folder to itself, see `regbench.sweeps.status.locked`.
 
     Args:
         cells: What to run and where.

@@ -87,7 +87,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Have a sweep's folder to oneself: wait for another process that adds to its plan or submits its cells.
 
     It is held as a run directory is, by an attempt. One whose process is dead or silent does not count, so that a kill
@@ -129,7 +129,7 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
         RegbenchError: If the plan that is there is damaged.
     """
     path = folder / "sweep.json"
-    with alone(folder):
+    with locked(folder):
         known = read_plan(folder) if path.exists() else []
         ids = {cell["id"] for cell in known}
         cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]

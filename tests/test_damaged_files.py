@@ -26,6 +26,7 @@ from regbench.datasets.prepare import prepare
 from regbench.datasets.verify import verify
 from regbench.slurm.manage import submit_sweep
 from regbench.sweeps import tune
+from regbench.sweeps.choose import choose
 from tests.conftest import TINY
 from tests.damage import damaged, damaged_lines, no_file
 from tests.slurm.standin import Standin
@@ -103,7 +104,7 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         submit_sweep(tuned, ("pretrain", "tune"))
         for cell in tuned.cells:
             run_cell(cell, tuned.runtime, "tuned", ("pretrain", "tune"))
-        tune.choose(folder / "runs" / "tuned")
+        choose(folder / "runs" / "tuned")
         states = dict(zip((cell.id for cell in own.cells), ("done", "done", "queued", "queued"), strict=True))
         yield Sweeps(folder, own, states)
 

@@ -30,8 +30,9 @@ from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.sweeps import tune
+from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.local import run_sweep
-from regbench.sweeps.search import propose
+from regbench.sweeps.search import Proposed, propose
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 
@@ -101,7 +102,7 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
         ):
             final_run(cell, runtime)
     assert set(opened) == {"train", "tuning"}
-    choice = tune.choose(folder)
+    choice = choose(folder)
     (entry,) = choice.choices
     values = {cell.id: Record.read(folder / cell.id / "tuning.json").scores[0].value for cell in two}
     assert entry.chosen == max(values, key=lambda name: values[name])
@@ -149,7 +150,7 @@ def test_the_choice_may_be_by_knn_and_linear_probing(
             write_text(folder / cell.id / "tuning.json", changed.text())
             write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
         assert [s.name for s in record.scores] == names
-    choice = tune.choose(folder)
+    choice = choose(folder)
     (entry,) = choice.choices
     assert (choice.score, entry.chosen) == ("selection_top1", cells[0].id)
     with pytest.raises(RegbenchError, match=r"evaluation\.select_by must be the same for all cells"):
@@ -162,7 +163,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     cells = load_sweep(str(sweep_file(tmp_path, GRID, settings)), ["seed=0,1", "optimizer.base_lr=1,2"]).cells
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     with pytest.raises(RegbenchError, match=r"config\.yaml cannot be read"):
-        tune.choose(folder)
+        choose(folder)
     best = 0
     for cell in cells:
         weight, rate = cell.plain()["method"]["alignment_weight"], cell.optimizer.base_lr
@@ -174,7 +175,7 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
             value = 60.0 if cell.seed else 50.0  # the best mean, though not the best single score
         score(folder, cell, value)
     assert best == 4
-    choice = tune.choose(folder)
+    choice = choose(folder)
     assert (choice.budget, choice.seeds, choice.selected_on) == (4, (0, 1), "tuning")
     assert {entry.label for entry in choice.choices} == {"VICReg", "SFRIK (L=2)"}
     for entry in choice.choices:
@@ -190,11 +191,11 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(
     few = tune.final_cells(choice, folder, cells, [7, 8, 9], 1)
     assert [cell.seed for cell in few] == [7, 8, 9, 0, 1]  # the second has those of the grid
     score(folder, cells[0], 100.0)
-    assert tune.choose(folder).sha256 == choice.sha256
+    assert choose(folder).sha256 == choice.sha256
     (folder / TUNING_CHOICE).unlink()
     (folder / TUNING_CHOICE).symlink_to("nowhere")
     with pytest.raises(RegbenchError, match=f"{TUNING_CHOICE} is there and leads to no file; remove it"):
-        tune.choose(folder)
+        choose(folder)
 
 
 def test_the_choice_is_by_the_score_of_its_own_split(
@@ -204,7 +205,7 @@ def test_the_choice_is_by_the_score_of_its_own_split(
     tune.begin(two, folder, tiny_data_dir, unequal=False)
     for cell, tuning, test in zip(two, (50.0, 60.0), (99.0, 1.0), strict=True):
         score(folder, cell, tuning, knn_top1(test, "test"))
-    (entry,) = tune.choose(folder).choices
+    (entry,) = choose(folder).choices
     assert (entry.chosen, entry.ranking[0].value) == (two[1].id, 60.0)
 
 
@@ -218,7 +219,7 @@ def test_only_the_leading_methods_get_all_seeds(
     leader, other = cells[best], cells[3 - best]
     for cell in (*cells, untrained):
         score(folder, cell, {leader: 60.0, other: 57.0, untrained: 99.0}.get(cell, 50.0))
-    finals = tune.final_cells(tune.choose(folder), folder, [*cells, untrained], [0, 1], 1)
+    finals = tune.final_cells(choose(folder), folder, [*cells, untrained], [0, 1], 1)
     assert finals == [leader, replace(leader, seed=1), other, untrained, replace(untrained, seed=1)]
     # There was nothing to choose for the network without training, whose test split is open as that of the chosen.
     for cell, selected_on in ((untrained, "given"), (leader, "tuning")):
@@ -230,7 +231,7 @@ def test_what_is_tuned_on_the_test_split_says_so(settings: list[str], tmp_path: 
     cell, runtime = load_run([*settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"])
     tune.begin([cell], tmp_path / "runs" / "mine", tiny_data_dir, unequal=False)
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
-    choice = tune.choose(tmp_path / "runs" / "mine")
+    choice = choose(tmp_path / "runs" / "mine")
     assert choice.selected_on == "test"
     record = final_run(cell, runtime)
     assert record is not None
@@ -258,9 +259,9 @@ def test_refusals(
     for cell in cells[:2]:
         score(folder, cell, 50.0)
     with pytest.raises(RegbenchError, match=rf"{cells[2].id}.*config\.yaml cannot be read"):
-        tune.choose(folder)
+        choose(folder)
     score(folder, cells[2], 50.0)
-    tune.choose(folder)
+    choose(folder)
     refused("has made its choice among other cells", cells)
     tested = made(scores=(knn_top1(50.0, "test"),))
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
@@ -276,11 +277,11 @@ def test_a_grid_over_the_optimizer_counts_every_configuration(
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     for cell, value in zip(cells, (50.0, 60.0, 55.0, 51.0, 52.0, 53.0), strict=True):
         score(folder, cell, value)
-    choice = tune.choose(folder)
+    choice = choose(folder)
     assert [len(entry.ranking) for entry in choice.choices] == [3, 3]
     vicreg, simclr = (entry.ranking[0].hyperparameters for entry in choice.choices)
     assert (vicreg["optimizer.weight_decay"], "optimizer.weight_decay" in simclr) == (0.001, False)
-    assert "optimizer.weight_decay=0.001" in tune.choice_table(choice)
+    assert "optimizer.weight_decay=0.001" in choice_table(choice)
 
 
 def test_each_optimizer_is_a_setting_of_its_own(
@@ -291,16 +292,16 @@ def test_each_optimizer_is_a_setting_of_its_own(
     tune.begin(cells, folder, tiny_data_dir, unequal=False)
     for value, cell in enumerate(cells):
         score(folder, cell, 50.0 + value)
-    choice = tune.choose(folder)
+    choice = choose(folder)
     found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
     assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
-    assert "optimizer" in tune.choice_table(choice).splitlines()[0]
+    assert "optimizer" in choice_table(choice).splitlines()[0]
 
 
 def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     grid = load_sweep(str(path), overrides)
     run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
-    proposed = tune.Proposed(grid, True)
+    proposed = Proposed(grid, True)
     return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False)
 
 
@@ -368,7 +369,7 @@ def test_a_grid_where_all_diverge_is_told(cells: tuple[Cell, ...], folder: Path,
     for cell in cells:
         score(folder, cell, None)
     with pytest.raises(RegbenchError, match=r"every cell of .* diverged"):
-        tune.choose(folder)
+        choose(folder)
 
 
 ROWS = (
@@ -418,7 +419,7 @@ def search(path: Path, folder: Path, trials: int, surface: Surface, at_most: int
         unequal=False,
     )
     assert final is not None
-    return tune.choose(folder)
+    return choose(folder)
 
 
 def tried(folder: Path, label: str = "") -> list[Cell]:
@@ -545,7 +546,7 @@ def test_an_optimum_that_the_budget_does_not_reach_is_marked(tmp_path: Path, set
     # The space of TCR at n = 32 and q = 16 ends at 1600, and half of it beyond the best of a bracket comes next.
     assert values(folder, epochs=4) == [285, 5850]
     assert entry.edges == {"method.alignment_weight": "largest"}
-    assert "largest alignment_weight" in tune.choice_table(tune.choose(folder))
+    assert "largest alignment_weight" in choice_table(choose(folder))
     cell = load_cell(folder / entry.chosen / "config.yaml")
     assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == entry.edges
 
@@ -636,7 +637,7 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], fold
     tune.begin(cells[2:], folder, tiny_data_dir, unequal=False)
     for cell, value in zip(cells, (60.0, 50.0, 50.0, 60.0), strict=True):
         score(folder, cell, value)
-    edges = {entry.label: entry.edges for entry in tune.choose(folder).choices}
+    edges = {entry.label: entry.edges for entry in choose(folder).choices}
     assert edges == {
         "VICReg": {"method.alignment_weight": "smallest"},
         "SFRIK (L=2)": {"method.alignment_weight": "largest"},
@@ -651,7 +652,7 @@ def test_a_value_that_none_lies_beyond_is_no_edge(tmp_path: Path, settings: list
     tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
     for cell in grid.cells:
         score(folder, cell, 50 - cell.plain()["method"]["local_weight"])
-    (entry,) = tune.choose(folder).choices
+    (entry,) = choose(folder).choices
     assert (entry.chosen, entry.edges) == (grid.cells[0].id, {})
 
 

@@ -1,0 +1,298 @@
+"""Choose hyperparameters: rank what was tried by its score on the tuning split, and write the best down, once.
+
+A configuration is a cell without its seed. Configurations of one method are compared in one setting, which is all that
+a tuning does not vary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from regbench.benchmark.evaluate.base import selection_name
+from regbench.benchmark.rundir.record import Record, read_tuned
+from regbench.benchmark.rundir.tuning_choice import (
+    SEARCH,
+    TUNING_CHOICE,
+    ChosenConfiguration,
+    RankedConfiguration,
+    TuningChoice,
+    read_choice,
+)
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.stored import load_cell
+from regbench.errors import RegbenchError
+from regbench.files import Name, read_json, read_signed, write_new
+from regbench.spaces import Range
+
+COMPARED = "tune.json"
+"""The file that lists the cells of a tuning; it closes the test split for all cells of the folder."""
+
+
+def configuration_id(cell: Cell) -> str:
+    """Return what the cells of a configuration share, whatever their seeds."""
+    return replace(cell, seed=0).id
+
+
+def compared_ids(folder: Path) -> list[str]:
+    """Read the ids of the cells that the tuning in a sweep's folder compares.
+
+    Raises:
+        RegbenchError: If the file is damaged.
+    """
+    remedy = "remove it; the same `regbench tune` command writes it again"
+    return read_json(folder / COMPARED, list[Name], remedy)
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`; empty where there is none.
+
+    Raises:
+        RegbenchError: If it is not what was written.
+    """
+    path = folder / SEARCH
+    return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
+
+
+def grouped(cells: Iterable[Cell], full_epochs: Mapping[str, int]) -> dict[str, dict[str, list[Cell]]]:
+    """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
+
+    Args:
+        cells: All that are compared. Untrained networks have nothing to tune and are left out.
+        full_epochs: Cells that a search trains for fewer epochs: id -> epochs of the setting that they stand for.
+    """
+    groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
+    for cell in cells:
+        if cell.epochs:
+            setting = _setting(cell, full_epochs.get(cell.id, cell.epochs))
+            configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
+            configurations.setdefault(configuration_id(cell), []).append(cell)
+    named = {}
+    for label, settings in groups.items():
+        for number, configurations in enumerate(settings.values(), 1):
+            name = label
+            if len(settings) > 1:
+                q = next(iter(configurations.values()))[0].embedding_dim
+                name = f"{label} (q={q}, setting {number})"
+            named[name] = configurations
+    return named
+
+
+def _setting(cell: Cell, epochs: int) -> str:
+    """Return all that a tuning does not vary: not the numbers of method and optimizer, nor the probe's rates."""
+    data = cell.plain()
+    del data["method"], data["seed"]
+    data["optimizer"] = data["optimizer"]["name"]
+    data["epochs"] = epochs
+    evaluation = data["evaluation"]
+    evaluation.get("probe", {}).pop("learning_rates", None)
+    # Short trainings of a search are not evaluated while they train.
+    for name in ("while_training", "every_epochs"):
+        evaluation.pop(name, None)
+    return json.dumps(data, sort_keys=True)
+
+
+def selection_score(record: Record) -> float | None:
+    """Return the score that hyperparameters are chosen by, in per cent; None if the run diverged."""
+    evaluation = record.cell["evaluation"]
+    return record.score(selection_name(evaluation["select_by"]), evaluation["select_on"])
+
+
+def choose(folder: Path) -> TuningChoice:
+    """Choose the best configuration of each method in each setting, once: a later call reads `tuning_choice.json`.
+
+    Args:
+        folder: Sweep's folder of a tuning whose cells have all ended.
+
+    Returns:
+        The content of `tuning_choice.json`.
+
+    Raises:
+        RegbenchError: If a cell has not ended, or all diverged.
+    """
+    choice = read_choice(folder)
+    if choice is not None:
+        return choice
+    cells = [load_cell(folder / name / "config.yaml") for name in compared_ids(folder)]
+    search = read_search(folder)
+    choices = []
+    for configurations in grouped(cells, search.get("short", {})).values():
+        chosen = _choose_one(folder, configurations, search)
+        if chosen is not None:
+            choices.append(chosen)
+    if not choices:
+        raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
+    made = TuningChoice(
+        selected_on=cells[0].evaluation.select_on,
+        score=selection_name(cells[0].evaluation.select_by),
+        budget=max(len(entry.ranking) for entry in choices),
+        seeds=tuple(sorted({cell.seed for cell in cells})),
+        choices=tuple(choices),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_new(folder / TUNING_CHOICE, made.text())
+    # Another process may have been quicker: the choice is the one that is on record.
+    choice = read_choice(folder)
+    if choice is None:
+        raise RegbenchError(f"{folder / TUNING_CHOICE} is there and leads to no file; remove it")
+    return choice
+
+
+def _choose_one(
+    folder: Path, configurations: Mapping[str, Sequence[Cell]], search: Mapping[str, Any]
+) -> ChosenConfiguration | None:
+    """Choose a method's configuration in one setting; None if all diverged."""
+    short = search.get("short", {})
+    records = {}
+    for configuration, cells in configurations.items():
+        records[configuration] = [_record(folder, cell) for cell in cells]
+    ranking = _ranked(configurations, records, short)
+    # A search trains some for several lengths, of which the longest counts.
+    settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
+    longest: dict[str, RankedConfiguration] = {}
+    for entry in ranking:
+        longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
+    ranking = list(longest.values())
+    best = ranking[0]
+    if best.status != "tuned":
+        return None
+    cell = configurations[best.configuration][0]
+    plain = cell.plain()
+    return ChosenConfiguration(
+        label=cell.label,
+        method=plain["method"]["name"],
+        setting={
+            "dataset": cell.dataset.name,
+            "backbone": cell.network.architecture,
+            "embedding_dim": cell.embedding_dim,
+            "batch_size": cell.batch_size,
+            "epochs": cell.epochs,
+            "optimizer": plain["optimizer"]["name"],
+        },
+        chosen=best.cell_id,
+        configuration=best.configuration,
+        ranking=tuple(ranking),
+        edges=_edges(cell, ranking),
+        images=sum(_images(record) for trained in records.values() for record in trained),
+    )
+
+
+def _record(folder: Path, cell: Cell) -> Record:
+    record = read_tuned(folder / cell.id)
+    if record is None:
+        raise RegbenchError(
+            f"{folder / cell.id} ({cell.label}) has no score to choose by yet; bring it to one by the command that "
+            f"began it, or, if this tuning is to do without it, remove {folder / COMPARED} and tune again"
+        )
+    return record
+
+
+def _images(record: Record) -> int:
+    """Count the images that a training saw."""
+    steps = record.checkpoint.step if record.checkpoint else (record.diverged or {}).get("step", 0)
+    return int(steps) * int(record.cell["batch_size"])
+
+
+def _ranked(
+    configurations: Mapping[str, Sequence[Cell]], records: Mapping[str, Sequence[Record]], short: Mapping[str, int]
+) -> list[RankedConfiguration]:
+    """Rank configurations: the longest trained first, then by their mean score over the seeds."""
+    tunable = {name: _tunable(cells[0]) for name, cells in configurations.items()}
+    full_length = [tunable[name] for name, cells in configurations.items() if cells[0].id not in short]
+    shown = []
+    for key in next(iter(tunable.values())):
+        values = [each.get(key) for each in full_length]
+        varies = any(value != values[0] for value in values)
+        if varies or key.startswith("method.") or key == "optimizer.base_lr":
+            shown.append(key)
+    ranking = []
+    for configuration, cells in configurations.items():
+        first = cells[0]
+        known = []
+        for record in records[configuration]:
+            score = selection_score(record)
+            if score is not None:
+                known.append(score)
+        value, status = None, "diverged"
+        # One that diverges with any seed is not one to recommend.
+        if len(known) == len(cells):
+            value = sum(known) / len(known)
+            status = "stopped" if first.id in short else "tuned"
+        ranking.append(
+            RankedConfiguration(
+                cell_id=first.id,
+                configuration=configuration,
+                epochs=first.epochs,
+                value=value,
+                status=status,
+                hyperparameters={key: tunable[configuration].get(key) for key in shown},
+            )
+        )
+    return sorted(ranking, key=lambda entry: (-entry.epochs, entry.value is None, -(entry.value or 0.0)))
+
+
+def _tunable(cell: Cell) -> dict[str, Any]:
+    """Return the values of a cell that a tuning may vary, by their full names."""
+    data = cell.plain()
+    found = {}
+    for group in ("method", "optimizer"):
+        for key, value in data[group].items():
+            if key != "name":
+                found[f"{group}.{key}"] = value
+    probe = data["evaluation"].get("probe")
+    if probe is not None:
+        found["evaluation.probe.learning_rates"] = probe["learning_rates"]
+    return found
+
+
+def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, str]:
+    """Find the hyperparameters whose chosen value is the smallest or largest that was tried.
+
+    A value beyond which there is none, such as a weight of 0, is no edge.
+    """
+    found = {}
+    for key, best in ranking[0].hyperparameters.items():
+        tried = [entry.hyperparameters[key] for entry in ranking]
+        # By type, because isinstance takes a switch (bool) for a number.
+        numbers = {value for value in tried if type(value) in (int, float)}
+        if len(numbers) < 2 or best not in (min(numbers), max(numbers)):
+            continue
+        space = (chosen.method.space or {}).get(key.removeprefix("method."))
+        least, most = (space.least, space.most) if isinstance(space, Range) else (-math.inf, math.inf)
+        if least < best < most:
+            found[key] = "smallest" if best == min(numbers) else "largest"
+    return found
+
+
+def choice_table(choice: TuningChoice) -> str:
+    """Lay out a choice as a table: what was chosen for each method, and the value of the runner-up."""
+    first = choice.choices[0].setting
+    varying = []
+    for key, value in first.items():
+        if key != "embedding_dim" and any(entry.setting.get(key) != value for entry in choice.choices):
+            varying.append(key)
+    score = f"{choice.score} (%), {choice.selected_on}"
+    headers = ["method", "q", *[key.replace("_", " ") for key in varying], score, "runner-up", "tried", "images"]
+    rows = []
+    for entry in choice.choices:
+        best, *others = entry.ranking
+        runner_up = others[0].value if others and others[0].status == "tuned" else None
+        chosen = []
+        for key, value in best.hyperparameters.items():
+            if any(other.hyperparameters.get(key) != value for other in others):
+                chosen.append(f"{key.removeprefix('method.')}={value}")
+        row = [entry.label, *[entry.setting.get(key, "") for key in ("embedding_dim", *varying)]]
+        row += ["–" if value is None else f"{value:.2f}" for value in (best.value, runner_up)]
+        edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items())
+        rows.append([*row, len(entry.ranking), f"{entry.images:,}", ", ".join(chosen), edges])
+    headers += ["chosen", "at the edge of what was tried"]
+    table = tabulate(rows, headers, disable_numparse=True)
+    budget = f"from at most {choice.budget} configurations a method"
+    return f"{table}\n\nchosen on the {choice.selected_on} split {budget}"

@@ -1,0 +1,149 @@
+"""What is searched: read from the rows of a sweep's file, and from the search spaces that methods state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.override_parser.types import IntervalSweep
+
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.compose import row_values
+from regbench.benchmark.settings.runtime import Cluster
+from regbench.benchmark.settings.sweep import SweepFile, load_rows
+from regbench.benchmark.training.optimizers.base import OPTIMIZERS
+from regbench.errors import RegbenchError
+from regbench.methods import METHODS
+from regbench.spaces import DIMENSIONS, Choice, Range
+
+_TUNED = ("method.", "optimizer.")
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial."""
+
+    cell: Cell
+    cluster: Cluster
+    space: Mapping[str, Range | Choice]
+    seeds: tuple[int, ...]
+
+    def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
+        """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""
+        cell = self.cell
+        settings = {"method": METHODS.plain(cell.method), "optimizer": OPTIMIZERS.plain(cell.optimizer)}
+        for key, value in values.items():
+            group, _, name = key.partition(".")
+            settings[group][name] = value
+        evaluation = cell.evaluation
+        share = epochs / cell.epochs
+        if share < 1:
+            warmup_steps = cell.optimizer.warmup_steps
+            settings["optimizer"]["warmup_epochs"] = share * cell.optimizer.warmup_epochs
+            settings["optimizer"]["warmup_steps"] = None if warmup_steps is None else int(share * warmup_steps)
+            evaluation = evaluation.replaced(while_training=(), every_epochs=1)
+        return replace(
+            cell,
+            epochs=epochs,
+            method=METHODS.from_plain(settings["method"], "method."),
+            optimizer=OPTIMIZERS.from_plain(settings["optimizer"], "optimizer."),
+            evaluation=evaluation,
+        )
+
+
+@functools.cache
+def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
+    """List the searches of a row of a sweep's file."""
+    searched = {key: (override, values) for key, override, values in row_values(row) if _is_searched(override)}
+    for override, _ in searched.values():
+        _refuse_search(override)
+    found: dict[Cell, Search] = {}
+    for fixed in fixed_settings(row):
+        sweep = load_rows(file, [fixed])
+        cell = sweep.cells[0]
+        space: dict[str, Range | Choice] = {}
+        if cell.epochs:  # an untrained network has nothing to search
+            space = _space(file, fixed, searched, cell)
+        # Searches that differ in the seed alone are one, whose trials have all seeds.
+        alike = replace(cell, seed=0)
+        if alike in found:
+            found[alike] = replace(found[alike], seeds=(*found[alike].seeds, cell.seed))
+        else:
+            found[alike] = Search(cell, sweep.clusters[0], space, (cell.seed,))
+    return list(found.values())
+
+
+def fixed_settings(row: Sequence[str]) -> list[list[str]]:
+    """List the settings of each search of a row that are not searched."""
+    fixed: list[list[str]] = [[]]
+    for _, override, values in row_values(row):
+        if not _is_searched(override):
+            fixed = [[*start, text] for start in fixed for text in values]
+    return fixed
+
+
+def _is_searched(override: Any) -> bool:
+    """Tell whether an override gives several values to search; of other settings they multiply the searches."""
+    several = override.is_sweep_override() and override.key_or_group.startswith(_TUNED)
+    return several or isinstance(override.value(), IntervalSweep)
+
+
+def _refuse_search(override: Any) -> None:
+    """Refuse to search a setting that trials cannot vary."""
+    if not override.key_or_group.startswith(_TUNED):
+        raise RegbenchError(f"{override.input_line}: only settings under method. and optimizer. can be searched")
+    if override.key_or_group.startswith("optimizer.warmup_"):
+        raise RegbenchError(
+            f"{override.input_line}: a warm-up cannot be searched, because short trainings warm up as much shorter; "
+            "try its values in a grid, without trials"
+        )
+
+
+def _space(
+    file: SweepFile, fixed: Sequence[str], searched: Mapping[str, tuple[Any, Sequence[str]]], cell: Cell
+) -> dict[str, Range | Choice]:
+    """Return what is searched for a cell: what the sweep's file states, and of the rest what the plug-ins state."""
+    given = {}
+    for key, (override, values) in searched.items():
+        given[key] = _given(file, fixed, key, override, values)
+    stated = {text.partition("=")[0] for text in fixed}
+    space = {**_own_space(cell, stated | set(given)), **given}
+    if len(space) > DIMENSIONS:
+        raise RegbenchError(f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}")
+    # The first are spread most evenly: those of the method, as all methods share those of the optimizer.
+    return dict(sorted(space.items(), key=lambda item: item[0].startswith("optimizer.")))
+
+
+def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
+    """Return what the method and the optimizer state, without the settings that the sweep states."""
+    found: dict[str, Range | Choice] = {}
+    for group, plugin, example in (("method", cell.method, "NAME"), ("optimizer", cell.optimizer, "base_lr")):
+        if plugin.space is None and not any(key.startswith(f"{group}.") for key in stated):
+            raise RegbenchError(
+                f"{type(plugin).__name__} states no search space; give its class a `space`, or write what is searched "
+                f"into the sweep's file: {group}.{example}=tag(log,interval(0.1,10))"
+            )
+        for name, each in (plugin.space or {}).items():
+            key = f"{group}.{name}"
+            if key not in stated:
+                found[key] = each.at(n=cell.batch_size, q=cell.embedding_dim)
+    return found
+
+
+def _given(file: SweepFile, fixed: Sequence[str], key: str, override: Any, values: Sequence[str]) -> Range | Choice:
+    """Return the space of a setting that the sweep's file states."""
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None and value.end is not None
+        try:
+            return Range(value.start, value.end, "log" if "log" in value.tags else "linear")
+        except RegbenchError as error:
+            raise RegbenchError(f"{override.input_line}: {error}") from error
+    group, _, name = key.partition(".")
+    choices = []
+    for text in values:  # as the cell has them, not as they are written
+        cell = load_rows(file, [[*fixed, text]]).cells[0]
+        choices.append(getattr(getattr(cell, group), name))
+    return Choice(tuple(choices))
