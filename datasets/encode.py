@@ -75,7 +75,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
             grey = picture.mode in ("1", "L", "LA") or picture.mode.startswith("I")
             rgb = _rgb(picture)
     except UnidentifiedImageError:
-        return Unreadable(origin, "it is no image of a known format")
+        return Unreadable(origin, "it is no image of a known format" if data else "it is empty")
     except Exception as error:  # a damaged file can lead Pillow's decoders to raise anything
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         return Unreadable(origin, " ".join(reason.split()))

@@ -87,6 +87,15 @@ def few(names: Sequence[object]) -> str:
     return ", ".join(str(name) for name in names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
+class Faults(list[str]):
+    """All that is wrong with a source, each fault in one line."""
+
+    def add(self, names: Sequence[object], what: str) -> None:
+        """Add a fault that `names` have, if there are any: their number, what it is, and the first of them."""
+        if names:
+            self.append(f"{len(names):,} {what}: {few(names)}")
+
+
 def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
     """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line.
 

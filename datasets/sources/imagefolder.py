@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from regbench.datasets.progress import shown
-from regbench.datasets.published import SIMCLR_LISTS, few, refuse_if
+from regbench.datasets.published import Faults, few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
 from regbench.datasets.sources.layouts import Files, parts_of, train_and_val
+from regbench.datasets.sources.lists import find_list, of_listed_classes, of_listed_images
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
@@ -80,57 +82,52 @@ class ImageFolder(DividedFiles):
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the folder; see `Source.open`."""
-        assert folder is not None  # it is one's own
-        wrong: list[str] = []
-        taken_from: dict[str, str] = {}
-        if self.held_out is not None:
-            parts = {part: self._listed(files, folder) for part, files in parts_of(folder, wrong).items()}
-            self.refuse(folder, wrong)
-            class_names = list(next(iter(parts.values())))
-            chosen, taken_from = _divided_by_hash(folder, parts, self.held_out)
-        else:
-            train, val = (self._listed(files, folder) for files in train_and_val(folder, wrong))
-            counts = {part: sum(map(len, files.values())) for part, files in (("train", train), ("val", val))}
-            self.refuse(folder, wrong, {part: count for part, count in counts.items() if count})
-            class_names = list(train)
-            if self.train_list is None:
-                chosen = {**self.divided(train, f"{folder}: train/")}
-            else:
-                path = _find_list(self.train_list, folder, "train_list")
-                chosen = _divided_by_list(folder, path, train, self.tuning_per_class)
-                taken_from["train"] = f"train/, those that {path.name} names (SHA-256 {file_sha256(path)})"
-            chosen["test"] = val
+        assert folder is not None  # a source of one's own images has one
+        wrong = Faults()
+        parts = (train_and_val if self.held_out is None else parts_of)(folder, wrong)
+        note = ""
         if self.class_list is not None:
-            path = _find_list(self.class_list, folder, "class_list")
-            classes = f"the classes of {path.name} (SHA-256 {file_sha256(path)})"
-            taken_from = {split: ", ".join(filter(None, (taken_from.get(split), classes))) for split in chosen}
+            path = find_list(self.class_list, folder, "class_list")
+            note = f"the classes of {path.name} (SHA-256 {file_sha256(path)})"
+            # A part that could not be read is refused below, with its reason.
+            found = {part: files for part, files in parts.items() if files}
+            parts |= {part: of_listed_classes(path, files, folder) for part, files in found.items()}
+        counts = {part: sum(map(len, files.values())) for part, files in parts.items() if files}
+        self.refuse(folder, wrong, counts if self.held_out is None else None)
+        chosen, taken_from = self._divide(folder, parts)
         self._refuse_shared(folder, chosen)
-        splits = {split: split_of_files(classes, folder) for split, classes in chosen.items()}
-        return Contents(splits, class_names, {split: taken_from[split] for split in splits if split in taken_from})
+        splits = {}
+        stated = {}
+        for split, classes in chosen.items():
+            splits[split] = split_of_files(classes, folder)
+            if texts := [text for text in (taken_from.get(split), note) if text]:
+                stated[split] = ", ".join(texts)
+        return Contents(splits, list(chosen["train"]), stated)
 
-    def _listed(self, files: Files, folder: Path) -> Files:
-        """Keep the classes that `class_list` names, in the folder's order.
-
-        Raises:
-            RegbenchError: If the list names one twice, or one that is not there.
-        """
-        if self.class_list is None or not files:
-            return files
-        path = _find_list(self.class_list, folder, "class_list")
-        lines = [line.strip() for line in _lines_of(path, "classes")]
-        names = [line for line in lines if line and not line.startswith("#")]
-        missing = [name for name in names if name not in files]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        wrong = [f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}"] * bool(missing)
-        wrong += [f"it names {len(twice):,} classes twice: {few(twice)}"] * bool(twice)
-        refuse_if(
-            wrong, f"the list of classes {path} cannot be used", "mend it, or give another dataset.source.class_list"
-        )
-        return {name: paths for name, paths in files.items() if name in set(names)}
+    def _divide(self, folder: Path, parts: Mapping[str, Files]) -> tuple[Chosen, dict[str, str]]:
+        """Make the splits of the folders that there are, and say where each is from if that needs to be said."""
+        if self.held_out is not None:
+            return _divide_by_hash(folder, parts, self.held_out)
+        train = parts["train"]
+        if self.train_list is None:
+            return {**self.divided(train, f"{folder}: train/"), "test": parts["val"]}, {}
+        path = find_list(self.train_list, folder, "train_list")
+        listed = of_listed_images(path, train, folder / "train")
+        chosen: Chosen = {"train": listed}
+        if (tune := self.tuning_per_class) is not None:
+            others = {name: sorted(set(files) - set(listed[name])) for name, files in train.items()}
+            too_few = [f"{name} has {len(files):,}" for name, files in others.items() if len(files) < tune]
+            what = (
+                f"{folder}: tuning_per_class needs {tune} images of each class of train/ that {path.name} does not name"
+            )
+            refuse_if(too_few, what, "choose a smaller dataset.source.tuning_per_class")
+            chosen["tuning"] = {name: files[:tune] for name, files in others.items()}
+        note = f"train/, those that {path.name} names (SHA-256 {file_sha256(path)})"
+        return {**chosen, "test": parts["val"]}, {"train": note}
 
     def _refuse_shared(self, folder: Path, chosen: Chosen) -> None:
         """Refuse files that are not there, and a file that is in two splits, under whatever names."""
-        files = [(split, path) for split, classes in chosen.items() for paths in classes.values() for path in paths]
+        files = [(split, path) for split, classes in chosen.items() for path in chain.from_iterable(classes.values())]
         seen: dict[tuple[int, int], tuple[str, Path]] = {}
         missing, both = [], []
         for split, path in shown(files, len(files), f"files of {folder}", unit="files"):
@@ -139,6 +136,7 @@ class ImageFolder(DividedFiles):
             except OSError:
                 missing.append(path.relative_to(folder))
                 continue
+            # Links count: an image of the test must not be trained on under another name.
             other_split, other = seen.setdefault((status.st_dev, status.st_ino), (split, path))
             if other_split != split:
                 both.append(f"{path} ({split}) and {other} ({other_split}) are one file")
@@ -147,120 +145,32 @@ class ImageFolder(DividedFiles):
         refuse_if(both, f"{folder}: the splits overlap", "keep each file in one")
 
 
-def _divided_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
-    """Make train, tuning and test, of which the folders `parts` hold some, and say where each is from."""
-    (all_of_it, train), *others = parts.items()
+def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> tuple[Chosen, dict[str, str]]:
+    """Make train, tuning and test of the folders `parts`, the first of which is divided for what the others lack."""
+    (first, train), *others = parts.items()
     roles = ("test",) if len(others) == 1 else ("tuning", "test")
-    chosen: Chosen = dict(zip(roles, (files for _, files in others), strict=False))
-    taken_from = dict(zip(chosen, (f"{part}/" for part, _ in others), strict=True))
+    chosen: Chosen = {}
+    taken_from = {}
+    for role, (part, files) in zip(roles, others, strict=False):
+        chosen[role] = files
+        taken_from[role] = f"{part}/"
     missing = [split for split in ("test", "tuning") if split not in chosen]
     refuse_if(
         [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)],
         f"{folder}: each class needs at least {len(missing) + 1} images to be divided",
         "add some, or leave out the class",
     )
-    ranked = {label: sorted(files, key=lambda path: _hash_of(label, path)) for label, files in train.items()}
-    # At least one image in each split.
-    count = {
-        label: min(max(1, round(share * len(files))), (len(files) - 1) // max(1, len(missing)))
-        for label, files in train.items()
-    }
-    for number, split in enumerate(missing):
-        chosen[split] = {
-            label: sorted(files[number * count[label] : (number + 1) * count[label]]) for label, files in ranked.items()
-        }
-        taken_from[split] = f"{all_of_it}/, {share:.3g} of each class by the hash of CLASS/NAME"
-    rest = {label: sorted(files[len(missing) * count[label] :]) for label, files in ranked.items()}
-    taken_from["train"] = f"{all_of_it}/" + (", the rest" if missing else "")
-    return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from
-
-
-def _hash_of(label: str, path: Path) -> bytes:
-    return hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest()
-
-
-def _divided_by_list(folder: Path, path: Path, train: Files, tune: int | None) -> Chosen:
-    """Choose the files that a list names and, of the others of each class, the first `tune`."""
-    named = _listed_files(path, folder / "train", train)
-    chosen: Chosen = {"train": named}
-    if tune is None:
-        return chosen
-    others = {name: sorted(set(files) - set(named[name])) for name, files in train.items()}
-    refuse_if(
-        [f"{name} has {len(files):,}" for name, files in others.items() if len(files) < tune],
-        f"{folder}: tuning_per_class needs {tune} images of each class of train/ that {path.name} does not name",
-        "choose a smaller dataset.source.tuning_per_class",
-    )
-    chosen["tuning"] = {name: files[:tune] for name, files in others.items()}
-    return chosen
-
-
-def _find_list(name: str, folder: Path, setting: str) -> Path:
-    """Find the file of a list: in the source's folder, in the working directory, or one of ours."""
-    for path in (folder / name, Path(name), Path(__file__).parent / name):
-        if path.is_file():
-            return path
-    what = {"train_list": "training images", "class_list": "classes"}[setting]
-    where = "" if Path(name).is_absolute() else f": it is neither in {folder} nor in {Path.cwd()}"
-    address = f" (it is to be had from {SIMCLR_LISTS}{name})" if name in ("1percent.txt", "10percent.txt") else ""
-    raise RegbenchError(
-        f"the list of {what} {name} is missing{where}; "
-        f"put it there, or give its path: dataset.source.{setting}=PATH{address}"
-    )
-
-
-def _lines_of(path: Path, what: str) -> list[str]:
-    """Read the lines of a list.
-
-    Raises:
-        RegbenchError: If it cannot be read.
-    """
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RegbenchError(f"cannot read the list of {what} {path} ({error}); get it again") from error
-
-
-def _listed_files(path: Path, folder: Path, train: Files) -> Files:
-    """Find the training images that a list names, by class, in the folder's order.
-
-    Args:
-        path: The list: a file's name, or CLASS/NAME, a line; empty lines are skipped.
-        folder: Of the training images, for messages.
-        train: All of its images by class.
-
-    Raises:
-        RegbenchError: If the list cannot be read, names a file twice, or one that is not there or in two classes, or
-            leaves out a class; with the lines' numbers.
-    """
-    lines = _lines_of(path, "training images")
-    places: dict[str, list[str]] = {}
+    for split in missing:
+        chosen[split] = {}
+        taken_from[split] = f"{first}/, {share:.3g} of each class by the hash of CLASS/NAME"
+    rest: dict[str, list[Path]] = {}
     for label, files in train.items():
-        for file in files:
-            places.setdefault(file.name, []).append(label)
-            places[f"{label}/{file.name}"] = [label]
-    seen: dict[tuple[str, str], int] = {}
-    wrong = []
-    for number, line in enumerate(lines, start=1):
-        if not (name := line.strip()):
-            continue
-        classes = places.get(name, [])
-        place = (classes[0] if classes else "", name.rpartition("/")[2])
-        if not classes:
-            unknown = name.rpartition("/")[0]
-            missing = f"its class {unknown}" if unknown and unknown not in train else "it"
-            wrong.append(f"line {number}: {name}: {missing} is not in {folder.name}/")
-        elif len(classes) > 1:
-            wrong.append(f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write CLASS/NAME")
-        elif first := seen.get(place):
-            wrong.append(f"line {number}: {name} is already in line {first}")
-        else:
-            seen[place] = number
-    chosen = {label: [file for file in files if (label, file.name) in seen] for label, files in train.items()}
-    if not wrong and (empty := [label for label, files in chosen.items() if not files]):
-        wrong.append(
-            f"it names {len(seen):,} images and none of {len(empty)} of the {len(train)} classes ({few(empty)}); "
-            "is it cut short?"
-        )
-    refuse_if(wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder")
-    return chosen
+        # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
+        ranked = sorted(files, key=lambda path: hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest())
+        # At least one image in each split.
+        count = min(max(1, round(share * len(files))), (len(files) - 1) // max(1, len(missing)))
+        for number, split in enumerate(missing):
+            chosen[split] = {**chosen[split], label: sorted(ranked[number * count : (number + 1) * count])}
+        rest[label] = sorted(ranked[len(missing) * count :])
+    taken_from["train"] = f"{first}/" + (", the rest" if missing else "")
+    return {"train": rest, "tuning": chosen["tuning"], "test": chosen["test"]}, taken_from

@@ -8,7 +8,7 @@ Places205 is published as `data/vision/torralba/deeplearning/images256/`, with t
 `trainvalsplit_places205/{train,val}_places205.csv`: a line for each image, its name and its label, such as
 `a/abbey/gsun_0a1b.jpg 0`.
 
-Each function adds what is wrong to the list that it is given.
+Each function adds what is wrong to the faults that it is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regbench.datasets.progress import shown
-from regbench.datasets.published import few
+from regbench.datasets.published import Faults, few
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 _KAGGLE = Path("ILSVRC/Data/CLS-LOC")
@@ -32,62 +32,45 @@ Files = dict[str, list[Path]]
 """Image files by class, in the order of the labels."""
 
 
-def train_and_val(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
+def train_and_val(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     """Find the files of train/ and val/, in any of the layouts."""
-    places205 = not (source_dir / "train").is_dir() and (source_dir / _PLACES_LISTS).is_dir()
-    return (_places205 if places205 else _by_class)(source_dir, wrong)
+    if not (source_dir / "train").is_dir() and (source_dir / _PLACES_LISTS).is_dir():
+        return _places205(source_dir, wrong)
+    root = source_dir / _KAGGLE if (source_dir / _KAGGLE).is_dir() else source_dir
+    train, val = _class_files(root / "train", wrong), root / "val"
+    if val.is_dir() and not _class_folders(val) and _images(val):
+        return {"train": train, "val": _flat_files(val, source_dir, train, wrong)}
+    return {"train": train, "val": _class_files_like(train, val, wrong)}
 
 
-def parts_of(source_dir: Path, wrong: list[str]) -> dict[str, Files]:
+def parts_of(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     """Find the files of train/, val/ and test/, as far as they are there, or of the class folders themselves (".")."""
     if (source_dir / _KAGGLE).is_dir():
-        return dict(zip(("train", "val"), _by_class(source_dir, wrong), strict=True))
-    there = [part for part in ("train", "val", "test") if (source_dir / part).is_dir()]
-    if not there:
+        return train_and_val(source_dir, wrong)
+    there = [part for part in ("val", "test") if (source_dir / part).is_dir()]
+    if not there and not (source_dir / "train").is_dir():
         return {".": _class_files(source_dir, wrong)}
+    # ILSVRC2012's test/ is flat and has no labels.
     if "test" in there and _class_folders(source_dir / "test"):
         train = _class_files(source_dir / "train", wrong)
-        others = [part for part in there if part != "train"]
-        return {"train": train, **{part: _class_files_like(train, source_dir / part, wrong) for part in others}}
+        return {"train": train} | {part: _class_files_like(train, source_dir / part, wrong) for part in there}
     if "val" in there:
-        return dict(zip(("train", "val"), _by_class(source_dir, wrong), strict=True))
+        return train_and_val(source_dir, wrong)
     return {"train": _class_files(source_dir / "train", wrong)}
 
 
 def _images(folder: Path) -> list[Path]:
     """List the image files of a folder, sorted by name."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".")]
-    return [folder / name for name in sorted(names) if Path(name).suffix.lower() in IMAGE_SUFFIXES]
-
-
-def _by_class(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
-    """Find the files of train/ and val/."""
-    root = source_dir / _KAGGLE if (source_dir / _KAGGLE).is_dir() else source_dir
-    train = _class_files(root / "train", wrong)
-    val = root / "val"
-    if val.is_dir() and not _class_folders(val) and _images(val):
-        return train, _flat_files(val, source_dir, train, wrong)
-    return train, _class_files_like(train, val, wrong)
-
-
-def _class_files_like(train: Files, folder: Path, wrong: list[str]) -> Files:
-    """Find the files of a folder that is to have the classes of train/."""
-    files = _class_files(folder, wrong)
-    for part, other, lacking in (
-        (folder.name, "train", sorted(train.keys() - files.keys())),
-        ("train", folder.name, sorted(files.keys() - train.keys())),
-    ):
-        if lacking and train and files:
-            wrong.append(f"{part}/ lacks {len(lacking):,} classes of {other}/: {few(lacking)}")
-    return files
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    return [folder / name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _class_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _class_files(folder: Path, wrong: list[str]) -> Files:
+def _class_files(folder: Path, wrong: Faults) -> Files:
     """List the image files of each class folder, both sorted by name."""
     if not folder.is_dir():
         wrong.append(f"{folder.name}/ is missing")
@@ -99,90 +82,104 @@ def _class_files(folder: Path, wrong: list[str]) -> Files:
         wrong.append(f"{folder.name}/ has no class folders")
     elif loose := _images(folder):
         wrong.append(f"{len(loose):,} images lie in {folder.name}/ itself, the first is {loose[0].name}")
-    if empty := [name for name, files in classes.items() if not files]:
-        wrong.append(f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}")
+    wrong.add(_empty(classes), f"class folders of {folder.name}/ have no images")
     return classes
 
 
-def _flat_files(val: Path, source_dir: Path, train: Files, wrong: list[str]) -> Files:
+def _class_files_like(train: Files, folder: Path, wrong: Faults) -> Files:
+    """Find the files of a folder that is to have the classes of train/."""
+    files = _class_files(folder, wrong)
+    if not train or not files:
+        return files
+    if lacking := sorted(train.keys() - files.keys()):
+        wrong.append(f"{folder.name}/ lacks {len(lacking):,} classes of train/: {few(lacking)}")
+    if lacking := sorted(files.keys() - train.keys()):
+        wrong.append(f"train/ lacks {len(lacking):,} classes of {folder.name}/: {few(lacking)}")
+    return files
+
+
+def _empty(classes: Files) -> list[str]:
+    return [name for name, files in classes.items() if not files]
+
+
+def _flat_files(val: Path, source_dir: Path, train: Files, wrong: Faults) -> Files:
     """Find the files of ILSVRC2012's flat val/ by class, in the order of the classes of `train`."""
-    labels, origin = _validation_labels(source_dir, wrong)
+    if (source_dir / _DEVKIT).is_dir():
+        labels, origin = _devkit_labels(source_dir, wrong)
+    elif (source_dir / _KAGGLE_LABELS).is_file():
+        labels, origin = _kaggle_labels(source_dir, wrong), _KAGGLE_LABELS
+    else:
+        wrong.append(
+            f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell its labels, is "
+            "beside it"
+        )
+        return {}
     if not labels:
         return {}
     images = _images(val)
     stems = {path.stem for path in images}
-    unknown = [path.name for path in images if path.stem not in labels]
-    missing = [name for name in labels if name not in stems]
-    strange = sorted(set(labels.values()) - train.keys())
-    if unknown:
-        wrong.append(f"{len(unknown):,} images of val/ have no label in {origin}: {few(unknown)}")
-    if missing:
-        wrong.append(f"{len(missing):,} images that {origin} names are not in val/: {few(missing)}")
-    if strange:
-        wrong.append(f"{len(strange):,} classes of {origin} are not in train/: {few(strange)}")
+    wrong.add([path.name for path in images if path.stem not in labels], f"images of val/ have no label in {origin}")
+    wrong.add([name for name in labels if name not in stems], f"images that {origin} names are not in val/")
+    wrong.add(sorted(set(labels.values()) - train.keys()), f"classes of {origin} are not in train/")
     classes: Files = {name: [] for name in train}
     for path in images:
         if (name := labels.get(path.stem)) in classes:
             classes[name].append(path)
-    if empty := [name for name, files in classes.items() if not files]:
-        wrong.append(f"{len(empty):,} classes of train/ have no images in val/: {few(empty)}")
+    wrong.add(_empty(classes), "classes of train/ have no images in val/")
     return classes
 
 
-def _validation_labels(source_dir: Path, wrong: list[str]) -> tuple[dict[str, str], Path]:
-    """Read the class of each of ILSVRC2012's validation images, by its name without the ending; and name the list."""
+def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Path]:
+    """Read the class of each validation image from the devkit, by its name without the ending; and name the list."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    devkit, kaggle = source_dir / _DEVKIT, source_dir / _KAGGLE_LABELS
-    if devkit.is_dir():
-        meta, truth = _DEVKIT / "meta.mat", _DEVKIT / "ILSVRC2012_validation_ground_truth.txt"
-        if missing := [str(path) for path in (meta, truth) if not (source_dir / path).is_file()]:
-            wrong.append(f"{' and '.join(missing)} cannot be found")
-            return {}, truth
-        try:
-            synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
-            classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
-            numbers = [int(line) for line in (source_dir / truth).read_text().split()]
-            return {f"ILSVRC2012_val_{i:08d}": classes[number] for i, number in enumerate(numbers, 1)}, truth
-        except (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
-            wrong.append(f"{_DEVKIT}/ cannot be read ({error})")
-            return {}, truth
-    if kaggle.is_file():
-        try:
-            with kaggle.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-            return {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}, _KAGGLE_LABELS
-        except (OSError, LookupError, ValueError, AttributeError, csv.Error) as error:
-            wrong.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
-            return {}, _KAGGLE_LABELS
-    wrong.append(
-        f"val/ has no class folders, and neither {_DEVKIT}/ nor {_KAGGLE_LABELS}, which tell its labels, is beside it"
-    )
-    return {}, _KAGGLE_LABELS
+    meta, truth = _DEVKIT / "meta.mat", _DEVKIT / "ILSVRC2012_validation_ground_truth.txt"
+    if missing := [str(path) for path in (meta, truth) if not (source_dir / path).is_file()]:
+        wrong.append(f"{' and '.join(missing)} cannot be found")
+        return {}, truth
+    try:
+        synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
+        classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
+        numbers = (source_dir / truth).read_text().split()
+        return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth
+    except (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
+        wrong.append(f"{_DEVKIT}/ cannot be read ({error})")
+        return {}, truth
 
 
-def _places205(source_dir: Path, wrong: list[str]) -> tuple[Files, Files]:
+def _kaggle_labels(source_dir: Path, wrong: Faults) -> dict[str, str]:
+    """Read the class of each validation image from Kaggle's list, by its name without the ending."""
+    try:
+        with (source_dir / _KAGGLE_LABELS).open(newline="") as file:
+            # The class stands before the boxes of the objects.
+            return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+    except (OSError, LookupError, ValueError, AttributeError, csv.Error) as error:
+        wrong.append(f"{_KAGGLE_LABELS} cannot be read ({error})")
+        return {}
+
+
+def _places205(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     """Find the files that Places205's two lists name, by class, sorted by name."""
     folder = next((source_dir / path for path in _PLACES_IMAGES if (source_dir / path).is_dir()), None)
     if folder is None:
         wrong.append(f"{_PLACES_IMAGES[0]}/ is missing")
     names = {part: _places205_list(source_dir, f"{part}_places205.csv", wrong) for part in ("train", "val")}
     class_names = _places205_classes(names["train"], wrong)
-    if names["train"] and (strange := sorted(names["val"].keys() - names["train"].keys())):
+    train, val = names["train"].keys(), names["val"].keys()
+    if train and (strange := sorted(val - train)):
         wrong.append(f"labels of val_places205.csv that train_places205.csv has not: {few(strange)}")
-    if names["val"] and (lacking := sorted(names["train"].keys() - names["val"].keys())):
+    if val and (lacking := sorted(train - val)):
         wrong.append(f"labels of train_places205.csv that val_places205.csv has not: {few(lacking)}")
-    if folder is None:
-        return {}, {}
-    train, val = (
-        {name: [folder / image for image in sorted(names[part].get(label, []))] for label, name in class_names.items()}
-        for part in ("train", "val")
-    )
-    return train, val
+    parts: dict[str, Files] = {"train": {}, "val": {}}
+    if folder is not None:
+        for part, listed in names.items():
+            for label, name in class_names.items():
+                parts[part][name] = [folder / image for image in sorted(listed.get(label, []))]
+    return parts
 
 
-def _places205_list(source_dir: Path, name: str, wrong: list[str]) -> dict[int, list[str]]:
+def _places205_list(source_dir: Path, name: str, wrong: Faults) -> dict[int, list[str]]:
     """Read the names of images by label."""
     try:
         lines = (source_dir / _PLACES_LISTS / name).read_text().splitlines()
@@ -206,7 +203,7 @@ def _places205_list(source_dir: Path, name: str, wrong: list[str]) -> dict[int, 
     return images
 
 
-def _places205_classes(train: Mapping[int, Sequence[str]], wrong: list[str]) -> dict[int, str]:
+def _places205_classes(train: Mapping[int, Sequence[str]], wrong: Faults) -> dict[int, str]:
     """Name each label by its folder, without the letter before it: "abbey" or "church/outdoor"."""
     classes: dict[int, str] = {}
     mixed = []

@@ -1,8 +1,8 @@
 """Hugging Face data sets of images on disk, as parquet files.
 
-The split stands in a file's name (`data/train-00000-of-00002.parquet`) or in its folder's (`train/0000.parquet`). A
-column of structs {bytes, path} holds the image files, another one the labels; the names of the classes stand in the
-schema's metadata under "huggingface", or are the labels themselves. Images are read a row group at a time.
+The split is named by a file (`data/train-00000-of-00002.parquet`) or by its folder (`train/0000.parquet`). A column of
+structs {bytes, path} holds the image files, another one the labels. The names of the classes are in the schema's
+metadata under "huggingface", or are the labels themselves.
 """
 
 from __future__ import annotations
@@ -10,25 +10,45 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from regbench.datasets.progress import shown
-from regbench.datasets.published import few
+from regbench.datasets.published import Faults, few
 from regbench.datasets.sources.base import Contents, DividedFiles, Labels, Split, register
+from regbench.errors import RegbenchError
 from regbench.settings import settings
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
-T = TypeVar("T")
-_BATCH = 256  # images in memory, beside the row group that the reader holds
+# Images in memory, beside the row group that the reader holds.
+_BATCH = 256
+# The space that a split will take is estimated from so many files, and so many images of each.
+_SAMPLED_FILES, _SAMPLED_IMAGES = 32, 16
+
+
+class _Columns(NamedTuple):
+    """The names of the columns of images and labels, as pyarrow writes them, and of the classes if a file tells."""
+
+    image: str
+    label: str
+    class_names: list[str] | None
+
+
+class _Shard(NamedTuple):
+    """What one file holds: its columns, the labels of its rows, and a few of its images."""
+
+    path: Path
+    columns: _Columns
+    labels: list[Any]
+    some: list[bytes]
 
 
 @register("parquet")
@@ -51,122 +71,37 @@ class Parquet(DividedFiles):
         self.refuse_overlap()
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
-        """Read the files; see `Source.open`."""
-        assert folder is not None  # it is one's own
-        wrong: list[str] = []
-        shards = _shards(folder, wrong)
-        columns = _columns(shards, wrong)
+        """Read the labels, and a few images of each split; see `Source.open`."""
+        assert folder is not None  # a source of one's own images has one
+        wrong = Faults()
+        shards = {split: _examine(split, paths, wrong) for split, paths in _find_files(folder, wrong).items()}
+        everything = list(chain.from_iterable(shards.values()))
+        for shard in everything:
+            if shard.columns != everything[0].columns:
+                wrong.append(f"{shard.path.name} has other columns or classes than the files before it")
         self.refuse(folder, wrong)
-        assert columns is not None  # else something is wrong
-        labels, class_names = _labels(shards, columns, wrong)
-        self.refuse(folder, wrong)
+        labels, class_names = _number_labels(shards)
         roles = _roles(labels, tuned=self.tuning_per_class is not None)
-        sizes = {}
         for split in dict.fromkeys(roles.values()):
-            sizes[split] = _sizes(split, shards[split], columns.image, wrong)
             if without := int((labels[split] < 0).sum()):
                 wrong.append(f"{without:,} images of {split} have no label, or one that is no class")
         rows = {name: np.flatnonzero(labels["train"] == label).tolist() for label, name in enumerate(class_names)}
-        if empty := [name for name, images in rows.items() if not images]:
-            wrong.append(f"{len(empty):,} classes have no images in train: {few(empty)}")
+        wrong.add([name for name, images in rows.items() if not images], "classes have no images in train")
         self.refuse(folder, wrong, {"train": len(labels["train"]), "val": len(labels[roles["test"]])})
+        # Only train can be divided. Of another split all images are taken.
         chosen = self.divided(rows, f"{folder}: train")
         splits = {}
         for role, split in roles.items():
             taken = np.full(len(labels[split]), role not in chosen)
-            taken[[row for images in chosen.get(role, {}).values() for row in images]] = True
-            images = _Images(folder, shards[split], columns.image, labels[split], taken)
-            splits[role] = images.split(sizes[split])
+            for images in chosen.get(role, {}).values():
+                taken[images] = True
+            splits[role] = _split(folder, shards[split], labels[split], taken)
         return Contents(splits, class_names)
 
 
-class _Sizes(NamedTuple):
-    """How large the image files of a split are: the largest, all, and a few of them."""
-
-    largest_bytes: int
-    total_bytes: int
-    some: list[bytes]
-
-
-@dataclass(frozen=True)
-class _Images:
-    """Images of a split of the source.
-
-    Attributes:
-        folder: Of the source.
-        paths: The files, in order.
-        column: Of the image files.
-        labels: Of all rows of the files.
-        taken: The rows that are meant.
-    """
-
-    folder: Path
-    paths: Sequence[Path]
-    column: str
-    labels: Labels
-    taken: npt.NDArray[np.bool_]
-
-    def split(self, sizes: _Sizes) -> Split:
-        """Make a split of them."""
-        identity = hashlib.sha256(self.taken.tobytes() + self.labels.tobytes())
-        for path in self.paths:
-            status = path.stat()
-            identity.update(f"{path.relative_to(self.folder)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
-        total_bytes = int(sizes.total_bytes * self.taken.mean())
-        labels = self.labels[self.taken]
-        return Split(labels, self.__iter__, sizes.largest_bytes, total_bytes, sizes.some, identity.hexdigest())
-
-    def __iter__(self) -> Iterator[tuple[bytes, str]]:
-        """Read them, and say where each stands."""
-        from pyarrow.parquet import ParquetFile
-
-        first = 0  # row of the file, of those of all files
-        for path in self.paths:
-            origin = path.relative_to(self.folder)
-            with ParquetFile(path) as file:
-                row = 0
-                for group in range(file.num_row_groups):
-                    end = row + file.metadata.row_group(group).num_rows
-                    if self.taken[first + row : first + end].any():
-                        for content in (x for part in _contents(file, self.column, row_groups=[group]) for x in part):
-                            if self.taken[first + row]:
-                                yield content.as_py(), f"{origin}[{row}]"
-                            row += 1
-                    row = end
-                first += row
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Which columns hold what.
-
-    Attributes:
-        image: The image files' bytes, as pyarrow names them.
-        label: The labels.
-        class_names: None where only the labels tell them.
-    """
-
-    image: str
-    label: str
-    class_names: list[str] | None
-
-
-def _read(path: Path, what: str, wrong: list[str], read: Callable[[Any], T]) -> T | None:
-    """Return what `read` finds in a file; None if it cannot be read: then `wrong` gets a line about `what`."""
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            return read(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        wrong.append(f"{what} cannot be read ({error})")
-        return None
-
-
-def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
-    """Find the files of each split, in order; what is wrong is added to `wrong`."""
-    shards: dict[str, list[Path]] = {}
+def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
+    """Find the files of each split, in order."""
+    files: dict[str, list[Path]] = {}
     unknown, folders = [], set()
     for path in sorted(source_dir.rglob("*.parquet")):
         by_name = _SPLITS.get(re.split(r"[-.]", path.name)[0])
@@ -175,46 +110,54 @@ def _shards(source_dir: Path, wrong: list[str]) -> dict[str, list[Path]]:
             unknown.append(path.relative_to(source_dir))
             continue
         folders.add(path.parent if by_name else path.parent.parent)
-        shards.setdefault(split, []).append(path)
-    if unknown:
-        wrong.append(f"{len(unknown):,} files belong to no split by their names: {few(unknown)}")
+        files.setdefault(split, []).append(path)
+    wrong.add(unknown, "files belong to no split by their names")
     if len(folders) > 1:
         names = few(sorted(str(path.relative_to(source_dir)) for path in folders))
         wrong.append(f"it holds several data sets, of which one is to be given: {names}")
-    for split, paths in shards.items():
-        found = [match for path in paths if (match := _SHARD.match(path.name))]
-        expected = max((int(match[3]) for match in found), default=0)
-        if lacking := sorted(set(range(expected)) - {int(match[2]) for match in found}):
+    for split, paths in files.items():
+        numbered = [match for match in (_SHARD.match(path.name) for path in paths) if match]
+        expected = max((int(match[3]) for match in numbered), default=0)
+        if lacking := sorted(set(range(expected)) - {int(match[2]) for match in numbered}):
             wrong.append(f"{len(lacking):,} of the {expected:,} files of {split} are missing: numbers {few(lacking)}")
-    if "train" not in shards:
+    if "train" not in files:
         wrong.append("it has no files of train")
-    if not shards.keys() & {"validation", "test"}:
+    if not files.keys() & {"validation", "test"}:
         wrong.append("it has no files of validation or test")
+    return files
+
+
+def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
+    """Read the columns and labels of each file of a split, and some images of some files."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    shards = []
+    step = -(-len(paths) // _SAMPLED_FILES)
+    for number, path in enumerate(shown(paths, len(paths), f"reading labels of {split}", unit="files")):
+        try:
+            with ParquetFile(path) as file:
+                columns = _find_columns(file.schema_arrow)
+                if columns is None:
+                    wrong.append(
+                        f"{path.name} has no column of image files ({', '.join(_IMAGE_COLUMNS)}) or none of labels "
+                        f"({', '.join(_LABEL_COLUMNS)}); it has {', '.join(file.schema_arrow.names)}"
+                    )
+                    continue
+                labels = file.read([columns.label]).column(0).to_pylist()
+                first_group = list(range(file.num_row_groups))[:1]
+                sampled = 0 if number % step else _SAMPLED_IMAGES
+                some = list(islice(_read_images(file, columns.image, first_group), sampled))
+                shards.append(_Shard(path, columns, labels, some))
+        except (pyarrow.ArrowException, OSError) as error:
+            wrong.append(f"{path.name} cannot be read ({error})")
     return shards
 
 
-def _columns(shards: dict[str, list[Path]], wrong: list[str]) -> _Columns | None:
-    """Find which columns hold what, the same in every file; what is wrong is added to `wrong`."""
-    found: _Columns | None = None
-    for path in (path for paths in shards.values() for path in paths):
-        schema = _read(path, path.name, wrong, lambda file: file.schema_arrow)
-        if schema is None:
-            continue
-        columns = _columns_of(schema)
-        if columns is None:
-            wrong.append(
-                f"{path.name} has no column of image files ({', '.join(_IMAGE_COLUMNS)}) or none of labels "
-                f"({', '.join(_LABEL_COLUMNS)}); it has {', '.join(schema.names)}"
-            )
-        elif found is not None and columns != found:
-            wrong.append(f"{path.name} has other columns or classes than the files before it")
-        else:
-            found = columns
-    return found
+def _find_columns(schema: Any) -> _Columns | None:
+    """Find the columns by their usual names, else by the features in Hugging Face's metadata."""
+    from pyarrow import types
 
-
-def _columns_of(schema: Any) -> _Columns | None:
-    """Find the columns by their usual names, else by the features that Hugging Face's metadata tells."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -222,14 +165,13 @@ def _columns_of(schema: Any) -> _Columns | None:
     kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
 
     def column(usual: Sequence[str], kind: str) -> str | None:
-        names = [name for name in usual if name in schema.names]
-        return next(iter([*names, *(name for name in schema.names if kinds.get(name) == kind)]), None)
+        of_kind = [name for name in schema.names if kinds.get(name) == kind]
+        found = [name for name in (*usual, *of_kind) if name in schema.names]
+        return found[0] if found else None
 
     image, label = column(_IMAGE_COLUMNS, "Image"), column(_LABEL_COLUMNS, "ClassLabel")
     if image is None or label is None:
         return None
-    from pyarrow import types
-
     image_type, label_type = schema.field(image).type, schema.field(label).type
     if types.is_struct(image_type) and image_type.get_field_index("bytes") >= 0:
         image, image_type = f"{image}.bytes", image_type.field("bytes").type
@@ -240,64 +182,82 @@ def _columns_of(schema: Any) -> _Columns | None:
     return _Columns(image, label, features[label].get("names") if kinds.get(label) == "ClassLabel" else None)
 
 
-def _labels(shards: dict[str, list[Path]], columns: _Columns, wrong: list[str]) -> tuple[dict[str, Labels], list[str]]:
-    """Read the labels of each split, -1 where there is none or one that train has not; and the classes' names."""
-
-    def labels_of(file: Any) -> list[Any]:
-        found: list[Any] = file.read([columns.label]).column(0).to_pylist()
-        return found
-
-    values: dict[str, list[Any]] = {split: [] for split in shards}
-    for split, path in ((split, path) for split, paths in shards.items() for path in paths):
-        values[split] += _read(path, f"the labels of {path.name}", wrong, labels_of) or []
-    if columns.class_names is not None:
-        classes: list[Any] = list(range(len(columns.class_names)))
-    else:  # a number below 0 stands for none
-        classes = sorted(
-            {value for value in values["train"] if value is not None and not (isinstance(value, int) and value < 0)}
-        )
+def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], list[str]]:
+    """Number the labels of each split, -1 where there is none or one that train has not; and name the classes."""
+    values = {split: [label for shard in of_split for label in shard.labels] for split, of_split in shards.items()}
+    class_names = shards["train"][0].columns.class_names
+    if class_names is not None:
+        classes: list[Any] = list(range(len(class_names)))
+    else:
+        # Hugging Face writes -1 where a test split keeps its labels secret.
+        given = {value for value in values["train"] if value is not None}
+        classes = sorted(value for value in given if isinstance(value, str) or value >= 0)
     number = {value: label for label, value in enumerate(classes)}
-    labels = {split: np.array([number.get(value, -1) for value in found], np.int64) for split, found in values.items()}
-    return labels, columns.class_names or [str(value) for value in classes]
+    labels = {}
+    for split, found in values.items():
+        labels[split] = np.array([number.get(value, -1) for value in found], np.int64)
+    return labels, class_names or [str(value) for value in classes]
 
 
 def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
     """Choose the split of the source that each of ours is taken from."""
-    if "validation" in labels and not ("test" in labels and (labels["test"] >= 0).any()):
-        return {"train": "train", **({"tuning": "train"} if tuned else {}), "test": "validation"}
-    tuning = "train" if tuned else "validation"
-    return {"train": "train", **({"tuning": tuning} if tuning in labels else {}), "test": "test"}
+    test_has_labels = "test" in labels and bool((labels["test"] >= 0).any())
+    test = "validation" if "validation" in labels and not test_has_labels else "test"
+    roles = {"train": "train"}
+    if tuned:
+        roles["tuning"] = "train"
+    elif test == "test" and "validation" in labels:
+        roles["tuning"] = "validation"
+    return {**roles, "test": test}
 
 
-def _contents(file: Any, column: str, **which: Any) -> Iterator[Any]:
-    """Read the image files' bytes, an array of `_BATCH` at a time."""
-    from pyarrow import compute, types
+def _split(folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.NDArray[np.bool_]) -> Split:
+    """Make a split of the rows of some files that are taken."""
+    identity = hashlib.sha256(taken.tobytes() + labels.tobytes())
+    total_bytes = 0
+    for shard in shards:
+        status = shard.path.stat()
+        total_bytes += status.st_size
+        identity.update(f"{shard.path.relative_to(folder)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
 
-    for batch in file.iter_batches(_BATCH, columns=[column], **which):
-        contents = batch.column(0)
-        yield compute.struct_field(contents, "bytes") if types.is_struct(contents.type) else contents
+    def images() -> Iterator[tuple[bytes, str]]:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+
+        first = 0
+        for shard in shards:
+            end = first + len(shard.labels)
+            origin = shard.path.relative_to(folder)
+            try:
+                with ParquetFile(shard.path) as file:
+                    for row, content in _taken_images(file, shard.columns.image, taken[first:end]):
+                        yield content, f"{origin}[{row}]"
+            except (pyarrow.ArrowException, OSError) as error:
+                reason = " ".join(str(error).split())
+                raise RegbenchError(f"{shard.path} cannot be read ({reason}); download it again") from error
+            first = end
+
+    # Images are hardly compressed any further, so the size of the files will do.
+    total_bytes = int(total_bytes * taken.mean())
+    some = list(chain.from_iterable(shard.some for shard in shards))
+    return Split(labels[taken], images, total_bytes=total_bytes, some=some, identity=identity.hexdigest())
 
 
-def _sizes(split: str, paths: Sequence[Path], column: str, wrong: list[str]) -> _Sizes:
-    """Read all of a split's image files once; what is wrong is added to `wrong`."""
-    from pyarrow import compute
+def _taken_images(file: Any, column: str, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
+    """Read the images of some rows of a file, and skip the row groups that have none of them."""
+    row = 0
+    for group in range(file.num_row_groups):
+        end = row + file.metadata.row_group(group).num_rows
+        if taken[row:end].any():
+            for number, content in enumerate(_read_images(file, column, [group]), start=row):
+                if taken[number]:
+                    yield number, content
+        row = end
 
-    largest = total = absent = 0
-    some: list[bytes] = []
-    sampled = set(paths[:: -(-len(paths) // 32)])
 
-    def look(file: Any) -> None:
-        nonlocal largest, total, absent
-        for contents in _contents(file, column):
-            lengths = compute.binary_length(contents)
-            largest = max(largest, compute.max(lengths).as_py() or 0)
-            total += compute.sum(lengths).as_py() or 0
-            absent += lengths.null_count + (compute.sum(compute.equal(lengths, 0)).as_py() or 0)
-        if path in sampled:
-            some.extend(contents.drop_null().to_pylist()[:16])
-
-    for path in shown(paths, len(paths), f"reading {split}", unit="files"):
-        _read(path, path.name, wrong, look)
-    if absent:
-        wrong.append(f"{absent:,} images of {split} are not in the files, or only their paths are")
-    return _Sizes(largest, total, some)
+def _read_images(file: Any, column: str, row_groups: list[int]) -> Iterator[bytes]:
+    """Read the image files of a column; an image that is not there, or only its path, is empty."""
+    for batch in file.iter_batches(_BATCH, row_groups, [column]):
+        for value in batch.column(0).to_pylist():
+            content = value["bytes"] if isinstance(value, dict) else value
+            yield content or b""

@@ -90,7 +90,7 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
 JPEG, PNG, TIFF = (saved(NOISE, kind) for kind in ("JPEG", "PNG", "TIFF"))
 UNREADABLE = {
-    "empty.jpg": (b"", "it is no image of a known format"),
+    "empty.jpg": (b"", "it is empty"),
     "text.jpg": (b"Not found", "it is no image of a known format"),
     "cut short.jpg": (JPEG[:-200], "image file is truncated"),
     "only a head.jpg": (JPEG[:300], ""),

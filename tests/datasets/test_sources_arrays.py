@@ -86,12 +86,6 @@ def test_digits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(mine, of_class[first : first + len(mine)])
 
 
-@pytest.mark.parametrize("content", [b"no gzip", b"1,2,x\n", b"1,2,3\n"])
-def test_damaged_digits(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "digits.csv.gz").write_bytes(content if content == b"no gzip" else gzip.compress(content))
-    refused(load_run(["dataset=digits"])[0].dataset, tmp_path, "digits.csv.gz is damaged (")
-
-
 def test_cifar10(cifar_source: Path, fashion_config: Config) -> None:
     contents = opened(fashion_config(source="cifar10"), cifar_source)
     assert [per_class(split) for split in contents.splits.values()] == [[18] * 10, [2] * 10, [2] * 10]

@@ -206,13 +206,22 @@ def test_refusals_of_files(tmp_path: Path, source: Path, config: Config) -> None
     refused(config(), source, "train-00001-of-00002.parquet has no column of image files")
     write(validation, [0, 1, 2])
     # What stands before the images' first page, and before the labels'.
-    for column, reason in ((0, "train-00001-of-00002.parquet cannot be read ("), (-1, "the labels of train-00001")):
+    for column in (0, -1):
         group = pq.read_metadata(io.BytesIO(good)).row_group(0)
         page = group.column(column % group.num_columns).dictionary_page_offset
         damaged = bytearray(good)
         damaged[page : page + 8] = bytes([255] * 8)
         shard.write_bytes(damaged)
-        refused(config(), source, reason)
+        refused(config(), source, "train-00001-of-00002.parquet cannot be read (")
+    # An image that none of the first is: it is read only when it is written.
+    table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
+    pq.write_table(pa.concat_tables([table] * 3), shard, row_group_size=4)
+    page = pq.read_metadata(shard).row_group(6).column(0).dictionary_page_offset
+    damaged = bytearray(shard.read_bytes())
+    damaged[page : page + 8] = bytes([255] * 8)
+    shard.write_bytes(damaged)
+    with pytest.raises(RegbenchError, match=r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"):
+        prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 
 
 def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
@@ -236,11 +245,15 @@ def test_refusals_of_rows(tmp_path: Path, source: Path, config: Config) -> None:
     table = pq.read_table(source / "data" / "train-00000-of-00002.parquet")
     rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
     pq.write_table(rows, shard)
-    refused(config(), source, "3 images of train are not in the files, or only their paths are")
+    write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
+    missing = (
+        r"3 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \(it is empty\), .*\[2\] \(it is empty\)"
+    )
+    with pytest.raises(RegbenchError, match=missing):
+        prepare(config(), tmp_path / "data", source_dir=source, progress=False)
     images = [{"bytes": jpeg(0)[:-30], "path": None}] + [{"bytes": jpeg(0), "path": None}] * 3
     rows = pa.table({"image": pa.array(images, IMAGE), "label": [0, 1, 2, 2]}, metadata=table.schema.metadata)
     pq.write_table(rows, shard)
-    write(source / "data" / "validation-00000-of-00001.parquet", [0, 1, 2])
     with pytest.raises(RegbenchError, match=r"1 images cannot be read: data/train-00001-of-00002\.parquet\[0\] \("):
         prepare(config(), tmp_path / "data", source_dir=source, progress=False)
 

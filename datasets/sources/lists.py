@@ -1,0 +1,107 @@
+"""Text files that say which images or classes of a folder are taken: a name on each line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regbench.datasets.published import SIMCLR_LISTS, Faults, few, refuse_if
+from regbench.datasets.sources.layouts import Files
+from regbench.errors import RegbenchError
+
+_WHAT = {"train_list": "training images", "class_list": "classes"}
+
+
+def find_list(name: str, folder: Path, setting: str) -> Path:
+    """Find a list in the source's folder, in the working directory, or among those that come with regbench.
+
+    Args:
+        name: Its name, or a path.
+        folder: The source's folder.
+        setting: The setting that gives the name.
+
+    Raises:
+        RegbenchError: If it is in none of them.
+    """
+    for path in (folder / name, Path(name), Path(__file__).parent / name):
+        if path.is_file():
+            return path
+    where = "" if Path(name).is_absolute() else f": it is neither in {folder} nor in {Path.cwd()}"
+    address = f" (it is to be had from {SIMCLR_LISTS}{name})" if name in ("1percent.txt", "10percent.txt") else ""
+    raise RegbenchError(
+        f"the list of {_WHAT[setting]} {name} is missing{where}; "
+        f"put it there, or give its path: dataset.source.{setting}=PATH{address}"
+    )
+
+
+def _read_lines(path: Path, what: str) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegbenchError(f"cannot read the list of {what} {path} ({error}); get it again") from error
+
+
+def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
+    """Keep the classes that a list names, in the folder's order.
+
+    Args:
+        path: The list; a line that begins with # is a comment.
+        files: All images by class.
+        folder: The source's folder, for messages.
+
+    Raises:
+        RegbenchError: If the list names a class twice, or one that is not there.
+    """
+    lines = _read_lines(path, _WHAT["class_list"])
+    names = [line for line in lines if line and not line.startswith("#")]
+    missing = [name for name in names if name not in files]
+    wrong = Faults()
+    if missing:
+        wrong.append(f"{len(missing):,} of its {len(names):,} classes are not in {folder}: {few(missing)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        wrong.append(f"it names {len(twice):,} classes twice: {few(twice)}")
+    refuse_if(wrong, f"the list of classes {path} cannot be used", "mend it, or give another dataset.source.class_list")
+    return {name: paths for name, paths in files.items() if name in set(names)}
+
+
+def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
+    """Keep the images that a list names, in the folder's order.
+
+    Args:
+        path: The list; a line is a file's name, or CLASS/NAME where several classes have a file of that name.
+        files: All training images by class.
+        folder: The folder of these, for messages.
+
+    Raises:
+        RegbenchError: If the list cannot be read, names a file twice, or one that is not there or in two classes, or
+            leaves out a class; with the lines' numbers.
+    """
+    classes_of: dict[str, list[str]] = {}
+    for label, paths in files.items():
+        for file in paths:
+            classes_of.setdefault(file.name, []).append(label)
+            classes_of[f"{label}/{file.name}"] = [label]
+    first_line: dict[tuple[str, str], int] = {}
+    wrong = Faults()
+    for number, name in enumerate(_read_lines(path, _WHAT["train_list"]), start=1):
+        if not name:
+            continue
+        label, _, file_name = name.rpartition("/")
+        classes = classes_of.get(name, [])
+        if not classes:
+            missing = f"its class {label}" if label and label not in files else "it"
+            wrong.append(f"line {number}: {name}: {missing} is not in {folder.name}/")
+        elif len(classes) > 1:
+            wrong.append(f"line {number}: {name} is in {len(classes)} classes ({few(classes)}); write CLASS/NAME")
+        elif (classes[0], file_name) in first_line:
+            wrong.append(f"line {number}: {name} is already in line {first_line[classes[0], file_name]}")
+        else:
+            first_line[classes[0], file_name] = number
+    chosen = {label: [file for file in paths if (label, file.name) in first_line] for label, paths in files.items()}
+    empty = [label for label, paths in chosen.items() if not paths]
+    if empty and not wrong:
+        wrong.append(
+            f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} classes ({few(empty)}); "
+            "is it cut short?"
+        )
+    refuse_if(wrong, f"{path} does not fit {folder}", "get the list again, or mend it or the folder")
+    return chosen
