@@ -85,7 +85,7 @@ def _made(found: Records, former: Records | None, out: Path, whole_paper: bool, 
     from regbench.reports.page import figures
     from regbench.reports.page.drawing import styles
     from regbench.reports.page.page import render_page
-    from regbench.reports.rows.summary import summarize
+    from regbench.reports.rows.grouping import summarize
     from regbench.reports.rows.tasks import over_tasks
     from regbench.reports.tables.against import compared
     from regbench.reports.tables.details import significance_frame, tables_of
