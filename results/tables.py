@@ -19,10 +19,11 @@ from tabulate import tabulate
 from regbench import RegbenchError
 from regbench.files import write_text
 from regbench.reports.find.records import read_records, tidy
+from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.indicators import indications
 from regbench.reports.rows.sensitivity import Sensitivity, sensitivities
 from regbench.reports.rows.significance import MIN_PAIRS, Best, Tukey, best
-from regbench.reports.rows.summary import DASH, Row, Summary, stat, summarize
+from regbench.reports.rows.summary import DASH, Row, Summary, stat
 from regbench.reports.rows.tasks import compare_over
 from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text

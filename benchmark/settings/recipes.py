@@ -1,7 +1,8 @@
-"""Published recipes: presets of sweeps whose cells have a number in `conf/published.csv`.
+"""Published numbers: those of recipes, presets of sweeps whose cells have a number, and those of the SFRIK paper.
 
-A line of that file is one printed number, or says that a cell has none. What its `cell` names are settings, such as
-`method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their seeds.
+A line of `conf/published.csv` is one printed number, or says that a cell has none. What its `cell` names are settings,
+such as `method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their
+seeds. The lines of the SFRIK paper have no preset: any sweep may have their cells.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PublishedNumber:
     """One number of a publication, and the cells that it is about.
 
     Attributes:
-        preset: Name of the sweep.
+        preset: Name of the sweep; empty for a number of the SFRIK paper.
         cell: Settings that tell its cells from the others of the sweep.
         dataset: Title of the data set.
         method: Name of the method as it is published.
@@ -63,9 +64,18 @@ def _setting(cell: Mapping[str, Any], name: str) -> Any:
     return value["name"] if isinstance(value, Mapping) and "name" in value else value
 
 
-@functools.cache
 def published_numbers() -> tuple[PublishedNumber, ...]:
-    """Return all numbers, in the order of the file."""
+    """Return the numbers of all recipes, in the order of the file."""
+    return tuple(number for number in _all_numbers() if number.preset)
+
+
+def paper_numbers() -> tuple[PublishedNumber, ...]:
+    """Return the numbers of the SFRIK paper's Tables 2 to 15, in the order of the tables."""
+    return tuple(number for number in _all_numbers() if not number.preset)
+
+
+@functools.cache
+def _all_numbers() -> tuple[PublishedNumber, ...]:
     with (CONF / "published.csv").open(newline="", encoding="utf-8") as file:
         return tuple(from_plain(PublishedNumber, _without_blanks(line)) for line in csv.DictReader(file))
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.board.gather import Gathered, key_of
-from regbench.reports.rows.summary import Configuration, Summary, summarize
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.summary import Configuration, Summary
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from regbench.reports.rows.comparable import row_settings, task_of
 from regbench.reports.rows.significance import MIN_PAIRS, holm
-from regbench.reports.rows.summary import Row, Summary, row_settings, task_of
+from regbench.reports.rows.summary import Row, Summary
 
 # Of what a run takes, in the order of a table.
 RATIOS = ("train_s", "step_ms", "loss_ms", "peak_memory_bytes", "loss_extra_bytes")

@@ -1,11 +1,8 @@
-"""From records to the rows of a leaderboard: which cells belong together, which stand for a method.
+"""What a leaderboard is made of: configurations, the rows that stand for methods, and the task that they belong to.
 
-A *task* is a data set, a backbone and a way to evaluate: accuracies compare within it, so each task has its
-own leaderboard, whatever sweeps its cells come from. A *configuration* is a cell without its seed. A *row* is
-a method in one setting (embedding dimension, batch size, epochs and the like). Where several configurations
-were tried for a row, the one with the highest mean weighted-kNN top-1 on the tuning split stands for it,
-which is the paper's protocol. Cells that the test split chose (the paper's second variant, its Table 13) are a task of
-their own: they never stand in one ranking with the others.
+A *configuration* is a cell without its seed. A *row* is a method in one setting (embedding dimension, batch size,
+epochs and the like). Where several configurations were tried for a row, the one with the highest mean weighted-kNN
+top-1 on the tuning split stands for it, which is the paper's protocol. `grouping` makes them of records.
 """
 
 from __future__ import annotations
@@ -14,9 +11,8 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
@@ -32,14 +28,11 @@ SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"
 
 DASH = "–"
 
-# Tuned for each method, or without effect on the result: these do not make another setting.
-_TUNED = ("method.", "optimizer.", "seed", "external.")
 
-# Of the network, what no evaluation sees.
-_TRAINING_ONLY = ("network.projector.", "network.statistics")
-
-# Of the evaluation, what accuracies of a leaderboard depend on; other protocols say what they did beside their scores.
-_EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
+def setting_name(key: str) -> str:
+    """Say what tables call a setting."""
+    name = key.removesuffix(".name").rpartition(".")[2]
+    return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
 
 
 @dataclass(frozen=True)
@@ -265,236 +258,41 @@ class Summary:
         Means are over the seeds that all of a group have, as are the configurations: the chosen ones may have more.
         """
         groups: dict[tuple[str, ...], list[Configuration]] = {}
-        for c in self.configurations:
-            if not c.untrained and c.score(name, split) is not None:
-                groups.setdefault(c.place(self.varying), []).append(c)
-        return {
-            place: [(c, score.mean) for c in of_same_seeds(group) if (score := c.score(name, split)) is not None]
-            for place, group in groups.items()
-        }
+        for configuration in self.configurations:
+            if not configuration.untrained and configuration.score(name, split) is not None:
+                groups.setdefault(configuration.place(self.varying), []).append(configuration)
+        found: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
+        for place, group in groups.items():
+            found[place] = []
+            for configuration in of_same_seeds(group):
+                score = configuration.score(name, split)
+                if score is not None:
+                    found[place].append((configuration, score.mean))
+        return found
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
-        stated = [h.get("budget") for r in row.records if (h := r.choice.get("hyperparameters"))]
-        if any(number is not None for number in stated):
-            # The record states the largest of its tuning; the tuning's own choice says it of each method.
-            own = {cell_id({**r.cell, "seed": 0}) for r in row.records}
-            for choice in self.choices.values():
-                for entry in choice.choices:
-                    if entry.configuration in own:
-                        return len(entry.ranking)
-        return next((int(number) for number in stated if number is not None), row.tried if row.tried > 1 else None)
+        for record in row.records:
+            stated = record.choice.get("hyperparameters", {}).get("budget")
+            if stated is not None:
+                break
+        else:
+            return row.tried if row.tried > 1 else None
+        # The record states the largest budget of its tuning; the tuning's own choice says it of each method.
+        own = {cell_id({**record.cell, "seed": 0}) for record in row.records}
+        for choice in self.choices.values():
+            for entry in choice.choices:
+                if entry.configuration in own:
+                    return len(entry.ranking)
+        return int(stated)
 
     def gain(self, row: Row, name: str) -> float | None:
         """Subtract the untrained row's mean of a test score from the row's."""
-        base = next((s for r in self.rows if r.untrained and (s := r.score(name))), None)
         ours = row.score(name)
-        return None if row.untrained or ours is None or base is None else ours.mean - base.mean
-
-
-@functools.cache
-def is_setting(key: str) -> bool:
-    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
-    if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
-        return True
-    if key.startswith("evaluation."):
-        return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
-    return not key.startswith(_TUNED)
-
-
-def summarize(
-    records: Sequence[Record],
-    missing: Sequence[Missing] = (),
-    choices: Mapping[Path, TuningChoice] | None = None,
-    short: Sequence[Record] = (),
-) -> list[Summary]:
-    """Make a summary of each task, in the order of the records; those that the test split chose come last.
-
-    Args:
-        records: The good ones.
-        missing: Cells that are planned or have begun and have no record.
-        choices: What tunings chose, by the path of their `tuning_choice.json`.
-        short: Good ones too, of trainings that are steps of a search.
-    """
-    settings_of, task_of = functools.cache(_settings), functools.cache(_task)
-    configurations = {r: _configuration(r) for r in records}
-    settings = {r: settings_of(configuration) for r, configuration in configurations.items()}
-    briefly: dict[object, dict[object, list[Record]]] = {}
-    for r in short:
-        configuration = _configuration(r)
-        task = r.on_test, task_of(settings_of(configuration))
-        briefly.setdefault(task, {}).setdefault(configuration, []).append(r)
-    tasks: dict[object, dict[str, Record]] = {}
-    sweeps: dict[object, dict[str, None]] = {}
-    for r in records:
-        task = r.on_test, task_of(settings[r])
-        cells = tasks.setdefault(task, {})
-        if r.cell_id not in cells or cells[r.cell_id].status == "tuned":  # a cell that two sweeps share counts once
-            cells[r.cell_id] = r
-        sweeps.setdefault(task, {})[r.sweep] = None
-    found = [(tuple(sweeps[task]), tuple(cells.values()), briefly.get(task, {})) for task, cells in tasks.items()]
-    found.sort(key=lambda one: one[1][0].on_test)
-    titles = Counter(_name(*one[:2]) for one in found)
-    summaries: list[Summary] = []
-    for of_task, cells_of_task, short_ones in found:
-        name, first = _name(of_task, cells_of_task), cells_of_task[0]
-        if titles[name] > 1:
-            name += f": {first.cell['dataset']['name']}, {first.backbone}"
-        while name in {s.name for s in summaries}:
-            name += " (another evaluation or image size)"
-        named = {str(r.choice.get("hyperparameters", {}).get("record")) for r in cells_of_task}
-        own = {
-            path: choice
-            for path, choice in (choices or {}).items()
-            if path.absolute().parent.name in of_task or "/".join(path.absolute().parts[-2:]) in named
-        }
-        summaries.append(Summary(name, of_task, cells_of_task, own))
-        summaries[-1].short += [Configuration(tuple(seeds)) for seeds in short_ones.values()]
-        _fill(summaries[-1], configurations, settings)
-    _place_missing(summaries, missing)
-    return summaries
-
-
-def _name(sweeps: tuple[str, ...], records: tuple[Record, ...]) -> str:
-    return " + ".join(sweeps) + " (chosen on the test set)" * records[0].on_test
-
-
-_Settings = tuple[tuple[str, str], ...]
-
-
-def task_of(record: Record) -> tuple[bool, _Settings]:
-    """Return what is the same of two records whose accuracies compare: the split that chose and the task's settings."""
-    return record.on_test, _task(row_settings(record))
-
-
-def row_settings(record: Record) -> _Settings:
-    """Return the settings that are the same of two records of one method in one row."""
-    return _settings(_configuration(record))
-
-
-def _task(settings: _Settings) -> _Settings:
-    """Choose the settings that an accuracy depends on beside the method and its training."""
-    parts = ("dataset.", "network.", "evaluation.")
-    return tuple((k, v) for k, v in settings if k.startswith(parts) and not k.startswith(_TRAINING_ONLY))
-
-
-def _settings(configuration: _Settings) -> _Settings:
-    return tuple(sorted(item for item in configuration if is_setting(item[0])))
-
-
-def _configuration(record: Record) -> _Settings:
-    settings = dict(record.settings)
-    settings.pop("seed", None)
-    return tuple(settings.items())
-
-
-def _fill(summary: Summary, configuration_of: Mapping[Record, _Settings], settings: Mapping[Record, _Settings]) -> None:
-    """Make the configurations and the rows of a task's records."""
-    summary.varying = _varying_settings(settings[r] for r in summary.records if not r.untrained)
-    groups: dict[object, dict[object, dict[int, Record]]] = {}
-    for r in summary.records:
-        if r.untrained:
-            # Neither the method nor its projector touches an untrained representation: one row, a cell a seed.
-            row: object = ""
-            configuration: object = ""
-        else:
-            row = (r.label, settings[r])
-            configuration = configuration_of[r]
-        groups.setdefault(row, {}).setdefault(configuration, {})[r.seed] = r
-
-    for group in groups.values():
-        configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
-        summary.configurations += configurations
-        described = f"{configurations[0].label} ({len(configurations)})"
-        if not any(c.final for c in configurations) and any(
-            r.status == "tuned" for c in configurations for r in c.records
-        ):
-            summary.waiting.append(described)
-            continue
-        chosen = _choose(configurations, summary.selection, summary.selection_split)
-        if chosen is None:
-            summary.unchosen.append(described)
-            continue
-        cell = {} if chosen.untrained else chosen.first.settings
-        places = {setting_name(k): DASH if (v := cell.get(k, "null")) == "null" else v for k in summary.varying}
-        records = tuple(r for r in chosen.records if r.status != "tuned")
-        summary.rows.append(Row(records, places, len(configurations)))
-    headline = summary.scores[summary.headline] if summary.headline else None
-
-    def order(row: Row) -> tuple[bool, float]:
-        found = row.score(headline.name) if headline else None
-        if headline is None or found is None:
-            return row.untrained, math.inf
-        return row.untrained, -found.mean if headline.higher_is_better else found.mean
-
-    summary.rows.sort(key=order)
-
-
-def setting_name(key: str) -> str:
-    """Say what tables call a setting."""
-    name = key.removesuffix(".name").rpartition(".")[2]
-    return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
-
-
-def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
-    """Find the configuration with the best score for selection; None if there are several and not all have one."""
-    alive = [c for c in configurations if c.final] or configurations[:1]
-    if len(alive) == 1:
-        return alive[0]
-    tuning = [c.score(score, split) for c in alive]
-    known = [(t.mean, i) for i, t in enumerate(tuning) if t is not None]
-    return alive[max(known)[1]] if len(known) == len(alive) else None
-
-
-def _varying_settings(settings: Iterable[_Settings]) -> list[str]:
-    """Find the settings that tell the trained cells of a task apart, without those that say the same twice."""
-    cells = [dict(items) for items in dict.fromkeys(settings)]
-    first = ("embedding_dim", "batch_size", "augmentation.name", "epochs")  # of two that say the same, the first
-    keys = [*first, *sorted({k for cell in cells for k in cell} - set(first))]
-    shown: list[str] = []
-    groups = 1
-    for key in keys:
-        split = len({tuple(cell.get(k) for k in (*shown, key)) for cell in cells})
-        if split > groups:
-            shown.append(key)
-            groups = split
-    return shown
-
-
-def _place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
-    """Give each cell without a record to the row that it belongs to, as far as its plan tells."""
-    groups: dict[tuple[object, ...], list[Missing]] = {}
-    for cell in missing:
-        groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
-    for cells in groups.values():
-        plan, label = cells[0].plan, cells[0].label
-        places = [s for s in summaries if cells[0].sweep in s.sweeps and _agrees(plan, _task_plan(s))]
-        for summary in places:
-            summary.failures += [cell for cell in cells if cell.failure]
-        if not label or len(places) != 1:
-            continue
-        (summary,) = places
-        finished = {r.cell_id for r in summary.records}
-        seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
-        rows = [i for i, row in enumerate(summary.rows) if row.label == label and _agrees(plan, _row_plan(row))]
-        if len(rows) == 1:
-            row = summary.rows[rows[0]]
-            more = len(seeds - {r.seed for r in row.records})
-            summary.rows[rows[0]] = replace(row, missing=row.missing + more)
-        elif not rows and seeds:
-            settings = {setting_name(k): str(plan.get(k, DASH)) for k in summary.varying}
-            summary.missing.append(MissingRow(label, settings, len(seeds)))
-
-
-def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
-    """Tell whether nothing that the plan says of a cell speaks against a place in a table."""
-    return all(plan.get(key) in (None, value) for key, value in place.items())
-
-
-def _task_plan(summary: Summary) -> dict[str, Any]:
-    cell = summary.records[0].cell
-    return {"dataset": cell["dataset"]["name"], "backbone": summary.records[0].backbone}
-
-
-def _row_plan(row: Row) -> dict[str, Any]:
-    return {} if row.untrained else {key: row.first.cell[key] for key in SETTING_NAMES}
+        if row.untrained or ours is None:
+            return None
+        for other in self.rows:
+            base = other.score(name) if other.untrained else None
+            if base is not None:
+                return ours.mean - base.mean
+        return None

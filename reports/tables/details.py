@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from regbench.reports.rows.comparable import is_setting
 from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.significance import MIN_PAIRS
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, is_setting
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import Column, Entry, Filled, Table, cost_column, cost_in, spread, table_of_rows
 from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit

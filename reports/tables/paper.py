@@ -1,27 +1,52 @@
-"""The reference numbers of Zheng et al., "Self-supervised learning with rotation-invariant kernels".
+"""The numbers of the SFRIK paper: Zheng et al., "Self-supervised learning with rotation-invariant kernels", ICLR 2023.
 
-The paper appeared at ICLR 2023. `paper.csv` holds the numbers of its tables as printed: 2 (linear probing on
-IN20 % by embedding dimension), 3 (kernel ablation), 4 (ResNet-50 on IN100 %), 5 (peak memory per GPU, decimal
-GB), 6 to 9 (hyperparameters on IN20 %), 10 (those of SFRIK on IN100 %), 11 and 12 (learning rates of linear probing
-and of semi-supervised learning), 13 (Table 2 again, but tuned on the test set), 14 (Places205 and VOC07 after
-IN20 %) and 15 (other methods on IN100 %). `metric` is the name that the score has in a record, or a hyperparameter:
-`probe_lr` is the paper's lr_head, `kernel_weight_1` its b1. A blank means that the paper does not state it: Table 5
-does not say which order SFRIK had.
+`benchmark/conf/published.csv` holds them as printed. `metric` is the name that a score has in a record, or a
+hyperparameter: `probe_lr` is the paper's lr_head, `kernel_weight_1` its b1. A place that a line leaves out is one that
+the paper does not state: Table 5 has no epochs, numbers that the paper cites from elsewhere have no q.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
+
+from regbench.benchmark.settings.recipes import paper_numbers
+
+PLACE = ["embedding_dim", "batch_size", "epochs"]
+"""Settings that tell the paper's experiments on a data set apart."""
+
+BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
+"""The paper's backbone for each data set."""
+
+_LINEAR_TABLES = {"in20": (2, 3), "in100": (4,)}  # Table 3 for the kernels that only it has
+_LINEAR_TABLES_ON_TEST = {"in20": (13,), "in100": (4,)}
 
 
 @cache
 def load_paper() -> pd.DataFrame:
-    """Load all numbers: table, label, method, order, embedding_dim, batch_size, epochs, metric, value, unit."""
-    whole = dict.fromkeys(("order", "embedding_dim", "batch_size", "epochs"), "Int64")
-    return pd.read_csv(Path(__file__).with_name("paper.csv"), dtype=whole)
+    """Load all numbers.
+
+    Returns:
+        Columns table, title (of the table), label, dataset, embedding_dim, batch_size, epochs, metric, value, unit,
+        on_test ("yes", "no" or "not stated": whether the paper chose on the test set).
+    """
+    lines = []
+    for number in paper_numbers():
+        place = dict(setting.split("=") for setting in number.cell.split())
+        line = {"table": int(number.setting.removeprefix("Table ")), "title": number.what, "label": number.method}
+        line |= {"metric": number.score, "value": number.number, "unit": _unit(number.score)}
+        lines.append(line | place | {"on_test": number.on_test})
+    frame = pd.DataFrame(lines)
+    # Int64 has a missing value, which never equals the setting of a cell of ours.
+    frame[PLACE] = frame[PLACE].apply(pd.to_numeric).astype("Int64")
+    return frame
+
+
+def _unit(metric: str) -> str:
+    if metric.endswith(("_top1", "_top5", "_map_full")):
+        return "%"
+    return "GB" if metric == "peak_memory" else ""
 
 
 def paper_table(table: int) -> pd.DataFrame:
@@ -61,9 +86,11 @@ def linear_top1(label: str, dataset: str, backbone: str, *, on_test: bool, **whe
         on_test: Whether the test set chose the hyperparameters.
         **where: `embedding_dim`, `batch_size` and `epochs`.
     """
-    tables = {
-        ("in20", "resnet18"): (13,) if on_test else (2, 3),  # 3 for the kernels that only it has
-        ("in100", "resnet50"): (4,),
-    }
-    values = (paper_value(label, "linear_top1", table, **where) for table in tables.get((dataset, backbone), ()))
-    return next((value for value in values if value is not None), None)
+    if BACKBONES.get(dataset) != backbone:
+        return None
+    tables = _LINEAR_TABLES_ON_TEST if on_test else _LINEAR_TABLES
+    for table in tables[dataset]:
+        value = paper_value(label, "linear_top1", table, **where)
+        if value is not None:
+            return value
+    return None

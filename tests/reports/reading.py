@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from regbench.reports.find.records import read_records
-from regbench.reports.rows.summary import Summary, summarize
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.summary import Summary
 from regbench.reports.tables.table import Table
 
 Make = Callable[..., Path]

@@ -10,7 +10,7 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.reports.find.records import load_records, read_records
-from regbench.reports.rows.summary import summarize
+from regbench.reports.rows.grouping import summarize
 from tests.reports.conftest import backbone, later, resign, score
 
 Make = Callable[..., Path]

@@ -1,0 +1,149 @@
+"""The files of a report: tables in four forms, figures and the page, by their names."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import pandas as pd
+from pyarrow import csv, parquet
+
+from regbench.benchmark.rundir.record import Record
+from regbench.reports.find.records import Records, tidy
+from regbench.reports.page import figures
+from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.page import render_page
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.tasks import over_tasks
+from regbench.reports.tables.against import compared
+from regbench.reports.tables.details import significance_frame, tables_of
+from regbench.reports.tables.indicators import indicators
+from regbench.reports.tables.leaderboard import leaderboard_frame
+from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
+from regbench.reports.tables.paper_tables import paper_tables
+from regbench.reports.tables.sensitivity import sensitivity
+from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
+
+if TYPE_CHECKING:
+    from regbench.reports.page.cost_curves import Line
+
+Contents = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
+"""File name -> its content, or a function that writes it to an open file."""
+
+_Numbers = tuple[Table, pd.DataFrame]
+_WIDTH = 118  # of notes, beside a table of 120 columns
+
+
+def report_contents(
+    found: Records, former: Records | None, costs: Sequence[Line], *, whole_paper: bool
+) -> tuple[Contents, str]:
+    """Make a report.
+
+    Args:
+        found: What it is about.
+        former: Former runs, for a table of what changed since then.
+        costs: Curves of `regbench cost`.
+        whole_paper: See `write_report`.
+
+    Returns:
+        The files, and the leaderboards with their notes as text for a terminal.
+    """
+    summaries = summarize(found.records, found.missing, found.choices, found.short)
+    style = styles(record.label for record in found.records if not record.untrained)
+    contents = _tidy_files(found.records)
+    papers = paper_tables(summaries, whole=whole_paper)
+    for table, frame in papers:
+        contents |= _table_files(table.slug, table, frame)
+    comparison, together = over_tasks(summaries), None
+    if comparison is not None:
+        together = comparison, over_tasks_table(comparison)
+        contents |= _table_files("over_tasks", together[1], over_tasks_frame(comparison))
+    since = _compared(summaries, former)
+    tables, texts = [], []
+    for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):
+        of_task = _task_tables(summary, since.get(summary.name))
+        for slug, (table, numbers) in of_task.items():
+            contents |= _table_files(slug + suffix, table, numbers)
+        contents |= _figure_files(summary, style, suffix)
+        shown = {slug: table for slug, (table, _) in of_task.items()}
+        tables.append(shown)
+        texts.append(_terminal_text(summary, shown))
+    texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
+    contents["index.html"] = render_page(
+        summaries, tables, found, style, [table for table, _ in papers], costs, together
+    )
+    return contents, "\n\n".join(texts)
+
+
+def _tidy_files(records: Sequence[Record]) -> Contents:
+    data = tidy(records)
+    return {
+        "tidy.csv": lambda file: csv.write_csv(data, file, csv.WriteOptions(quoting_style="needed")),
+        "tidy.parquet": lambda file: parquet.write_table(data, file),
+    }
+
+
+def _compared(summaries: Sequence[Summary], former: Records | None) -> dict[str, _Numbers]:
+    """Set what changed since former runs, by the name of the task."""
+    if former is None:
+        return {}
+    return compared(summaries, summarize(former.records, former.missing, former.choices))
+
+
+def _task_tables(summary: Summary, since: _Numbers | None) -> dict[str, tuple[Table, pd.DataFrame | None]]:
+    """Make the tables of a task by their slugs, with their numbers where there is a CSV file of them."""
+    found: dict[str, tuple[Table, pd.DataFrame | None]] = {}
+    numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
+    for slug, table in tables_of(summary).items():
+        found[slug] = table, numbers[slug](summary) if slug in numbers else None
+    for slug, made in (("indicators", indicators(summary)), ("sensitivity", sensitivity(summary)), ("against", since)):
+        if made is not None:
+            found[slug] = made
+    return found
+
+
+def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> Contents:
+    files: Contents = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
+    if numbers is not None:
+        files[f"{stem}.csv"] = numbers.to_csv(index=False)
+    return files
+
+
+def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> Contents:
+    files: Contents = {}
+    for name, quantity in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
+        png = figures.scatter_png(summary, style, quantity)
+        if png is not None:
+            files[f"accuracy_vs_{name}{suffix}.png"] = png
+    return files
+
+
+def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
+    """Yield what the names of each task's files end in: nothing where there is one task."""
+    seen = set()
+    for summary in summaries:
+        suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
+        while suffix in seen:  # names that differ in other signs give the same suffix
+            suffix += "_"
+        seen.add(suffix)
+        yield suffix
+
+
+def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
+    """Write the leaderboard of a task, and what changed since former runs, with their notes."""
+    leaderboard = tables["leaderboard"]
+    lines = [f"{summary.name}: {len(summary.records)} cells"]
+    if leaderboard.warning:
+        lines.append(leaderboard.warning)
+    lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]
+    if "against" in tables:
+        since = tables["against"]
+        lines += ["", since.title, to_terminal(since), *map(_note, since.notes)]
+    return "\n".join(lines)
+
+
+def _note(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -1,0 +1,75 @@
+"""Which settings of a cell decide what it compares with: its task, its row in the task's table, its configuration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from regbench.benchmark.rundir.record import Record
+
+Settings = tuple[tuple[str, str], ...]
+"""Full names and values of settings."""
+
+# Tuned for each method, or without effect on the result: these do not make another setting.
+_TUNED = ("method.", "optimizer.", "seed", "external.")
+
+# The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside their scores what
+# they did.
+_EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
+
+# Parts of a cell that an accuracy depends on beside the method and its training.
+_OF_TASK = ("dataset.", "network.", "evaluation.")
+
+# Parts of the network that no evaluation sees.
+_TRAINING_ONLY = ("network.projector.", "network.statistics")
+
+# Of two settings that tell the same cells apart, a table shows the one that comes first here.
+_SHOWN_FIRST = ("embedding_dim", "batch_size", "augmentation.name", "epochs")
+
+
+@functools.cache
+def is_setting(key: str) -> bool:
+    """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
+    if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
+        return True
+    if key.startswith("evaluation."):
+        return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
+    return not key.startswith(_TUNED)
+
+
+def configuration_settings(record: Record) -> Settings:
+    """Return all settings but the seed."""
+    return tuple(item for item in record.settings.items() if item[0] != "seed")
+
+
+def row_settings(record: Record) -> Settings:
+    """Return the settings that are the same of two records of one method in one row."""
+    return tuple(item for item in record.settings.items() if is_setting(item[0]))
+
+
+def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Settings]:
+    """Return what is the same of two records whose accuracies compare: whether the test split chose, and settings.
+
+    Args:
+        record: The record.
+        settings: Its `row_settings`, where they are known.
+    """
+    of_task = []
+    for key, value in row_settings(record) if settings is None else settings:
+        if key.startswith(_OF_TASK) and not key.startswith(_TRAINING_ONLY):
+            of_task.append((key, value))
+    return record.on_test, tuple(of_task)
+
+
+def varying_settings(settings: Iterable[Settings]) -> list[str]:
+    """Find the settings that tell rows apart, without those that say the same twice."""
+    rows = list(map(dict, dict.fromkeys(settings)))
+    others = {key for row in rows for key in row} - set(_SHOWN_FIRST)
+    shown: list[str] = []
+    groups = 1
+    for key in [*_SHOWN_FIRST, *sorted(others)]:
+        apart = len({tuple(map(row.get, (*shown, key))) for row in rows})
+        if apart > groups:
+            shown.append(key)
+            groups = apart
+    return shown

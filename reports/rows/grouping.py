@@ -1,0 +1,179 @@
+"""From records to the rows of a leaderboard: which cells belong together, and which stand for a method.
+
+A *task* is a data set, a backbone and a way to evaluate: accuracies compare within it, so each task has its own
+leaderboard, whatever sweeps its cells come from. Cells that the test split chose (the paper's second variant, its Table
+13) are a task of their own: they never stand in one ranking with the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.tuning_choice import TuningChoice
+from regbench.reports.find.runs import Missing
+from regbench.reports.rows.comparable import (
+    Settings,
+    configuration_settings,
+    row_settings,
+    task_of,
+    varying_settings,
+)
+from regbench.reports.rows.planned import place_missing
+from regbench.reports.rows.summary import DASH, Configuration, Row, Summary, setting_name
+
+
+@dataclass
+class _Task:
+    """The records of a task.
+
+    Attributes:
+        records: Those that can stand in a table, by cell id.
+        sweeps: Names of their sweeps, as an ordered set.
+        short: Records of short trainings of a search, by configuration.
+    """
+
+    records: dict[str, Record] = field(default_factory=dict)
+    sweeps: dict[str, None] = field(default_factory=dict)
+    short: dict[Settings, list[Record]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Record:
+        """Any record, for what all share."""
+        return next(iter(self.records.values()))
+
+    @property
+    def name(self) -> str:
+        """The sweeps, which may be those of another task too."""
+        return " + ".join(self.sweeps) + " (chosen on the test set)" * self.first.on_test
+
+
+def summarize(
+    records: Sequence[Record],
+    missing: Sequence[Missing] = (),
+    choices: Mapping[Path, TuningChoice] | None = None,
+    short: Sequence[Record] = (),
+) -> list[Summary]:
+    """Make a summary of each task, in the order of the records; those that the test split chose come last.
+
+    Args:
+        records: The good ones.
+        missing: Cells that are planned or have begun and have no record.
+        choices: What tunings chose, by the path of their `tuning_choice.json`.
+        short: Good ones too, of trainings that are steps of a search.
+    """
+    settings = {record: row_settings(record) for record in records}
+    tasks: dict[object, _Task] = {}
+    for record in records:
+        task = tasks.setdefault(task_of(record, settings[record]), _Task())
+        task.sweeps[record.sweep] = None
+        known = task.records.get(record.cell_id)
+        if known is None or known.status == "tuned":  # a cell that two sweeps share counts once
+            task.records[record.cell_id] = record
+    for record in short:
+        of_task = tasks.get(task_of(record))
+        if of_task is not None:
+            of_task.short.setdefault(configuration_settings(record), []).append(record)
+    in_order = sorted(tasks.values(), key=lambda task: task.first.on_test)
+    summaries = []
+    for name, task in zip(_names(in_order), in_order, strict=True):
+        own = _own_choices(task, choices or {})
+        summary = Summary(name, tuple(task.sweeps), tuple(task.records.values()), own)
+        summary.short += [Configuration(tuple(seeds)) for seeds in task.short.values()]
+        _fill(summary, settings)
+        summaries.append(summary)
+    place_missing(summaries, missing)
+    return summaries
+
+
+def _names(tasks: Sequence[_Task]) -> list[str]:
+    """Name each task by its sweeps, and by its data set and backbone where others have the same sweeps."""
+    shared = Counter(task.name for task in tasks)
+    names: list[str] = []
+    for task in tasks:
+        name = task.name
+        if shared[name] > 1:
+            name += f": {task.first.cell['dataset']['name']}, {task.first.backbone}"
+        while name in names:
+            name += " (another evaluation or image size)"
+        names.append(name)
+    return names
+
+
+def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path, TuningChoice]:
+    """Select the choices of a task's sweeps, and those that its records name."""
+    named = {str(record.choice.get("hyperparameters", {}).get("record")) for record in task.records.values()}
+    own = {}
+    for path, choice in choices.items():
+        place = path.absolute()
+        if place.parent.name in task.sweeps or "/".join(place.parts[-2:]) in named:
+            own[path] = choice
+    return own
+
+
+def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
+    """Make the configurations and the rows of a task's records."""
+    summary.varying = varying_settings(settings[r] for r in summary.records if not r.untrained)
+    groups: dict[object, dict[Settings, dict[int, Record]]] = {}
+    for record in summary.records:
+        # Neither the method nor its projector touches an untrained representation: one row, a cell a seed.
+        row = None if record.untrained else (record.label, settings[record])
+        configuration = () if record.untrained else configuration_settings(record)
+        groups.setdefault(row, {}).setdefault(configuration, {})[record.seed] = record
+    for group in groups.values():
+        configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
+        summary.configurations += configurations
+        described = f"{configurations[0].label} ({len(configurations)})"
+        chosen = _choose(configurations, summary.selection, summary.selection_split)
+        if _waits(configurations):
+            summary.waiting.append(described)
+        elif chosen is None:
+            summary.unchosen.append(described)
+        else:
+            summary.rows.append(_row(chosen, summary.varying, len(configurations)))
+    headline = summary.scores[summary.headline] if summary.headline else None
+    summary.rows.sort(key=lambda row: _order(row, headline))
+
+
+def _waits(configurations: Sequence[Configuration]) -> bool:
+    """Tell whether the method was tuned, and none of its configurations has its final scores yet."""
+    statuses = {record.status for configuration in configurations for record in configuration.records}
+    return "tuned" in statuses and "done" not in statuses
+
+
+def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
+    """Find the configuration with the best score for selection; None if there are several and not all have one."""
+    alive = [configuration for configuration in configurations if configuration.final] or configurations[:1]
+    if len(alive) == 1:
+        return alive[0]
+    best, highest = None, -math.inf
+    for configuration in alive:
+        found = configuration.score(score, split)
+        if found is None:
+            return None
+        if found.mean >= highest:
+            best, highest = configuration, found.mean
+    return best
+
+
+def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
+    """Make the row of a configuration, with the settings that vary in its task."""
+    cell = {} if chosen.untrained else chosen.first.settings
+    settings = {}
+    for key in varying:
+        value = cell.get(key, "null")
+        settings[setting_name(key)] = DASH if value == "null" else value
+    records = tuple(record for record in chosen.records if record.status != "tuned")
+    return Row(records, settings, tried)
+
+
+def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
+    """Return what puts the best row first, and the untrained network last."""
+    found = row.score(headline.name) if headline else None
+    if headline is None or found is None:
+        return row.untrained, math.inf
+    return row.untrained, -found.mean if headline.higher_is_better else found.mean

@@ -1,0 +1,57 @@
+"""Cells that are planned or have begun and have no record: the rows that they will belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from regbench.reports.find.runs import Missing
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, MissingRow, Row, Summary, setting_name
+
+
+def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
+    """Give each cell without a record to the row that it belongs to, as far as its plan tells."""
+    groups: dict[tuple[object, ...], list[Missing]] = {}
+    for cell in missing:
+        groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
+    for cells in groups.values():
+        first = cells[0]
+        tasks = [s for s in summaries if first.sweep in s.sweeps and _agrees(first.plan, _task_plan(s))]
+        for summary in tasks:
+            summary.failures += [cell for cell in cells if cell.failure]
+        # Of a cell whose plan fits two tasks nobody knows where it will stand.
+        if first.label and len(tasks) == 1:
+            _place(tasks[0], cells)
+
+
+def _place(summary: Summary, cells: Sequence[Missing]) -> None:
+    """Count cells of one plan as missing in their row, or make a row of what is missing where there is none."""
+    plan, label = cells[0].plan, cells[0].label
+    finished = {record.cell_id for record in summary.records}
+    seeds = {cell.seed for cell in cells if cell.cell_id not in finished}
+    fitting = []
+    for place, row in enumerate(summary.rows):
+        if row.label == label and _agrees(plan, _row_plan(row)):
+            fitting.append(place)
+    if len(fitting) == 1:
+        row = summary.rows[fitting[0]]
+        more = len(seeds - {record.seed for record in row.records})
+        summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
+    elif not fitting and seeds:
+        settings = {setting_name(key): str(plan.get(key, DASH)) for key in summary.varying}
+        summary.missing.append(MissingRow(label, settings, len(seeds)))
+
+
+def _agrees(plan: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+    """Tell whether nothing that the plan says of a cell speaks against a place in a table."""
+    return all(plan.get(key) in (None, value) for key, value in place.items())
+
+
+def _task_plan(summary: Summary) -> dict[str, Any]:
+    first = summary.records[0]
+    return {"dataset": first.cell["dataset"]["name"], "backbone": first.backbone}
+
+
+def _row_plan(row: Row) -> dict[str, Any]:
+    return {} if row.untrained else {key: row.first.cell[key] for key in SETTING_NAMES}
