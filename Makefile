@@ -28,8 +28,8 @@ endif
 benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
-test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm
-	@$(BIN)/python -m pytest -m "not slow and not slurm" --numprocesses auto --maxprocesses 4 --dist loadfile
+test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm or a GPU
+	@$(BIN)/python -m pytest -m "not slow and not slurm and not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(TOOLS) ## Run the slow tests that need no Slurm
 	@$(BIN)/python -m pytest -m "slow and not slurm and not exhaustive" --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -40,8 +40,8 @@ test-slurm: $(TOOLS) ## Run the tests that need Slurm, on a throw-away cluster (
 test-all: $(TOOLS) ## Run all tests, the slow ones and those that need Slurm too, and print their coverage
 	@$(BIN)/python -m pytest --cov
 
-gpu: $(RUNTIME) ## Hold this machine's GPU against the CPU, measure it and write docs/results/gpu.md, in some ten minutes
-	@$(BIN)/regbench doctor --gpu --out docs/results
+gpu: $(TOOLS) ## Hold this machine's GPU against the CPU, measure it and write docs/results/gpu.md, in some ten minutes
+	@$(BIN)/python -m pytest -m gpu tests/gpu; tested=$$?; $(BIN)/python -m regbench.instruments.gpu --out docs/results && exit $$tested
 
 lint: $(TOOLS) ## Check style, formatting and types
 	@$(BIN)/ruff check .

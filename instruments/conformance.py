@@ -24,9 +24,9 @@ from regbench import methods
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.errors import RegbenchError
-from regbench.instruments.processes import Place, Processes, WorkFailed, one_line
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
+from regbench.processes import Place, Processes, WorkFailed, one_line
 from regbench.spaces import Range, spread
 
 # Rows of each rank in the sharded checks: as uneven as a last batch can be.

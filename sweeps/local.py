@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -22,8 +21,8 @@ from regbench.benchmark.rundir.lease import is_running, last_attempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import Sweep
+from regbench.processes import FORKED, Worker
 from regbench.sweeps.status import FINISHED, CellStatus, cell_status, ends, log_file, plan_of, write_plan
-from regbench.sweeps.worker import Worker
 
 log = logging.getLogger("regbench")
 
@@ -104,21 +103,19 @@ def _drain(
     todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
-    with contextlib.ExitStack() as stack:
+    FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
+    gpu_of: dict[Worker, str] = {}
+    for slot in range(min(parallel, len(todo))):
         # Each has a GPU of its own, as long as there are as many.
-        gpu_of = {
-            stack.enter_context(Worker()): gpus[slot % len(gpus)] if gpus else ""
-            for slot in range(min(parallel, len(todo)))
-        }
-        bar = stack.enter_context(
-            tqdm(total=sum(cell.epochs for cell in todo), unit="epoch", disable=not sys.stderr.isatty())
-        )
+        gpu_of[Worker()] = gpus[slot % len(gpus)] if gpus else ""
 
-        def begin(worker: Worker, cell: Cell) -> None:
-            directory = run_directory(runtime, name, cell)
-            _announce_others(directory, cell)
-            worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
+    def begin(worker: Worker, cell: Cell) -> None:
+        directory = run_directory(runtime, name, cell)
+        _announce_others(directory, cell)
+        worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
 
+    epochs = sum(cell.epochs for cell in todo)
+    with tqdm(total=epochs, unit="epoch", disable=not sys.stderr.isatty()) as bar:
         try:
             _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar)
         except KeyboardInterrupt:
@@ -151,13 +148,14 @@ def _work(
                         log.error("%s %s seed %d (%s) FAILED: %s", which, cell.label, cell.seed, cell.id, error)
         bar.set_description(", ".join(cell.label for cell in running.values()))
         Worker.wait(running, POLL_S)
-        for worker in [worker for worker in running if not worker.busy]:
-            cell = running.pop(worker)
-            with bar.external_write_mode(sys.stderr):
-                _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
-        statuses = [cell_status(directory(cell), plan_of(cell)) for cell in running.values()]
-        left = sum(cell.epochs for cell in (*todo, *running.values())) - sum(s.epochs_done for s in statuses)
-        bar.n = epochs - left
+        for worker in list(running):
+            if not worker.busy:
+                cell = running.pop(worker)
+                with bar.external_write_mode(sys.stderr):
+                    _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+        bar.n = epochs - sum(cell.epochs for cell in todo)
+        for cell in running.values():
+            bar.n -= cell.epochs - cell_status(directory(cell), plan_of(cell)).epochs_done
         bar.refresh()
 
 

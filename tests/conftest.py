@@ -56,7 +56,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         ("a machine without a GPU", not torch.cuda.is_available(), "CUDA_VISIBLE_DEVICES= make test"),
     ]
     lines = [f"skipped here: {what}; to get it: {remedy}" for what, here, remedy in needs if not here]
-    for mark, target in (("slow", "make test-all"), ("exhaustive", "make test-all"), ("slurm", "make test-slurm")):
+    for mark, target in (
+        ("slow", "make test-all"),
+        ("exhaustive", "make test-all"),
+        ("slurm", "make test-slurm"),
+        ("gpu", "make gpu"),
+    ):
         if f"not {mark}" in config.option.markexpr:
             lines.append(f"left out: tests marked {mark}; to run them: {target}")
     return lines

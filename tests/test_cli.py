@@ -410,7 +410,7 @@ def test_an_interrupted_train_says_so(tiny: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["audit", "cost", "doctor"])
+@pytest.mark.parametrize("name", ["audit", "cost"])
 def test_what_is_measured_lies_beside_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def out() -> Path:
         found: Path = main.commands[name].make_context(name, ["module:loss"] if name == "audit" else []).params["out"]

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves
 from regbench.benchmark.rundir.checkpoint import read_saved
 from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
+from regbench.processes import Worker
 from regbench.reports.latest import LATEST
 from regbench.sweeps import local
-from regbench.sweeps.worker import Worker
 from tests.conftest import TINY, stripes
 from tests.history import untimed
 from tests.waiting import PATIENCE_S
@@ -69,12 +69,6 @@ COMMANDS = {
 
 class Here(Worker):
     """Calls its jobs in this process, so that they are killed with it."""
-
-    def __init__(self) -> None:
-        self.busy = False
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
         job(*arguments)

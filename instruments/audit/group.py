@@ -19,7 +19,7 @@ from torch import Tensor
 from regbench.instruments.audit.probes import difference
 from regbench.instruments.audit.target import Target
 from regbench.instruments.conformance import draw_views
-from regbench.instruments.processes import Place, Processes, one_line
+from regbench.processes import Place, Processes, one_line
 
 EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
 UNEVEN = {2: (10, 8), 3: (12, 10, 8), 4: (12, 10, 9, 8)}

@@ -17,7 +17,7 @@ from regbench.instruments.audit.finding import Finding, Severity
 from regbench.instruments.audit.group import EVEN, UNEVEN, Answer, Ranks, direction_of, views_of
 from regbench.instruments.audit.probes import difference
 from regbench.instruments.audit.target import Target
-from regbench.instruments.processes import WorkFailed
+from regbench.processes import WorkFailed
 
 
 def ranks(target: Target, group: Ranks) -> list[Finding]:

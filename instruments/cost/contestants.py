@@ -35,7 +35,7 @@ from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.loading.photometric import blur_taps
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.instruments.cost.images import Images
-from regbench.instruments.processes import Place
+from regbench.processes import Place
 
 Pair = tuple[Tensor, Tensor]
 # Gives at least so many batches; when it ends, nothing is at work any more.

@@ -28,7 +28,7 @@ from regbench.files import write_text
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Opened, Pass, Task
 from regbench.instruments.cost.harness import Column, Machine, median, number, ratios, span, table, take_turns, to_csv
 from regbench.instruments.cost.images import Images
-from regbench.instruments.processes import Processes, WorkFailed
+from regbench.processes import Processes, WorkFailed
 
 log = logging.getLogger("regbench")
 PACKAGES = ("torch", "torchvision", "pillow", "ffcv", "numba", "numpy")

@@ -36,8 +36,8 @@ from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.instruments.cost.harness import MIB, Column, Machine, median, number, ratios, span, table, to_csv
 from regbench.instruments.cost.ranks import Case, Measured, Prediction, Rank, Variant, measure_variants, predict
-from regbench.instruments.processes import Processes, WorkFailed
 from regbench.methods.engine import FORMS
+from regbench.processes import Processes, WorkFailed
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, settings
 
 

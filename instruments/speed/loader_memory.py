@@ -21,7 +21,7 @@ from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.instruments.cost.harness import MIB, Column, table
 from regbench.instruments.cost.images import SCENARIOS, Images, Scenario, make_images
-from regbench.instruments.processes import Place, Processes
+from regbench.processes import Place, Processes
 
 BATCH, BATCHES = 32, 100  # of each rank
 PLAIN = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)

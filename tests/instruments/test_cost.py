@@ -31,8 +31,8 @@ from regbench.instruments.cost.ranks import (
     predict,
     value_and_gradient,
 )
-from regbench.instruments.processes import Processes, WorkFailed
 from regbench.methods.engine import Engine
+from regbench.processes import Processes, WorkFailed
 from regbench.reports.page.cost_curves import cost_png, read_cost
 
 EXAMPLE = LossCost(

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import RegbenchError, methods
-from regbench.instruments.processes import Place, Processes
 from regbench.methods import Engine, pairwise
+from regbench.processes import Place, Processes
 
 STREAMED = [name for name in methods.names() if len(methods.build(name).forms) > 1]
 

@@ -26,9 +26,9 @@ from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import NamedFile, Record, read_record
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
+from regbench.processes import Worker
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.status import Job, sweep_status
-from regbench.sweeps.worker import Worker
 from tests.history import untimed
 from tests.records import made
 from tests.waiting import PATIENCE_S, wait_for
@@ -348,12 +348,6 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     class Here(Worker):
         """Calls its jobs in this process."""
 
-        def __init__(self) -> None:
-            self.busy = False
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
         def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
             with monkeypatch.context() as patch:
                 patch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -429,7 +423,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     assert errors.splitlines()[-1] == "regbench: interrupted; the same command goes on from here"
     assert "Traceback" not in errors
     assert not is_running(last_attempt(directory))
-    assert not [pid for pid in jobs if _is_worker(pid)]
+    wait_for(lambda: not [pid for pid in jobs if _is_worker(pid)])
     assert own.states() == ["interrupted"]
     attempt = last_attempt(directory)
     assert attempt is not None
@@ -442,7 +436,7 @@ def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
 def _is_worker(pid: int) -> bool:
     """Whether it is a process that starts jobs, or a job, which is a fork of one."""
     try:
-        return "regbench.sweeps.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+        return "multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

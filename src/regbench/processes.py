@@ -1,29 +1,27 @@
-"""Processes of their own that work for this one: started together, asked together, ended together.
+"""Processes that work for this one: jobs of a sweep, and ranks that share a batch.
 
-They import regbench and nothing of the caller's script, so a script needs no guard. One that is killed, for want of
-memory say, costs one answer. What they say on their standard error is kept for the message of their end.
+All are forked by the fork server of `multiprocessing`, which imports what they need once. Nothing here starts a thread
+or initialises CUDA in it, which a fork would break.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import cloudpickle
-import torch
-import torch.distributed as dist
 
 from regbench.errors import RegbenchError
 
@@ -31,7 +29,96 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
+FORKED = multiprocessing.get_context("forkserver")
 _END_TIMEOUT_S = 10.0
+
+
+def _start(function: Callable[..., None], *arguments: Any) -> Any:
+    """Call a function of this module in a process of its own."""
+    process = FORKED.Process(target=_enter, args=(dict(os.environ), function, arguments))
+    with _no_main():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """Hide the caller's script, which multiprocessing would import again in each process: a script needs no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _enter(environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # A terminal sends Ctrl-C to all processes: the one that began these answers it, and ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The fork server has the environment of the time when it was started.
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def _say_to(file: Path) -> None:
+    """Append what this process prints to a file."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+
+
+# ------------------------------------------------------------------------------------------------------------ jobs
+
+
+class Worker:
+    """Runs jobs one after another, each in a process of its own.
+
+    Attributes:
+        busy: Whether its job has not ended, as far as `wait` has heard.
+    """
+
+    busy = False
+
+    def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in a process of its own.
+
+        Args:
+            folder: Where its output goes, to the file `<process id>_log.out`.
+            job: The function.
+            arguments: Its arguments.
+
+        Raises:
+            OSError: If there can be no such folder.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        # The job holds the other end until it ends. Its sentinel would tell of the fork server's end, too.
+        self._ended, theirs = FORKED.Pipe(duplex=False)
+        self._process = _start(_run_job, theirs, folder, job, arguments)
+        theirs.close()
+        self.busy = True
+
+    def end_job(self) -> None:
+        """Ask the job to write its checkpoint and end."""
+        if self.busy:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
+
+    @staticmethod
+    def wait(workers: Collection[Worker], timeout_s: float) -> None:
+        """Wait until the job of one of these workers ends, not longer than `timeout_s`."""
+        busy = {worker._ended: worker for worker in workers if worker.busy}
+        for ended in wait(list(busy), timeout_s):
+            busy[ended].busy = False  # type: ignore[index]
+            ended.close()  # type: ignore[union-attr]
+
+
+def _run_job(alive: Connection, folder: Path, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    _say_to(folder / f"{os.getpid()}_log.out")
+    job(*arguments)
+
+
+# ----------------------------------------------------------------------------------------------------------- ranks
 
 
 class WorkFailed(Exception):
@@ -54,6 +141,8 @@ class Place:
 
     def join(self, backend: str) -> None:
         """Make a process group of all of them; each waits for the others however slow the machine is."""
+        import torch.distributed as dist  # slow, and callers that only start jobs do without
+
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name need not resolve
         patience = datetime.timedelta(days=1)  # when a process ends, the caller ends the others
@@ -72,11 +161,11 @@ class Processes:
             world: How many.
             setup: Makes a process's state from its place and `arguments`.
             *arguments: For `setup`.
-            threads: Of each process.
+            threads: Threads of each process.
         """
         self._world, self._threads = world, threads
-        self._setup, self._arguments = setup, arguments
-        self._running: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._setup = (setup, arguments, {})
+        self._running: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def ask(self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs) -> list[T]:
@@ -97,9 +186,9 @@ class Processes:
         if not self._running:
             self._start()
         try:
-            return self._tell((function, arguments, named))
+            return self._send((function, arguments, named))
         except WorkFailed:
-            if self._world > 1 or self._running[0][0].poll() is not None:
+            if self._world > 1 or not self._running[0][0].is_alive():
                 self._end(at_once=True)
             raise
         except BaseException:
@@ -107,26 +196,18 @@ class Processes:
             raise
 
     def _start(self) -> None:
+        module = self._setup[0].__module__
+        if module.startswith("regbench."):
+            FORKED.set_forkserver_preload(["torch.distributed", module])  # no effect once the server runs
         self._folder = tempfile.TemporaryDirectory(prefix="regbench-")
-        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
         store = str(Path(self._folder.name) / "store")
         for rank in range(self._world):
-            ours, theirs = Pipe()
-            call = f"_work({theirs.fileno()}, {self._threads}, Place({rank}, {self._world}, {store!r}))"
-            program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import Place, _work; {call}"
-            with self._said(rank).open("wb") as said:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, **variables},
-                )
+            ours, theirs = FORKED.Pipe()
+            place = Place(rank, self._world, store)
+            self._running.append((_start(_serve, theirs, self._said(rank), self._threads, place), ours))
             theirs.close()
-            self._running.append((process, ours))
         try:
-            self._tell((self._setup, self._arguments, {}))  # however long a busy machine takes
+            self._send(self._setup)  # however long a busy machine takes
         except BaseException:
             self._end(at_once=True)
             raise
@@ -135,21 +216,20 @@ class Processes:
         assert self._folder is not None
         return Path(self._folder.name) / f"rank{rank}.txt"
 
-    def _tell(self, message: tuple[Any, ...]) -> list[Any]:
+    def _send(self, message: tuple[Any, ...]) -> list[Any]:
         """Send a message to all; return their answers in the order of ranks."""
         content = cloudpickle.dumps(message)
         for _, connection in self._running:
             with contextlib.suppress(BrokenPipeError):  # the missing answer tells
                 connection.send_bytes(content)
-        missing = {connection: rank for rank, (_, connection) in enumerate(self._running)}
+        rank_of: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(self._running)}
         answers: dict[int, Any] = {}
-        while missing:
-            ready = wait(list(missing))
-            for connection in [each for each in missing if each in ready]:
-                rank = missing.pop(connection)
+        while rank_of:
+            for connection in wait(list(rank_of)):
+                rank = rank_of.pop(connection)
                 try:
-                    succeeded, answer = pickle.loads(connection.recv_bytes())
-                except EOFError:
+                    succeeded, answer = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                except (EOFError, ConnectionResetError):
                     succeeded, answer = False, None
                 if not succeeded:
                     raise WorkFailed(self._failure(rank, answer))
@@ -163,7 +243,8 @@ class Processes:
         for process, _ in self._running:
             process.terminate()
         for number, (process, _) in enumerate(self._running):
-            if (code := process.wait()) != -signal.SIGTERM:
+            process.join()
+            if (code := process.exitcode) != -signal.SIGTERM:
                 said = self._said(number).read_text(errors="replace").strip().splitlines()
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
                 return f"rank {number} {how}" + (f": {said[-1].strip()}" if said else "")
@@ -177,16 +258,15 @@ class Processes:
         for _, connection in self._running:
             connection.close()
         for process, _ in self._running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0 if at_once else _END_TIMEOUT_S)
+            process.join(0 if at_once else _END_TIMEOUT_S)
             process.kill()
-            process.wait()
+            process.join()
         self._running = []
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         """Start nothing yet."""
         return self
 
@@ -195,11 +275,14 @@ class Processes:
         self.close()
 
 
-def _work(descriptor: int, threads: int, place: Place) -> None:
+def _serve(connection: Connection, said: Path, threads: int, place: Place) -> None:
     """Make the state, then answer calls, until the process that started this one closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
+    import torch
+    import torch.distributed as dist
+
+    _say_to(said)
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))  # for processes that it starts
     torch.set_num_threads(threads)
-    connection = Connection(descriptor)
     state: Any = None
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from regbench import RegbenchError
-from regbench.instruments.processes import Place, Processes, WorkFailed
+from regbench.processes import Place, Processes, WorkFailed
 
 
 def state(here: Place, text: str) -> tuple[str, Place]:

@@ -1,1 +1,0 @@
-"""What works on a machine, and how fast: `regbench doctor`."""

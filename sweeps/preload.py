@@ -1,0 +1,12 @@
+"""What jobs of a sweep need; the fork server imports it once for all of them."""
+
+import contextlib
+import importlib
+
+import regbench.benchmark.run
+import regbench.sweeps.tune  # noqa: F401
+
+for module in ("torchvision.models", "regbench.datasets.loading.ffcv_crops"):
+    # A library that cannot be loaded raises OSError; the job will say it, if it needs this one.
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        importlib.import_module(module)

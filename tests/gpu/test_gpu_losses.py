@@ -1,0 +1,115 @@
+"""Losses on a GPU: value and gradients in every form, beside the textbook on the CPU in float64."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regbench import methods
+from regbench.instruments.conformance import draw_views, relative, value_and_gradients
+from regbench.methods import Engine, Regularizer
+
+BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}
+
+
+class DrawnOnCpu(TorchDispatchMode):
+    """Draws every random number on the CPU and in float64: devices and dtypes draw different ones from one seed.
+
+    Attributes:
+        draws: How often something was drawn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.draws = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self.draws += 1
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        device = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        if kwargs.get("dtype") == torch.float32:
+            kwargs["dtype"] = torch.float64
+        args = [each.to("cpu", torch.float64) if isinstance(each, Tensor) else each for each in args]
+        return func(*args, **kwargs).to(device)
+
+
+def largest_error(
+    method: Regularizer, views: list[Tensor], there: list[Tensor], engine: Engine, global_views: int = 2
+) -> float:
+    """Compare with the textbook on the CPU: the norm of a difference over that of the CPU's value or gradient."""
+    with DrawnOnCpu():
+        wanted, _ = value_and_gradients(method, views, Engine(form="textbook"), global_views)
+        found, _ = value_and_gradients(method, there, engine, global_views)
+    return max(relative(a.cpu(), b, floor=1e-12) for a, b in zip(found, wanted, strict=True))
+
+
+def worst_errors(method: Regularizer, device: torch.device) -> dict[torch.dtype, float]:
+    """Compare for two and for three views, n < q and n > q, and find the largest error of each dtype."""
+    sizes = ((384, 192), (192, 384)) if device.type == "cuda" else ((24, 12), (12, 24))
+    worst = dict.fromkeys(BOUNDS, 0.0)
+    for (n, q), (count, global_views) in itertools.product(sizes, ((2, 2), (3, 1))):
+        views = draw_views(n, q, count)
+        for dtype, form in itertools.product(BOUNDS, method.forms):
+            there = [view.to(device, dtype) for view in views]
+            error = largest_error(method, views, there, Engine(form=form), global_views)
+            worst[dtype] = max(worst[dtype], error)
+    return worst
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_form_is_the_textbook_of_the_cpu(name: str, device: torch.device) -> None:
+    for dtype, error in worst_errors(methods.build(name), device).items():
+        assert error <= BOUNDS[dtype], dtype
+
+
+def test_a_compiled_kernel_is_the_textbook_of_the_cpu(device: torch.device) -> None:
+    views = draw_views(192, 384, 2)
+    there = [view.to(device, torch.float32) for view in views]
+    assert largest_error(methods.build("sfrik_l3"), views, there, Engine(form="gram", compile=True)) <= 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in methods.names() if methods.build(name).random])
+def test_random_methods_draw_the_same_on_each_device(name: str) -> None:
+    """A method that drew elsewhere would be compared along other directions."""
+    views = [view.float() for view in draw_views(24, 96, 2)]
+    with DrawnOnCpu() as drawn:
+        first, _ = value_and_gradients(methods.build(name), views)
+    if name != "w_mse":  # it draws only for batches larger than its parts
+        assert drawn.draws > 1  # the seed and the directions
+    with DrawnOnCpu():
+        again, _ = value_and_gradients(methods.build(name), [view.double() for view in views])
+    assert max(map(relative, first, again)) < 1e-3
+
+
+@pytest.mark.parametrize(("factor", "views"), [(1.01, 2), (1.01, 3), (float("nan"), 2)])
+def test_a_form_that_is_wrong_on_the_device_is_noticed(factor: float, views: int) -> None:
+    class Wrong(Regularizer):
+        """A loss that is wrong in float32: with so many views, or in its gradient alone."""
+
+        metadata = methods.build("vicreg").metadata
+        forms = ("textbook", "gram")
+
+        def terms(self, z1: Tensor, z2: Tensor) -> dict[str, Tensor]:
+            loss = (z1 - z2).square().mean()
+            if factor != factor and z1.dtype == torch.float32:
+                loss = loss + (0 * loss).sqrt()
+            return {"loss": loss}
+
+        def view_terms(self, views_NQ: Any, global_views: int) -> dict[str, Tensor]:
+            loss = super().view_terms(views_NQ, global_views)["loss"]
+            wrong = views_NQ[0].dtype == torch.float32 and len(views_NQ) == views and factor == factor
+            return {"loss": loss * (factor if wrong else 1.0)}
+
+    errors = worst_errors(Wrong(), torch.device("cpu"))
+    assert errors[torch.float64] <= 1e-7
+    assert errors[torch.float32] > BOUNDS[torch.float32]

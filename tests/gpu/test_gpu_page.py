@@ -1,0 +1,42 @@
+"""The page of a GPU's measurements, on a CPU and on small sizes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from regbench import RegbenchError
+from regbench.instruments.gpu import ALL, Bench, write_page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ALL)
+def test_every_part_measures_on_a_cpu(title: str, tmp_path: Path) -> None:
+    assert write_page(torch.device("cpu"), tmp_path, {title: ALL[title]}), (tmp_path / "gpu.md").read_text()
+    assert f"## {title}" in (tmp_path / "gpu.md").read_text()
+
+
+def test_the_page_goes_on_after_what_breaks(tmp_path: Path) -> None:
+    def breaks(bench: Bench) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    def refuses(bench: Bench) -> NoReturn:
+        raise RegbenchError("nothing fits")
+
+    def measures(bench: Bench) -> str:
+        assert bench.small
+        return "| a | b |"
+
+    parts = {"Breaks": breaks, "Refuses": refuses, "Measures": measures}
+    assert not write_page(torch.device("cpu"), tmp_path, parts)
+    page = (tmp_path / "gpu.md").read_text()
+    assert "## Breaks\n\n**Failed: rank 0 was ended by signal 9**" in page
+    assert "## Refuses\n\n**Failed: nothing fits**" in page
+    assert "## Measures\n\n| a | b |" in page
+    assert "hostname" not in page and f"torch: {torch.__version__.partition('+')[0]}" in page
