@@ -32,7 +32,7 @@ class Backbone(ABC):
         """Return the network, with weights drawn from torch's global generator, and the width of its representation.
 
         Args:
-            channels: Of the images.
+            channels: Channels of the images.
             image_size: Side of the data set's images, px; views may be smaller or larger.
 
         Raises:
@@ -46,7 +46,7 @@ def representation_dim(source: str, module: nn.Module, channels: int, image_size
     Args:
         source: What the network is, for messages.
         module: The network, which is left in the mode that it has.
-        channels: Of the images.
+        channels: Channels of the images.
         image_size: Side of the images, px.
 
     Raises:

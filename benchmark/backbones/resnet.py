@@ -21,7 +21,7 @@ class ResNet(Backbone):
 
     Attributes:
         stem: "imagenet" (7×7 stride 2, max-pool) or "small" (3×3 stride 1, none), for images of 28 to 64 px.
-        stem_padding: Of the small stem, px; solo-learn and its descendants have 2, which enlarges the maps by 2 px.
+        stem_padding: Padding of the small stem, px; solo-learn and its descendants have 2, which enlarges maps by 2 px.
         zero_init_residual: Whether residual blocks begin as the identity; torchvision's do not.
     """
 

@@ -26,7 +26,7 @@ class TimmModel(Backbone):
     Attributes:
         model: Its name in timm, such as vit_small_patch16_224 or convnext_tiny.
         patch_size: Side of the patches, px; null: the model's.
-        drop_path_rate: Of stochastic depth (Huang et al., ECCV 2016) in the last block; it grows linearly from 0.
+        drop_path_rate: Rate of stochastic depth (Huang et al., ECCV 2016) in the last block; it grows linearly from 0.
         representation: "pooled" (what the model gives its classifier), or of a vision transformer the "class_token",
             or the "mean" over the patches' tokens; both after the last norm.
         last_blocks: Blocks whose tokens, each after the last norm, make up the representation, side by side.

@@ -43,9 +43,9 @@ class Published:
     Attributes:
         backbone: In evaluation mode, on the CPU.
         architecture: Its name for tables.
-        sha256: Of the file, or of the weights' names and values where a library loaded them.
-        mean: Of the images that it was trained with, per channel; None: as the data set says.
-        std: Likewise.
+        sha256: SHA-256 of the file, or of the weights' names and values where a library loaded them.
+        mean: Mean of the images that it was trained with, per channel; None: as the data set says.
+        std: Standard deviation of these images, likewise.
     """
 
     backbone: Encoder
@@ -61,7 +61,7 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
     Args:
         source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", or a file.
         network: The backbone that a file's weights belong to.
-        channels: Of the images.
+        channels: Channels of the images.
         image_size: Side of the images, px.
 
     Raises:

@@ -26,8 +26,8 @@ class Task:
     """What a backbone is evaluated on.
 
     Attributes:
-        dataset: Of the cell.
-        select_on: The split that everything is chosen on.
+        dataset: Data set of the cell.
+        select_on: Split that everything is chosen on.
         data_dir: Folder of prepared data sets.
     """
 
@@ -39,8 +39,8 @@ class Task:
         """Return the split that an evaluation chooses on, as a list; an empty one if the data set has no such split.
 
         Args:
-            name: Of the evaluation, for messages.
-            own: Its data set, if it has one of its own.
+            name: Name of the evaluation, for messages.
+            own: Data set of the evaluation, if it has one of its own.
 
         Raises:
             RegbenchError: If the data set is not prepared, or has other channels than the backbone takes.
@@ -74,8 +74,8 @@ class Evaluation(ABC):
         """Refuse, before any training, what cannot be evaluated.
 
         Args:
-            name: Of the evaluation.
-            task: What it would be evaluated on.
+            name: Name of the evaluation.
+            task: Data set and splits that it would be evaluated on.
 
         Raises:
             RegbenchError: Saying what is wrong and what to do.
@@ -87,7 +87,7 @@ class Evaluation(ABC):
         """Return the scores on the test split, and those on the split that something was chosen on.
 
         Args:
-            name: Of the evaluation.
+            name: Name of the evaluation.
             subject: The backbone, its images, and what they are computed with.
         """
 
@@ -118,7 +118,7 @@ def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tu
 
     Args:
         found: The selection split, if there is one -> (top-1, top-5) of each candidate.
-        labels: Of the candidates.
+        labels: Names of the candidates.
 
     Returns:
         The candidate's number, the split ("given" without a choice), and the top-1 of each candidate.
@@ -139,8 +139,8 @@ def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates
     """Refuse several candidates for a rate where there is no split to choose on.
 
     Args:
-        name: Of the evaluation.
-        task: What it is evaluated on.
+        name: Name of the evaluation.
+        task: Data set and splits that it is evaluated on.
         own: The data set of the evaluation, if it has one of its own.
         **candidates: Settings and their candidates.
 

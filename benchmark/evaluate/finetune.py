@@ -52,15 +52,15 @@ class FineTuning(Evaluation):
     of the labels in its Table 12.
 
     Attributes:
-        dataset: Whose train split holds these images only.
+        dataset: Data set whose train split holds these images only.
         backbone_learning_rates: Candidates for the backbone.
         head_learning_rates: Candidates for the linear layer; the tuning split chooses a pair.
         crop_scale: Area range of the random crops.
         interpolation: Filter of the resizes.
         epochs: Passes over the images, cosine decay per epoch.
         batch_size: Images a step.
-        momentum: Of SGD.
-        weight_decay: Of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
     """
 
     dataset: DatasetConfig = field(default_factory=lambda: dataset_preset("in100_labels1"))
@@ -147,11 +147,11 @@ class FineTuned:
 
         Args:
             backbone: The pretrained one.
-            num_classes: Of the linear layer.
+            num_classes: Outputs of the linear layer.
             config: Epochs, momentum and weight decay.
             rates: Initial learning rates of backbone and linear layer.
-            seed: Of the linear layer's initial weights.
-            device: That computes.
+            seed: Seed of the linear layer's initial weights.
+            device: Device that computes.
         """
         self._config, self._rates, self._device = config, rates, device
         self._backbone = Encoder(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)

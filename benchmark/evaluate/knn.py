@@ -32,9 +32,9 @@ class KNN(Evaluation):
     """Weighted kNN (Wu et al., CVPR 2018; the paper's appendix): votes exp(cosine similarity / temperature).
 
     Attributes:
-        k: Neighbours that vote; hyperparameters are chosen by this one's top-1.
+        k: Neighbours that vote; hyperparameters are chosen by the top-1 with this k.
         other_k: Further numbers of neighbours to score beside it.
-        temperature: Of the votes.
+        temperature: Temperature of the votes.
         interpolation: Filter of the resize before the centre crop.
     """
 
@@ -115,9 +115,9 @@ def weighted_knn(
         bank: Training images, (n, d) float32.
         queries: Images to classify.
         neighbours: Each k.
-        temperature: Of the votes.
+        temperature: Temperature of the votes.
         num_classes: C.
-        device: That computes; None: the one of the queries.
+        device: Device that computes; None: the one of the queries.
         blocks: Queries and training images at a time.
 
     Returns:

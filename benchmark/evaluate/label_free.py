@@ -37,7 +37,7 @@ class LabelFreeMeasures(Evaluation):
     They take about 3 % of a quickstart cell's time.
 
     Attributes:
-        images: Of the split that are looked at, centre crops; fewer if it has fewer.
+        images: Number of images of the split that are looked at, as centre crops; fewer if it has fewer.
         view_images: Images whose augmented views alignment and LiDAR look at; LiDAR wants more than the representation
             has dimensions.
         views: Augmented views of each of them.

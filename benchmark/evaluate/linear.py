@@ -79,8 +79,8 @@ class LinearProbe(Evaluation):
         milestones: Epochs from which on the rate is a tenth of what it was; none: cosine decay per epoch.
         batch_norm: Whether BN without scale and shift comes before the linear layer.
         batch_size: Images a step.
-        momentum: Of SGD.
-        weight_decay: Of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
     """
 
     dataset: DatasetConfig | None = None
@@ -168,8 +168,8 @@ class LinearHeads:
             dim: D, width of the features.
             num_classes: C.
             config: Learning rates, schedule, epochs, momentum, weight decay and BN.
-            seed: Of the initial weights.
-            device: That computes.
+            seed: Seed of the initial weights.
+            device: Device that computes.
         """
         heads = len(config.learning_rates)
         self._config, self._device = config, device

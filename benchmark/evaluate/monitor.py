@@ -26,7 +26,7 @@ class Monitor:
         Args:
             cell: Says what is evaluated.
             network: On its device, with layers that can be copied: those of several processes cannot.
-            compute: That computes.
+            compute: Device and folders to compute with.
             attempt: At the run; a long evaluation keeps its state there.
         """
         self._cell, self._compute, self._attempt = cell, compute, attempt

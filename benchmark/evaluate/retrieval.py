@@ -24,8 +24,8 @@ class Retrieval(Evaluation):
     """Nearest-neighbour retrieval: the second view of an image is sought among those of all images by its first view.
 
     Attributes:
-        images: Of the test split; all if it has fewer.
-        ranks: k of each recall@k.
+        images: Number of images of the test split; all if it has fewer.
+        ranks: Each k of recall@k.
     """
 
     images: AtLeastTwo = 5000

@@ -33,7 +33,7 @@ class State:
         Args:
             attempt: At the run.
             protocol: The evaluation's name.
-            key: Of the evaluation: all that decides its outcome, see `fingerprint`.
+            key: Fingerprint of all that decides the outcome of the evaluation, see `fingerprint`.
             device: Where the tensors are wanted.
         """
         self._attempt, self._protocol, self._key = attempt, protocol, key

@@ -26,9 +26,9 @@ class Subject:
     Attributes:
         task: What is evaluated on what.
         encoder: The frozen backbone.
-        augmentation: Of the views that some evaluations look at.
-        compute: That computes.
-        seed: Of all that evaluations draw.
+        augmentation: Augmentation of the views that some evaluations look at.
+        compute: Device and folders that evaluations compute with.
+        seed: Seed of all random numbers that evaluations draw.
         batch_size: Images a step of feature extraction.
         backend: What read the images ("ffcv" or "torchvision"), once some were read.
     """
@@ -46,13 +46,13 @@ class Subject:
         """Freeze the backbone.
 
         Args:
-            config: How to evaluate.
-            dataset: On what.
-            augmentation: See the class, as for what follows.
+            config: Settings of the evaluations.
+            dataset: Data set that is evaluated on.
+            augmentation: Augmentation of views.
             encoder: The backbone.
-            compute: With what.
-            choices: Holds how the hyperparameters were chosen; what the evaluations choose is added.
-            seed: See the class.
+            compute: Device and folders to compute with.
+            choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
+            seed: Seed of all random numbers.
         """
         encoder.module.requires_grad_(False)
         self.task = Task(dataset, config.select_on, compute.data_dir)
@@ -95,7 +95,7 @@ class Subject:
         """Return the representations of a split's centre crops; those of the cell's own data set are kept.
 
         Args:
-            split: Of the data set.
+            split: Split of the data set.
             interpolation: Filter of the resize before the crop.
             dataset: None: the cell's own.
         """
@@ -120,8 +120,8 @@ class Subject:
         """Return what an earlier attempt at an evaluation has done, with these settings, images and weights.
 
         Args:
-            name: Of the evaluation.
-            config: Its settings.
+            name: Name of the evaluation.
+            config: Settings of the evaluation.
             dataset: None: the cell's own.
         """
         dataset = dataset or self.task.dataset

@@ -48,9 +48,9 @@ class VOC07(Evaluation):
         resize: What the shorter side is resized to first, px.
         image_size: Side of the square that the whole image is then resized to, px.
         costs: Candidates for C; each class chooses its own by cross-validation on trainval.
-        folds: Of the cross-validation.
+        folds: Folds of the cross-validation.
         interpolation: Filter of both resizes.
-        num_images: That trainval and test must have; others for a folder that is not VOC2007's.
+        num_images: Numbers of images that trainval and test must have; change them for a folder that is not VOC2007's.
     """
 
     resize: AtLeastOne = 256
@@ -117,9 +117,9 @@ def features(
 
     Args:
         split: The images.
-        name: Of the split, for the progress bar.
+        name: Name of the split, for the progress bar.
         encoder: Gives the representations.
-        dataset: That the backbone was trained on: the images get its mean and standard deviation.
+        dataset: Data set that the backbone was trained on: the images get its mean and standard deviation.
         config: Sizes and filter.
         batch_size: Images a step.
         compute: Where and with how many workers.

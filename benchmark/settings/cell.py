@@ -19,7 +19,7 @@ from regbench.methods import METHODS, Regularizer
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown
 
 MAX_SEED = 2**32
-"""What seeds are below: those of steps are multiples of them, and have 64 bits."""
+"""Seeds are below this number: step seeds are multiples of them and must fit in 64 bits."""
 
 
 @settings
@@ -30,10 +30,11 @@ class ProjectorConfig:
         depth: Linear layers; 0: no projector, the loss acts on the representation, whose width is the embedding
             dimension.
         hidden_dim: Width of the hidden layers; null: the embedding dimension.
-        norm: What follows each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
-        activation: What follows that: "relu" or "gelu".
+        norm: Normalization after each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
+        activation: Activation after the normalization: "relu" or "gelu".
         bias: Whether the last layer has a bias.
-        last_norm: What follows the last layer: "none", "batch", "layer", or "plain_batch" (BN without scale and shift).
+        last_norm: Normalization after the last layer: "none", "batch", "layer" or "plain_batch" (BN without scale and
+            shift).
     """
 
     depth: AtLeastZero = 3
@@ -49,9 +50,9 @@ class NetworkConfig:
     """Backbone and projector.
 
     Attributes:
-        backbone: From images to representations.
-        projector: From representations to embeddings.
-        statistics: What BN's statistics are over: the images of each "view", or those of all views of one "size".
+        backbone: Network from images to representations.
+        projector: Network from representations to embeddings.
+        statistics: Images that BN's statistics are taken over: those of each "view", or of all views of one "size".
     """
 
     backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
@@ -173,7 +174,7 @@ class Cell:
         micro_batch_size: Images over all GPUs that pass the network at a time, for batches that do not fit; null: the
             whole batch. The loss is that of the whole batch, BN statistics are those of a pass.
         epochs: Passes over the training images; 0 evaluates the untrained network.
-        seed: Of the initial weights, the order of images, the augmentation and the probe.
+        seed: Seed of the initial weights, the order of images, the augmentation and the probe.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
         dataset: Images and splits.
         augmentation: The views.
@@ -262,7 +263,7 @@ class Cell:
         """Return the cell that a run directory or a job keeps: its plain data, of which nothing may be left out.
 
         Raises:
-            RegbenchError: As `from_plain`, and if a setting is missing: its default may have been another one then.
+            RegbenchError: If `from_plain` refuses it, or a setting is missing: its default may have changed since.
         """
         cell = cls.from_plain(data)
         if missing := _first_difference(cell.plain(), data, ""):

@@ -57,7 +57,7 @@ _GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), "runtime", 
 
 
 class Composed(NamedTuple):
-    """What overrides come to; `fitting` are further overrides that were chosen to fit."""
+    """The settings that overrides give; `fitting` holds further overrides that were chosen to fit the images."""
 
     cell: Cell
     runtime: Runtime
@@ -235,7 +235,7 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
     """Put one setting into a tree of settings, or choose a plug-in by its name.
 
     Args:
-        tree: That is changed.
+        tree: Tree of settings; it is changed.
         key: Full name of the setting.
         value: Plain data.
         new: Whether it may be one that the tree has not.

@@ -13,18 +13,18 @@ from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastZero, NonNegative, Positive, from_plain, plain, settings
 
 STAGES = ("pretrain", "tune", "final")
-"""What a run goes through: training, the score that hyperparameters are chosen by, the final evaluations."""
+"""Stages of a run: training, the score that hyperparameters are chosen by, the final evaluations."""
 
 
 @settings
 class Runtime:
-    """Where and with what a run is computed; none of it decides the outcome.
+    """Where a run is computed and with what; none of it decides the outcome.
 
     Attributes:
         data_dir: Folder of prepared data sets; the default is $REGBENCH_DATA_DIR, or "data".
         runs_dir: Folder of run directories; the default is $REGBENCH_RUNS_DIR, or "runs".
-        device: That computes; "auto" takes a GPU if there is one.
-        loader: That reads the images; "auto" takes FFCV if it is installed.
+        device: Device that computes; "auto" takes a GPU if there is one.
+        loader: Library that reads the images; "auto" takes FFCV if it is installed.
         workers: Threads (ffcv) or processes (torchvision; 1: the run itself) that load images for each process of a
             run; 0: one on a CPU, as many as it has CPUs beside a GPU.
         threads: CPU threads that compute for each process of a run; 0: one on a CPU that may have other work, as many
@@ -67,25 +67,25 @@ class Cluster:
     """Where jobs run and what one of them gets; none of it decides the outcome.
 
     Attributes:
-        scheduler: "local" is this machine.
-        partition: Of the jobs; null: the cluster's default, here as below.
-        account: To be charged.
+        scheduler: "local" is this machine, "slurm" a cluster.
+        partition: Partition of the jobs; null: the cluster's default. So it is for the next three.
+        account: Account that is charged.
         qos: Quality of service.
         constraint: Features that nodes must have.
-        nodes: Of one run.
-        gpus: Of each node, with one process for each; 0: one process without a GPU.
-        cpus: For each process.
-        mem_gib: Of each node.
-        time_minutes: Limit of a job; a run that is not done by then goes on in the next.
-        parallel: Jobs of an array that run at a time.
-        notice_s: Seconds before the limit at which a run writes its checkpoint and queues again.
-        modules: Names for `module load`.
+        nodes: Nodes of one run.
+        gpus: GPUs of each node, with one process for each; 0: one process without a GPU.
+        cpus: CPUs for each process.
+        mem_gib: Memory of each node.
+        time_minutes: Time limit of a job; a run that is not done by then goes on in the next job.
+        parallel: Jobs of an array that run at the same time.
+        notice_s: Seconds before the time limit at which a run writes its checkpoint and queues again.
+        modules: Modules that `module load` takes before the run.
         setup: Shell lines before the run.
         container: Prefix of the Python command; null: this Python.
         extra: Other options of sbatch.
-        stages: What differs of the above for each of the stages pretrain, tune and final, each of which is a job of its
-            own then; null: one job does all, or where several processes train, the evaluations are a job of one.
-        gpu_memory_gib: What a GPU has; runs that are predicted to need more are refused.
+        stages: Settings that differ for each of the stages pretrain, tune and final; each stage is then a job of its
+            own. null: one job does all; where several processes train, a second job with one process evaluates.
+        gpu_memory_gib: Memory of a GPU; runs that are predicted to need more are refused.
     """
 
     scheduler: Literal["local", "slurm"]

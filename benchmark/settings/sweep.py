@@ -28,10 +28,10 @@ class Sweep:
         name: Folder under `runs_dir`.
         description: One line for people.
         cells: Distinct cells in the order of the file.
-        runtime: For each of them.
-        clusters: Where each of them runs.
-        final_seeds: For a tuning: seeds of the final runs; none: those of the cells.
-        deviations: Of a published recipe: what is done otherwise than there, a line each.
+        runtime: Runtime of all cells.
+        clusters: Place where each cell runs.
+        final_seeds: Seeds of the final runs of a tuning; empty: those of the cells.
+        deviations: Differences from a published recipe, a line each.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Sweep:
 
     @property
     def scheduler(self) -> str:
-        """Of all cells, which cannot have different ones."""
+        """The scheduler of all cells, which cannot have different ones."""
         return self.clusters[0].scheduler
 
 
@@ -96,8 +96,8 @@ class SweepFile:
         description: One line for people.
         rows: Overrides of each row, those common to all included.
         final_seeds: See `Sweep`.
-        trials: For a tuning that searches: its budget; None: a grid.
-        equal: What cells of the same `epochs` have equally many of: "images", or "passes" through the network.
+        trials: Budget of a tuning that searches; None: a grid.
+        equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
         deviations: See `Sweep`.
     """
 

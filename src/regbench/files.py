@@ -23,10 +23,10 @@ from regbench.errors import RegbenchError
 T = TypeVar("T")
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-"""What names a file or a folder, for `read_json`: no path."""
+"""The name of a file or a folder, for `read_json`; it is no path."""
 
 DIGITS = 16
-"""Of the SHA-256 in the name of a file that tells its content."""
+"""Digits of the SHA-256 in the name of a file that tells its content."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:

@@ -250,7 +250,7 @@ def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     Where another wheel may have them, and where torch is there already, the registry refuses them later.
 
     Raises:
-        RegbenchError: As `Registry.refuse_unknown`.
+        RegbenchError: With the nearest names, if a name is unknown.
     """
     if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
         return
@@ -264,7 +264,7 @@ def refuse_unknown_in(overrides: Sequence[str]) -> None:
     """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported.
 
     Raises:
-        RegbenchError: As `Registry.refuse_unknown`.
+        RegbenchError: With the nearest names, if a name is unknown.
     """
     for override in overrides:
         key, _, value = override.partition("=")

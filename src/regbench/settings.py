@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 _INT64 = 2**63
-"""What neither torch's generators and sizes nor the columns of a report can hold."""
+"""Numbers from here on fit neither torch's generators and sizes nor the columns of a report."""
 
 _MANY_DIGITS = re.compile(r"\d{19}")
 
@@ -255,10 +255,10 @@ class Setting:
     """One setting, for tables.
 
     Attributes:
-        name: As it is written in an override.
-        kind: Its type and bounds in words.
-        default: As it is written in an override; None where the setting has no default.
-        meaning: What it says.
+        name: Full name, as an override has it.
+        kind: Type and bounds in words.
+        default: Default, as an override has it; None where the setting has no default.
+        meaning: Meaning, in a line.
     """
 
     name: str

@@ -30,8 +30,8 @@ class Range:
         high: The upper end.
         scale: On which values are spread evenly: "log", "linear", or "logit" for a weight λ beside a weight 1 − λ: then
             the odds λ/(1 − λ) are on a logarithmic scale.
-        times: What both ends are multiplied by, where theory says how the hyperparameter moves with the embedding
-            dimension q or the batch size n.
+        times: Factor of both ends, where theory says how the hyperparameter moves with the embedding dimension q or the
+            batch size n.
         balances: Whether it is the number that weighs the method's alignment against its regularizer.
         least: The smallest value that there is, for a range that may reach it.
         most: The largest value that there is.
@@ -126,15 +126,15 @@ Space = Mapping[str, Range | Choice]
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
 DIMENSIONS = len(_PRIMES)
-"""The most that `spread` knows."""
+"""The largest number of dimensions that `spread` knows."""
 
 
 def spread(index: int, dimensions: int) -> list[float]:
     """Return a point of Halton's sequence, which fills the unit cube evenly however many of its points are taken.
 
     Args:
-        index: Of the point, from 0.
-        dimensions: Of the cube, at most `DIMENSIONS`.
+        index: Number of the point, from 0.
+        dimensions: Dimensions of the cube, at most `DIMENSIONS`.
     """
     point = []
     for base in _PRIMES[:dimensions]:
