@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import time
 import zlib
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.errors import RegbenchError
 from regbench.files import cell_id, write_new
-from regbench.slurm.queue import ask, reason
+from regbench.slurm.queue import SlurmError, call
 
 log = logging.getLogger("regbench")
 
@@ -103,10 +102,10 @@ def _requeue(end_s: float) -> None:
     log.info("putting the job back into the queue")
     while time.monotonic() < end_s:
         try:
-            ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+            call("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
             return
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("scontrol requeue: %s; trying again", reason(error))
+        except SlurmError as error:
+            log.warning("%s", error)
             time.sleep(_RETRY_S)
 
 
@@ -117,23 +116,20 @@ def _log_to_file() -> None:
 
 def _export_ranks(rank: int) -> None:
     """Tell torch.distributed of the job's processes, as torchrun would."""
-    if int(os.environ["SLURM_NTASKS"]) > 1:
-        first = subprocess.run(
-            ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0]
-        # Another port for each life of a job: the one before may not be quite dead.
-        life = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=os.environ["SLURM_NTASKS"],
-            LOCAL_RANK=os.environ["SLURM_LOCALID"],
-            LOCAL_WORLD_SIZE=str(int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_NNODES"])),
-            MASTER_ADDR=first,
-            MASTER_PORT=str(20000 + zlib.crc32(life.encode()) % 12000),
-        )
+    processes = int(os.environ["SLURM_NTASKS"])
+    if processes == 1:
+        return
+    hosts = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    # Another port for each life of a job: the one before may not be quite dead.
+    life = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(processes),
+        LOCAL_RANK=os.environ["SLURM_LOCALID"],
+        LOCAL_WORLD_SIZE=str(processes // int(os.environ["SLURM_NNODES"])),
+        MASTER_ADDR=hosts[0],
+        MASTER_PORT=str(20000 + zlib.crc32(life.encode()) % 12000),
+    )
 
 
 def _refuse_fruitless(directory: Path) -> None:
@@ -143,7 +139,8 @@ def _refuse_fruitless(directory: Path) -> None:
         RegbenchError: If many lives of this job in a row began where the one before began, in training and evaluation,
             or ended before they came to work at all, as where the time is up while code is loaded.
     """
-    mine = [a for a in read_attempts(directory) if a["owner"].get("slurm_job_id") == os.environ["SLURM_JOB_ID"]]
+    job = os.environ["SLURM_JOB_ID"]
+    mine = [attempt for attempt in read_attempts(directory) if attempt["owner"].get("slurm_job_id") == job]
     worked = mine[-1]["owner"].get("slurm_restarts", 0) + 1 if mine else 0
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) - worked >= _FRUITLESS_ATTEMPTS:
         raise RegbenchError(
@@ -152,11 +149,9 @@ def _refuse_fruitless(directory: Path) -> None:
         )
     last = mine[-_FRUITLESS_ATTEMPTS:]
     began = [attempt["progress"].get("began", {}) for attempt in last]
-    if (
-        len(last) == _FRUITLESS_ATTEMPTS
-        and began.count(began[0]) == len(last)
-        and all(attempt["ended"] != "failed" for attempt in last)
-    ):
+    # A failure is the user's to mend, and may be mended by now.
+    failed = any(attempt["ended"] == "failed" for attempt in last)
+    if len(last) == _FRUITLESS_ATTEMPTS and began.count(began[0]) == len(last) and not failed:
         where = ", ".join(f"{part}: {done}" for part, done in began[0].items()) or "the beginning"
         raise RegbenchError(
             f"{directory}: {len(last)} lives of this job came no farther than {where}; give the same command again "

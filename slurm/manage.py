@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from regbench.benchmark.rundir.directory import superfluous_files
 from regbench.errors import RegbenchError
 from regbench.settings import from_plain
-from regbench.slurm.queue import adopt, jobs_of, require_slurm, submissions, tell, was_submitted
+from regbench.slurm.queue import call_for_jobs, jobs_of, recover_interrupted, require_slurm, submissions, was_submitted
 from regbench.sweeps.status import FINISHED, CellStatus, Job, ends, locked, log_file, sweep_status, write_plan
 
 if TYPE_CHECKING:
+    from regbench.benchmark.settings.cell import Cell
+    from regbench.benchmark.settings.runtime import Cluster, Runtime
     from regbench.benchmark.settings.sweep import Sweep
 
 log = logging.getLogger("regbench")
@@ -34,6 +36,20 @@ def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
         RegbenchError: If a cell is unknown, or begins the ids of several.
     """
     return _chosen(folder, cells, jobs_of(folder))
+
+
+def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:
+    found = sweep_status(folder, jobs)
+    if not cells:
+        return found
+    chosen = []
+    for prefix in cells:
+        matching = [status for status in found if status.cell_id.startswith(prefix)]
+        if len(matching) != 1:
+            what = "no cell" if not matching else f"{len(matching)} cells"
+            raise RegbenchError(f"{what} of {folder.name} begin with {prefix!r}; see: regbench status {folder.name}")
+        chosen += matching
+    return chosen
 
 
 def poll(folder: Path) -> Iterator[list[CellStatus]]:
@@ -69,20 +85,6 @@ def sweep_folder(runs_dir: Path, name: str) -> Path:
     return runs_dir / name
 
 
-def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list[CellStatus]:
-    found = sweep_status(folder, jobs)
-    if not cells:
-        return found
-    chosen = []
-    for prefix in cells:
-        matching = [status for status in found if status.cell_id.startswith(prefix)]
-        if len(matching) != 1:
-            what = "no cell" if not matching else f"{len(matching)} cells"
-            raise RegbenchError(f"{what} of {folder.name} begin with {prefix!r}; see: regbench status {folder.name}")
-        chosen += matching
-    return chosen
-
-
 def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
     """Plan a sweep and submit those of its cells that are neither finished nor in the queue.
 
@@ -98,10 +100,15 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     write_plan(sweep, folder)
     with locked(folder):
-        adopt(folder)
+        recover_interrupted(folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
-        todo = [pair for pair in zip(sweep.cells, sweep.clusters, strict=True) if pair[0].id in free]
-        return len(todo), submit(todo, sweep.runtime, folder, stages) if todo else []
+        todo = []
+        for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
+            if cell.id in free:
+                todo.append((cell, cluster))
+        if not todo:
+            return 0, []
+        return len(todo), submit(todo, sweep.runtime, folder, stages)
 
 
 @dataclass(frozen=True)
@@ -132,52 +139,74 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
-    from regbench.benchmark.settings.cell import Cell
-    from regbench.benchmark.settings.runtime import STAGES, Cluster, Runtime
-    from regbench.benchmark.settings.stored import load_cell
-    from regbench.slurm.submit import submit  # imports torch, which the other functions do without
-
     if not was_submitted(folder):
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
     require_slurm()
     with locked(folder):
-        adopt(folder)
-        how: dict[str, tuple[Cluster, Runtime]] = {}
-        wanted: dict[str, set[str]] = {}  # a tuning asks some cells for their first stages only
-        for entry in submissions(folder):
-            try:
-                cluster = from_plain(Cluster, entry["cluster"], "cluster.")
-                settings = cluster, from_plain(Runtime, entry["runtime"], "runtime.")
-            except RegbenchError as error:
-                raise RegbenchError(f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}") from error
-            for cell in entry["cells"].values():
-                how[cell] = settings
-                wanted.setdefault(cell, set()).update(entry["stages"])
+        recover_interrupted(folder)
+        submitted = _as_submitted(folder)
         jobs = jobs_of(folder)
         found = _chosen(folder, cells, jobs)
         held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
-        tell([status.job for status in held], "scontrol", "release")
-        dropped = [
-            name
-            for status in found
-            if status.state in ("done", "diverged") and status.cell_id in jobs
-            for name, state in jobs[status.cell_id].queued.items()
-            if state == "PENDING"
-        ]
-        tell(dropped, "scancel")
-        todo = [status for status in found if status.cell_id in how and is_free(status, wanted[status.cell_id])]
-        gone = [status for status in todo if not (status.directory / "config.yaml").exists()]
-        todo = [status for status in todo if status not in gone]
-        again: dict[tuple[tuple[str, ...], Runtime], list[tuple[Cell, Cluster]]] = {}
-        for status in todo:
-            stages = tuple(stage for stage in STAGES if stage in wanted[status.cell_id])
-            cluster, runtime = how[status.cell_id]
-            pair = (load_cell(status.directory / "config.yaml"), cluster)
-            again.setdefault((stages, runtime), []).append(pair)
-        arrays = [
-            array for (stages, runtime), pairs in again.items() for array in submit(pairs, runtime, folder, stages)
-        ]
+        call_for_jobs([status.job for status in held], "scontrol", "release")
+        dropped = []
+        for status in found:
+            if status.state in ("done", "diverged") and status.cell_id in jobs:
+                queued = jobs[status.cell_id].queued
+                dropped += [name for name, state in queued.items() if state == "PENDING"]
+        call_for_jobs(dropped, "scancel")
+        todo, gone = [], []
+        for status in found:
+            known = submitted.get(status.cell_id)
+            if known is not None and is_free(status, known.stages):
+                is_there = (status.directory / "config.yaml").exists()
+                (todo if is_there else gone).append(status)
+        arrays = _submit_again(folder, todo, submitted)
     return Retried(held, todo, arrays, dropped, gone)
+
+
+@dataclass
+class _Submitted:
+    """How a cell was submitted last, and the stages that were asked for: a tuning asks some for their first ones."""
+
+    cluster: Cluster
+    runtime: Runtime
+    stages: set[str]
+
+
+def _as_submitted(folder: Path) -> dict[str, _Submitted]:
+    """Map the submitted cells of a sweep to how they were submitted."""
+    from regbench.benchmark.settings.runtime import Cluster, Runtime
+
+    found: dict[str, _Submitted] = {}
+    for entry in submissions(folder):
+        try:
+            cluster = from_plain(Cluster, entry["cluster"], "cluster.")
+            runtime = from_plain(Runtime, entry["runtime"], "runtime.")
+        except RegbenchError as error:
+            raise RegbenchError(f"{folder / 'jobs'}: the note of {next(iter(entry['cells']))}: {error}") from error
+        for cell in entry["cells"].values():
+            before = found[cell].stages if cell in found else set()
+            found[cell] = _Submitted(cluster, runtime, before | set(entry["stages"]))
+    return found
+
+
+def _submit_again(folder: Path, todo: Sequence[CellStatus], submitted: Mapping[str, _Submitted]) -> list[str]:
+    """Submit cells as they were submitted last; return the ids of their job arrays."""
+    from regbench.benchmark.settings.runtime import STAGES
+    from regbench.benchmark.settings.stored import load_cell
+    from regbench.slurm.submit import submit  # imports torch, which the other functions do without
+
+    groups: dict[tuple[tuple[str, ...], Runtime], list[tuple[Cell, Cluster]]] = {}
+    for status in todo:
+        known = submitted[status.cell_id]
+        stages = tuple(stage for stage in STAGES if stage in known.stages)
+        cell = load_cell(status.directory / "config.yaml")
+        groups.setdefault((stages, known.runtime), []).append((cell, known.cluster))
+    arrays = []
+    for (stages, runtime), pairs in groups.items():
+        arrays += submit(pairs, runtime, folder, stages)
+    return arrays
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
@@ -186,16 +215,21 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
         return []
     require_slurm()
     with locked(folder):
-        adopt(folder)
+        recover_interrupted(folder)
         jobs = jobs_of(folder)
-        chosen = [s for s in _chosen(folder, cells, jobs) if (job := jobs.get(s.cell_id)) and job.state]
-        if any(jobs[status.cell_id].state == "?" for status in chosen):
-            raise RegbenchError("Slurm does not answer; nothing was cancelled")
-        names = [name for status in chosen for name in jobs[status.cell_id].queued]
-        tell(names, "scancel")
+        cancelled, names = [], []
+        for status in _chosen(folder, cells, jobs):
+            job = jobs.get(status.cell_id)
+            if job is None or job.state is None:
+                continue
+            if not job.is_in_queue:
+                raise RegbenchError("Slurm does not answer; nothing was cancelled")
+            cancelled.append(status)
+            names += job.queued
+        call_for_jobs(names, "scancel")
         for name in names:
             (folder / "jobs" / "logs" / f"{name}_cancelled").touch()
-    return chosen
+    return cancelled
 
 
 def logs(folder: Path, cell: str) -> Path:
@@ -205,7 +239,8 @@ def logs(folder: Path, cell: str) -> Path:
         RegbenchError: If there is none.
     """
     (status,) = statuses(folder, [cell])
-    if (path := log_file(status.directory, status.job)) is None:
+    path = log_file(status.directory, status.job)
+    if path is None:
         raise RegbenchError(f"{status.directory} has no log yet; it is {status.state}")
     return path
 

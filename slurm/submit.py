@@ -22,7 +22,7 @@ from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import answer, settle
+from regbench.slurm.queue import call, note_submitted
 
 log = logging.getLogger("regbench")
 
@@ -60,7 +60,7 @@ _TEARDOWN = [
 def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
     """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
-    The process must have the folder to itself, see `regbench.sweeps.status.locked`.
+    The process must hold the folder, see `regbench.sweeps.status.locked`.
 
     Args:
         cells: What to run and where.
@@ -127,7 +127,7 @@ def _submit_array(
             raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
-        settle(intent, before)
+        note_submitted(intent, before)
         log.info("submitted job %s: %s of %d cells", before, ", ".join(names), len(cells))
     return arrays
 
@@ -168,5 +168,5 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
 
 def _longest_array() -> int:
     """Ask how many tasks the cluster lets an array have."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", answer("scontrol", "show", "config"))
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"))
     return max(1, int(found[1]) - 1) if found else 1000

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 FINISHED = ("done", "diverged", "tuned")
 _LEASE_S = 60.0
 _LOG_LINES = 3
+_HEADS = ("cell", "method", "seed", "state", "epochs", "img/s", "left", "job", "")
+_NEED_A_LOOK = ("failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running")
 
 
 def ends(stages: Collection[str]) -> tuple[str, ...]:
     """List the states in which a cell has come through the stages; "tuned" is no end where it is to be tested."""
-    return tuple(state for state in FINISHED if state != "tuned" or "final" not in stages)
+    return ("done", "diverged") if "final" in stages else FINISHED
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class CellStatus:
     Attributes:
         cell_id: The folder's name.
         label: The method's display name.
-        seed: Of the cell.
+        seed: The cell's seed.
         state: "done", "diverged", "tuned" (has the score that its tuning chooses by), "running", "queued", "failed",
             "cancelled", "lost" (a scheduler's job that is gone, nobody knows why), "interrupted", "pending" or
             "damaged" (a file of it cannot be read).
         epochs_done: Epochs trained.
         epochs: Epochs in all.
-        img_per_s: While it trains.
-        remaining_s: Of training, while it trains.
+        img_per_s: Speed, while it trains.
+        remaining_s: Rest of the training, while it trains.
         detail: Score, what is going on, or the last error.
         job: The scheduler's name of the cell's job; empty without one.
         directory: The run directory.
@@ -71,7 +73,7 @@ class Job:
     """What the scheduler says of a cell's job.
 
     Attributes:
-        name: Its id there.
+        name: The scheduler's id of it.
         state: The scheduler's word, such as "PENDING"; None if the job is unknown to it; "?" if it did not answer.
         reason: Why it waits.
         queued: All of the cell's jobs that are in the queue or run, and their states: one for each stage that has its
@@ -85,12 +87,17 @@ class Job:
     queued: Mapping[str, str] = field(default_factory=dict)
     chain: tuple[str, ...] = ()
 
+    @property
+    def is_in_queue(self) -> bool:
+        """Whether the scheduler says that it waits or runs."""
+        return self.state not in (None, "?")
+
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Have a sweep's folder to oneself: wait for another process that adds to its plan or submits its cells.
+    """Hold a sweep's folder, which one process at a time may plan or submit; wait for another that holds it.
 
-    It is held as a run directory is, by an attempt. One whose process is dead or silent does not count, so that a kill
+    The lock is an attempt, as in a run directory. One whose process is dead or silent does not count, so that a kill
     leaves no lock behind.
 
     Args:
@@ -130,9 +137,9 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
     """
     path = folder / "sweep.json"
     with locked(folder):
-        known = read_plan(folder) if path.exists() else []
-        ids = {cell["id"] for cell in known}
-        cells = [*known, *(plan_of(cell) for cell in sweep.cells if cell.id not in ids)]
+        cells = read_plan(folder) if path.exists() else []
+        known = {cell["id"] for cell in cells}
+        cells += [plan_of(cell) for cell in sweep.cells if cell.id not in known]
         write_text(path, json.dumps({"description": sweep.description, "cells": cells}, indent=1))
 
 
@@ -177,63 +184,82 @@ def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[Ce
 
 def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> CellStatus:
     """Tell the state of one cell; one small file of it is read."""
+    progress: Mapping[str, Any] = {}
     try:
-        return _cell_status(directory, plan, job)
+        files = _names_in(directory)
+        attempt = last_attempt(directory) if "attempts" in files else None
+        state, detail = _state(directory, files, attempt, job)
+        progress = attempt["progress"] if attempt else {}
     except (OSError, RegbenchError) as error:
-        cell, name = (plan["id"], plan["label"], plan["seed"]), job.name if job else ""
-        return CellStatus(*cell, "damaged", 0, plan["epochs"], None, None, str(error), name, directory)
-
-
-def _cell_status(directory: Path, plan: CellPlan, job: Job | None) -> CellStatus:
-    try:
-        files: Sequence[str] = os.listdir(directory)  # noqa: PTH208  # ten times as quick as iterdir, for thousands of cells
-    except FileNotFoundError:
-        files = ()
-    attempt = last_attempt(directory) if "attempts" in files else None
-    progress: dict[str, Any] = attempt["progress"] if attempt else {}
-    epochs_done = progress.get("epoch", 0)
-    detail = ""
-    if "record.json" in files:
-        state, detail = _finished(directory, progress)
-        epochs_done = plan["epochs"] if state == "done" else epochs_done
-    elif attempt is not None and is_running(attempt):
-        state = "running"
-        if progress.get("stage", "pretrain") != "pretrain":
-            detail = progress.get("detail", "")
-    elif "tuning.json" in files and attempt and attempt["ended"] == "done" and (job is None or job.state is None):
-        state, detail = "tuned", progress.get("detail", "")
-        epochs_done = plan["epochs"]
-    elif job is not None and job.state == "RUNNING":
-        state, detail = "running", "its job has begun"
-    elif job is not None and job.state not in (None, "?"):
-        state = "queued"
-        detail = f"{str(job.state).lower()}{f' ({job.reason})' if job.reason not in ('', 'None') else ''}"
-    elif job is not None and (ended := _how_it_ended(directory, job)) is not None:
-        state, detail = ended
-    elif attempt is not None and "damaged" in attempt:
-        state, detail = "damaged", attempt["damaged"]
-    elif attempt is not None and attempt["ended"] == "failed":
-        state, detail = "failed", attempt.get("error") or ""
-    elif job is not None and job.state == "?":
-        state, detail = "queued", "submitted; the scheduler does not answer"
-    elif job is not None:
-        state, detail = "lost", f"job {job.name} is gone"
-    else:
-        state = "interrupted" if attempt else "pending"
-    running = state == "running" and not detail
+        state, detail = "damaged", str(error)
+    trains = state == "running" and not detail
     return CellStatus(
-        plan["id"],
-        plan["label"],
-        plan["seed"],
-        state,
-        epochs_done,
-        plan["epochs"],
-        progress.get("img_per_s") if running else None,
-        progress.get("remaining_s") if running else None,
-        " ".join(detail.split()),
-        job.name if job else "",
-        directory,
+        cell_id=plan["id"],
+        label=plan["label"],
+        seed=plan["seed"],
+        state=state,
+        epochs_done=plan["epochs"] if state in ("done", "tuned") else progress.get("epoch", 0),
+        epochs=plan["epochs"],
+        img_per_s=progress.get("img_per_s") if trains else None,
+        remaining_s=progress.get("remaining_s") if trains else None,
+        detail=" ".join(detail.split()),
+        job=job.name if job else "",
+        directory=directory,
     )
+
+
+def _names_in(directory: Path) -> Sequence[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208  # ten times as quick as iterdir, for thousands of cells
+    except FileNotFoundError:
+        return ()
+
+
+def _state(
+    directory: Path, files: Sequence[str], attempt: Mapping[str, Any] | None, job: Job | None
+) -> tuple[str, str]:
+    """Tell state and detail of a cell by what its directory holds, its last attempt and its job."""
+    progress = attempt["progress"] if attempt else {}
+    detail = progress.get("detail", "")
+    if "record.json" in files:
+        # A kill may have come before the attempt noted its outcome.
+        return (progress["outcome"], detail) if "outcome" in progress else (_recorded(directory), "")
+    if attempt is not None and is_running(attempt):
+        is_training = progress.get("stage", "pretrain") == "pretrain"
+        return "running", "" if is_training else detail
+    is_gone = job is None or job.state is None
+    if is_gone and "tuning.json" in files and attempt is not None and attempt["ended"] == "done":
+        return "tuned", detail
+    if job is not None:
+        told = _state_of_job(directory, job)
+        if told is not None:
+            return told
+    # The run's own word comes after the scheduler's: the last attempt may be of an earlier job.
+    if attempt is not None and "damaged" in attempt:
+        return "damaged", attempt["damaged"]
+    if attempt is not None and attempt["ended"] == "failed":
+        return "failed", attempt.get("error") or ""
+    if job is None:
+        return "interrupted" if attempt else "pending", ""
+    if job.state == "?":
+        return "queued", "submitted; the scheduler does not answer"
+    return "lost", f"job {job.name} is gone"
+
+
+def _recorded(directory: Path) -> str:
+    record = read_record(directory)
+    assert record is not None
+    return record.status
+
+
+def _state_of_job(directory: Path, job: Job) -> tuple[str, str] | None:
+    """Tell state and detail of a cell whose job is in the queue, or has left a note of its end; None otherwise."""
+    if job.state == "RUNNING":
+        return "running", "its job has begun"
+    if job.is_in_queue:
+        reason = "" if job.reason in ("", "None") else f" ({job.reason})"
+        return "queued", f"{str(job.state).lower()}{reason}"
+    return _how_it_ended(directory, job)
 
 
 def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
@@ -250,21 +276,15 @@ def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
 
 
 def _last_words(log: Path | None) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log else []
-    return " / ".join([line for line in lines if line.strip()][-_LOG_LINES:]) or "it left no log"
-
-
-def _finished(directory: Path, progress: Mapping[str, Any]) -> tuple[str, str]:
-    if "outcome" in progress:
-        return progress["outcome"], progress.get("detail", "")
-    record = read_record(directory)  # killed before the attempt noted its outcome
-    assert record is not None
-    return record.status, ""
+    text = log.read_text(errors="replace") if log else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-_LOG_LINES:]) or "it left no log"
 
 
 def log_file(directory: Path, job: str = "") -> Path | None:
     """Find the newest log of a run directory, or of a scheduler's job: its errors where there are any."""
-    found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*") if job else (directory / "logs").glob("*_log.*")
+    folder = directory.parent / "jobs" / "logs" if job else directory / "logs"
+    found = folder.glob(f"{job}_*_log.*" if job else "*_log.*")
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None
@@ -278,16 +298,19 @@ def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[st
     missing = [status for status in statuses if status.state not in ends(stages)]
     if not missing:
         return ""
-    named = "; ".join(f"{status.label} seed {status.seed} {status.state}" for status in missing[:10])
+    named = [f"{status.label} seed {status.seed} {status.state}" for status in missing[:10]]
+    if len(missing) > 10:
+        named.append("…")
     return (
-        f"{len(missing)} of {len(statuses)} cells are not finished: {named}{'; …' * (len(missing) > 10)}. "
+        f"{len(missing)} of {len(statuses)} cells are not finished: {'; '.join(named)}. "
         f"Details: regbench status {sweep}; the same command tries them again"
     )
 
 
 def counts(statuses: Sequence[CellStatus]) -> str:
     """Say how many cells are in each state."""
-    return ", ".join(f"{number} {state}" for state, number in Counter(status.state for status in statuses).items())
+    found = Counter(status.state for status in statuses)
+    return ", ".join(f"{number} {state}" for state, number in found.items())
 
 
 def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:
@@ -299,26 +322,34 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     """
     shown = statuses
     if len(statuses) > 100 and not everything:
-        look = ("failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running")
-        shown = [status for status in statuses if status.state in look][:100]
+        shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
     rows = []
     for status in shown:
-        speed = f"{status.img_per_s:.0f}" if status.img_per_s else ""
-        epochs = f"{status.epochs_done}/{status.epochs}"
-        left = duration(status.remaining_s) if status.remaining_s is not None else ""
         logs = log_file(status.directory, status.job) if status.state in ("failed", "lost") else None
-        detail = status.detail + (f" (logs: {logs})" if logs else "")
-        cell = (status.cell_id, status.label, status.seed, status.state)
-        rows.append([*cell, epochs, speed, left, status.job, detail])
-    headers = ["cell", "method", "seed", "state", "epochs", "img/s", "left", "job", ""]
-    kept = [i for i, head in enumerate(headers) if head in ("cell", "state", "") or any(row[i] for row in rows)]
-    table = tabulate([[row[i] for i in kept] for row in rows], [headers[i] for i in kept], disable_numparse=True)
+        rows.append(
+            {
+                "cell": status.cell_id,
+                "method": status.label,
+                "seed": status.seed,
+                "state": status.state,
+                "epochs": f"{status.epochs_done}/{status.epochs}",
+                "img/s": f"{status.img_per_s:.0f}" if status.img_per_s else "",
+                "left": "" if status.remaining_s is None else duration(status.remaining_s),
+                "job": status.job,
+                "": f"{status.detail} (logs: {logs})" if logs else status.detail,
+            }
+        )
+    # Columns that are empty throughout are left out, but not those that every status has.
+    heads = [head for head in _HEADS if head in ("cell", "state", "") or any(row[head] for row in rows)]
+    table = tabulate([[row[head] for head in heads] for row in rows], heads, disable_numparse=True)
     hidden = len(statuses) - len(shown)
-    total = f"{len(statuses)} cells: {counts(statuses)}" + (f"; {hidden} not listed (--all)" if hidden else "")
-    return f"{table}\n\n{total}"
+    more = f"; {hidden} not listed (--all)" if hidden else ""
+    return f"{table}\n\n{len(statuses)} cells: {counts(statuses)}{more}"
 
 
 def duration(seconds: float) -> str:
     """Say how long something takes, in hours and minutes."""
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes else "< 1 min"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min" if minutes else "< 1 min"

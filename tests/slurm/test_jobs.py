@@ -30,7 +30,7 @@ from regbench.benchmark.training.distributed import PeerLost
 from regbench.cli import main
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import submissions, tell
+from regbench.slurm.queue import call_for_jobs, submissions
 from regbench.sweeps.status import CellStatus
 from tests.plugin import install
 from tests.records import knn_top1, made
@@ -169,7 +169,7 @@ def test_waiting_ends_when_no_cell_waits_any_more(user: User, monkeypatch: pytes
 def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
     user.write("method=vicreg seed=0,1")
     user.submit()
-    tell([*["1_0"] * 500, "1_1"], "scancel")
+    call_for_jobs([*["1_0"] * 500, "1_1"], "scancel")
     assert user.slurm.queued() == []
 
 
@@ -268,7 +268,7 @@ def test_a_submission_that_was_killed_is_found_again(user: User, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("regbench.slurm.submit.settle", killed)
+        patched.setattr("regbench.slurm.submit.note_submitted", killed)
         assert user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS).exit_code == 130
     assert user.slurm.queued() == ["1_0", "1_1"]
     assert user.states() == ["pending", "pending"]
