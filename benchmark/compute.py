@@ -67,8 +67,7 @@ def default_threads(device: str, processes: int) -> int:
 
     On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an operation wait for each other
     without giving up their core (oneDNN's barriers in the backward pass of a convolution, the pool of OpenMP between
-    operations). So any other work on the machine makes several threads slower than one, as
-    instruments/speed/thread_contention.py measures.
+    operations). So any other work on the machine makes several threads slower than one.
     """
     return cpus_of_each(processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
 

@@ -55,14 +55,15 @@ def main(path: str) -> None:
     z[:, : Q // 2] *= 0.5
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
-    for name, label, limit in (
-        ("susreg", "SUSReg, to its MMD", limit_of_susreg(z)),
-        ("sigreg", "SIGReg, to the MMD of κ", limit_of_sigreg(z)),
-    ):
-        errors = [
-            float(np.sqrt(np.mean([(sliced(name, z, count, seed) / limit - 1) ** 2 for seed in range(SEEDS)])))
-            for count in DIRECTIONS
-        ]
+    limits = {
+        "susreg": ("SUSReg, to its MMD", limit_of_susreg(z)),
+        "sigreg": ("SIGReg, to the MMD of κ", limit_of_sigreg(z)),
+    }
+    for name, (label, limit) in limits.items():
+        errors = []
+        for count in DIRECTIONS:
+            relative = np.array([sliced(name, z, count, seed) / limit - 1 for seed in range(SEEDS)])
+            errors.append(float(np.sqrt((relative**2).mean())))
         slope = np.polyfit(np.log(DIRECTIONS), np.log(errors), 1)[0]
         print(f"{label}: slope {slope:.3f}; {', '.join(f'{e:.2%}' for e in errors)} at {DIRECTIONS}")
         axes.loglog(DIRECTIONS, errors, "o-", label=f"{label}: slope {slope:.2f}")

@@ -19,11 +19,9 @@ from regbench.cli import main
 from regbench.datasets.beton import Beton
 from regbench.instruments.cost import loaders
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Task
-from regbench.instruments.cost.harness import MIB, Machine
+from regbench.instruments.cost.harness import Machine
 from regbench.instruments.cost.images import SCENARIOS, Images, chosen_images, make_images
 from regbench.instruments.cost.loaders import LoaderSpeed
-from regbench.instruments.speed.loader_memory import LoaderMemory, growth
-from regbench.instruments.speed.loader_memory import measure as measure_memory
 
 FFCV = importlib.util.find_spec("ffcv") is not None
 JPEGS = replace(SCENARIOS["256"], height=40, width=56, image_size=24, distinct=6, copies=4)
@@ -229,22 +227,3 @@ def test_the_csv_has_a_line_for_each_round_and_for_each_left_out(tmp_path: Path)
     ]
     assert lines[2]["note"] == "left out: none"
     assert {line["torch"] for line in lines} == {"9"}
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_all_ranks() -> None:
-    rows = measure_memory(ranks=(1, 2), copies=(1, 3), scenario=JPEGS)
-    assert [r.ranks for r in rows] == [1, 2, 1, 2]
-    assert rows[0].file_bytes == rows[1].file_bytes < rows[2].file_bytes
-    assert all(r.private_bytes > 10 * MIB for r in rows)
-    assert rows[1].total_bytes > 1.2 * rows[1].private_bytes
-
-
-def test_growth_is_that_of_a_rank_among_the_most() -> None:
-    def of(ranks: int, file_mib: int, private_mib: int) -> LoaderMemory:
-        return LoaderMemory(ranks=ranks, file_bytes=file_mib * MIB, private_bytes=private_mib * MIB, total_bytes=0)
-
-    assert growth([of(1, 100, 500), of(4, 100, 300), of(1, 1100, 900), of(4, 1100, 305)]) == 0.005
