@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "audit.md"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+")
 
@@ -25,7 +27,7 @@ def numbers(phrase: str, processes: int = 1) -> list[float]:
         [*launcher, "--no-python", *program] if processes > 1 else program,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     missing = re.search(r"^(ModuleNotFoundError|ImportError): .*$", result.stderr, re.M)

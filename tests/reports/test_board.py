@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, expect
 
 from regbench.cli import main
-from tests.reports.conftest import PATIENCE_MS, later, score
+from tests.reports.conftest import PATIENCE_MS, STILL, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import Drawn
 
@@ -335,7 +335,7 @@ def test_no_bundle(tmp_path: Path) -> None:
 @pytest.fixture
 def visit(browser: Browser, site: Path) -> Any:
     """Opens a page without a network; any error, message or failed request fails the test."""
-    context = browser.new_context(offline=True, viewport={"width": 390, "height": 800})
+    context = browser.new_context(**STILL, viewport={"width": 390, "height": 800})
     wrong: list[str] = []
 
     def go(address: str) -> Page:

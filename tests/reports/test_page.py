@@ -19,7 +19,7 @@ from regbench import RegbenchError
 from regbench.reports import write_report
 from regbench.reports.page import figures
 from regbench.reports.page.cost_curves import read_cost
-from tests.reports.conftest import PATIENCE_MS, score
+from tests.reports.conftest import PATIENCE_MS, STILL, score
 from tests.reports.reading import Drawn
 
 Make = Callable[..., Path]
@@ -86,7 +86,7 @@ def visit(browser: Browser, site: Path) -> Iterator[Open]:
     wrong: list[str] = []
 
     def go(address: str = "", **settings: Any) -> Page:
-        context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 800}, **settings})
+        context = browser.new_context(**STILL, **{"viewport": {"width": 1280, "height": 800}, **settings})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
@@ -95,6 +95,8 @@ def visit(browser: Browser, site: Path) -> Iterator[Open]:
         page.on("requestfailed", lambda request: wrong.append(request.url))
         page.on("request", lambda request: None if request.url.startswith("file:") else wrong.append(request.url))
         page.goto(site.as_uri() + address)
+        if settings.get("java_script_enabled", True):
+            expect(page.locator("#s1-cells tbody tr").first).to_be_visible()  # the script has run, and moves nothing
         return page
 
     yield go
@@ -410,7 +412,7 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     coming = {"id": "f" * 12, "label": "SimCLR", "seed": 0}
     (folder / "sweep.json").write_text(json.dumps({"description": "", "cells": [*cells, coming]}))
     file = write_report(folder, tmp_path / "report").page
-    page = browser.new_page(offline=True, viewport={"width": 600, "height": 500})
+    page = browser.new_page(**STILL, viewport={"width": 600, "height": 500})
     page.set_default_timeout(PATIENCE_MS)
     page.clock.install(time=0)
     page.clock.pause_at(20_000)  # its clock stands still, however long what follows takes
@@ -434,7 +436,7 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     assert set(column(page, "#s1-leaderboard", "method")) == {"AUH"}
     assert page.evaluate(places) == [700, 40]
     page.close()
-    page = browser.new_page(offline=True)
+    page = browser.new_page(**STILL)
     page.set_default_timeout(PATIENCE_MS)
     page.clock.install(time=time.time() + 2 * 86_400)  # nobody has written it for two days
     page.goto(file.as_uri())
@@ -445,7 +447,7 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
 
 
 def test_a_page_of_cells_that_have_finished_or_failed_loads_once(browser: Browser, site: Path) -> None:
-    page = browser.new_page(offline=True)
+    page = browser.new_page(**STILL)
     page.set_default_timeout(PATIENCE_MS)
     page.clock.install()
     page.goto(site.as_uri())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regbench.slurm import manage
 from tests.slurm.testbed import Testbed
+from tests.waiting import PATIENCE_S
 
 
 class User:
@@ -32,7 +33,7 @@ class User:
             text=True,
             cwd=self.folder,
             check=False,
-            timeout=300,
+            timeout=PATIENCE_S,
             env={**self.environment, **more},
         )
 
