@@ -12,44 +12,56 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.files import cell_id
 from regbench.reports.bundle.bundle import Bundle
 
-_EVALUATED_POINTS = 0.5  # of a score in per cent, from the same weights on another machine
-_EVALUATED_SHARE = 0.01  # of a score that is no percentage
-_UNKNOWN_NOISE = 4.0  # times these where no configuration of the bundle has two seeds
-_SPREADS = 3 * math.sqrt(2)  # of the difference of two runs, in sample standard deviations of one
+# The same weights evaluated on another machine give a score in per cent that differs by so much at most.
+_EVALUATED_POINTS = 0.5
+
+# The same of a score that is no percentage, as a share of it.
+_EVALUATED_SHARE = 0.01
+
+# Times as much where no configuration of the bundle has two seeds, so that nothing tells how much seeds differ.
+_UNKNOWN_NOISE = 4.0
+
+# Two runs differ by √2 standard deviations of one run; three of these are exceeded once in 400 scores.
+_SPREADS = 3 * math.sqrt(2)
 
 
 def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
     """Choose cells by the bundle's hash: nobody else can choose, and everybody finds the same."""
+
+    def draw(record: Record) -> bytes:
+        return hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest()
+
     able = [record for record in bundle.records if record.status == "done" and "external" not in record.cell]
-    able.sort(key=lambda record: hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest())
-    return able[:count]
+    return sorted(able, key=draw)[:count]
 
 
 def differences(bundle: Bundle, record: Record, scores: Sequence[Score], *, trained: bool, alike: bool) -> list[str]:
     """List the scores of a cell that did not come again, a line each.
 
     Args:
-        bundle: Its seeds tell how much scores vary by themselves.
-        record: Of the cell.
+        bundle: The bundle, whose seeds tell how much scores vary by themselves.
+        record: Record of the cell.
         scores: What came out when it was computed again.
         trained: Whether it was trained again; else its weights were evaluated again.
         alike: Whether the scores have to be equal to the last bit.
     """
     found = {(score.name, score.split): score.value for score in scores}
     noise = {} if alike or not trained else _noise(bundle.records)
+    how = "it was trained again" if trained else "its weights were evaluated again"
     lines = []
     for score in record.scores:
-        key = score.name, score.split
-        if (value := found.get(key)) is None:
-            if (record.cell_id, *key) not in bundle.later:
+        value = found.get((score.name, score.split))
+        if value is None:
+            # Whoever trains a cell again does not do its later evaluations.
+            if (record.cell_id, score.name, score.split) not in bundle.later:
                 lines.append(f"{record.path}: {score.name} on {score.split} did not come again")
             continue
         tolerance = 0.0 if alike else _tolerance(score, trained=trained, noise=noise)
         if abs(value - score.value) > tolerance:
-            how = "it was trained again" if trained else "its weights were evaluated again"
+            rule = "they must be equal" if alike else f"{tolerance:.2g} is the tolerance"
             lines.append(
                 f"{record.path}: {score.name} on {score.split} is {score.value:.6g} there and {value:.6g} here, where "
-                f"{how}; {'they must be equal' if alike else f'{tolerance:.2g} is the tolerance'}"
+                f"{how}; {rule}"
             )
     return lines
 
@@ -71,8 +83,11 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
             groups[score.name, score.split][configuration].append(score.value)
     noise = {}
     for key, configurations in groups.items():
-        several = [values for values in configurations.values() if len(values) > 1]
-        if freedom := sum(len(values) - 1 for values in several):
-            squares = math.fsum(statistics.variance(values) * (len(values) - 1) for values in several)
+        squares, freedom = 0.0, 0
+        for values in configurations.values():
+            if len(values) > 1:
+                squares += statistics.variance(values) * (len(values) - 1)
+                freedom += len(values) - 1
+        if freedom:
             noise[key] = math.sqrt(squares / freedom)
     return noise

@@ -13,7 +13,7 @@ from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Contents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.find.check import check_records
-from regbench.reports.find.runs import find_missing, find_runs
+from regbench.reports.find.runs import Found, find_missing, find_runs
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Submitted:
     """What `submit` wrote.
 
     Attributes:
-        sha256: Of the bundle.
-        cells: That are in it.
-        missing: Planned or begun cells that are not, for they are not finished.
-        size_bytes: Of the file.
+        sha256: SHA-256 of the bundle.
+        cells: Number of cells in it.
+        missing: Number of planned or begun cells that are not in it, because they are not finished.
+        size_bytes: Size of the file.
     """
 
     sha256: str
@@ -37,7 +37,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
     """Pack the finished cells of some sweeps into a bundle.
 
     Args:
-        folders: Of the sweeps.
+        folders: Folders of the sweeps.
         out: The file to write.
         weights: Whether to pack the final weights too.
 
@@ -45,11 +45,31 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
         RegbenchError: If anything does not fit that `check_records` or `claim_misfits` looks at, a cell is in two of
             the sweeps, or its weights are asked for and gone.
     """
-    names = " ".join(folder.name for folder in folders)
     checked = check_records(folders)
     if checked.misfits:
+        names = " ".join(folder.name for folder in folders)
         _refuse(checked.misfits, f"`regbench report {names} --check` tells all")
     found = find_runs(folders)
+    contents = _contents(found, weights=weights)
+    # In a folder of its own until it has checked out, so that nobody takes an unchecked file for a bundle. The folder's
+    # name is always the same, so that the next call replaces what a killed one left.
+    place = out.with_name(f".{out.name}.unfinished")
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        written = place / out.name
+        write_bundle(contents, written)
+        bundle = read_bundle(written)
+        misfits = claim_misfits(bundle)
+        if misfits:
+            _refuse(misfits, "docs/leaderboard.md says what is checked")
+        size_bytes = written.stat().st_size
+        written.replace(out)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Submitted(bundle.sha256, len(bundle.records), len(find_missing(found)), size_bytes)
+
+
+def _contents(found: Found, *, weights: bool) -> Contents:
     records: dict[str, tuple[Record, bytes]] = {}
     contents = Contents([], [], [], [], {})
     for run in found.runs:
@@ -57,9 +77,10 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
             continue
         content = run.record.read_bytes()
         record = Record.parse(content, run.record)
-        if (twice := records.get(record.cell_id)) is not None:
+        if record.cell_id in records:
+            first = records[record.cell_id][0]
             raise RegbenchError(
-                f"cell {record.cell_id} is in {twice[0].path} and in {record.path}; leave one of the two sweeps out "
+                f"cell {record.cell_id} is in {first.path} and in {record.path}; leave one of the two sweeps out "
                 "and submit it as a bundle of its own"
             )
         records[record.cell_id] = record, content
@@ -73,21 +94,12 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
             if not place.exists():
                 raise RegbenchError(f"{place} is gone, and cannot be packed; leave out --weights")
             contents.weights[record.checkpoint.sha256] = place
-    chosen = [folder / TUNING_CHOICE for folder in found.sweeps if (folder / TUNING_CHOICE).exists()]
-    contents.choices.extend(sorted(one_line(path.read_bytes()) for path in chosen))
-    place = out.with_name(f".{out.name}.unfinished")  # of one name, so that what a killed call left is replaced
-    shutil.rmtree(place, ignore_errors=True)
-    try:
-        written = place / out.name
-        write_bundle(contents, written)
-        bundle = read_bundle(written)
-        if misfits := claim_misfits(bundle):
-            _refuse(misfits, "docs/leaderboard.md says what is checked")
-        size_bytes = written.stat().st_size
-        written.replace(out)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return Submitted(bundle.sha256, len(records), len(find_missing(found)), size_bytes)
+    for folder in found.sweeps:
+        path = folder / TUNING_CHOICE
+        if path.exists():
+            contents.choices.append(one_line(path.read_bytes()))
+    contents.choices.sort()
+    return contents
 
 
 def _refuse(misfits: Sequence[str], remedy: str) -> None:

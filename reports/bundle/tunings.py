@@ -1,0 +1,162 @@
+"""Whether the tunings of a bundle have chosen what its records say: the best of equally many, before the test split."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.tuning_choice import (
+    TUNING_CHOICE,
+    ChosenConfiguration,
+    RankedConfiguration,
+    TuningChoice,
+)
+from regbench.files import cell_id
+from regbench.reports.bundle.bundle import Bundle
+from regbench.reports.find.judging import Misfit
+
+# The clocks of two machines of a cluster may differ by so much.
+_CLOCKS = timedelta(minutes=5)
+
+# A value of a ranking is a mean over seeds, whose last bits depend on the order of the sum.
+_CLOSE = 1e-9
+
+_of_choice = partial(Misfit, Path(TUNING_CHOICE))
+
+
+def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
+    """Compare what tunings chose with the records of what they tried, and final records with what was chosen."""
+    if not bundle.choices:
+        configuration_of = {}
+    else:
+        configuration_of = {record: cell_id({**record.cell, "seed": 0}) for record in bundle.records}
+    configurations: dict[str, list[Record]] = defaultdict(list)
+    for record, configuration in configuration_of.items():
+        configurations[configuration].append(record)
+    tuned_sweeps: set[str] = set()
+    for choice in bundle.choices.values():
+        for entry in choice.choices:
+            yield from _ranking_misfits(choice, entry, configurations)
+            for ranked in entry.ranking:
+                tuned_sweeps.update(record.sweep for record in configurations.get(ranked.configuration, ()))
+        yield from _budget_misfits(choice)
+    for record in bundle.records:
+        if record.status == "done" and not record.untrained and "external" not in record.cell:
+            yield from _final_misfits(record, bundle.choices, configuration_of.get(record), tuned_sweeps)
+
+
+def _final_misfits(
+    record: Record, choices: Mapping[str, TuningChoice], configuration: str | None, tuned_sweeps: set[str]
+) -> Iterator[Misfit]:
+    """Check that the test split was opened for a cell that its tuning has chosen before."""
+    say = partial(Misfit, record.path)
+    stated = record.choice.get("hyperparameters", {})
+    if stated.get("sha256") is None:
+        if stated.get("budget") is not None or stated.get("selected_on") == "tuning":
+            yield say("its hyperparameters were chosen, and it names no choice")
+        elif record.sweep in tuned_sweeps:
+            yield say(f"it has scores of the test split, and the tuning {record.sweep} has not chosen it")
+        return
+    chosen = choices.get(stated["sha256"])
+    if chosen is None:
+        yield say("its hyperparameters were chosen by a tuning that is not in the bundle; submit them together")
+        return
+    if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
+        claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
+        yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
+    if configuration not in {entry.configuration for entry in chosen.choices}:
+        yield say("its tuning has chosen other hyperparameters")
+    began = max((attempt.started for attempt in record.attempts if attempt.started), default="")
+    if not _before(chosen.created, began):
+        yield say(f"its last attempt began at {began or 'no time'}, before its tuning chose at {chosen.created}")
+
+
+def _ranking_misfits(
+    choice: TuningChoice, entry: ChosenConfiguration, configurations: Mapping[str, Sequence[Record]]
+) -> Iterator[Misfit]:
+    """Check that a tuning has chosen the best, by values that are those of its records."""
+    whole = [ranked for ranked in entry.ranking if ranked.status == "tuned" and ranked.value is not None]
+    best = max(whole, key=lambda ranked: ranked.value or 0.0, default=None)
+    if best is None:
+        yield _of_choice(f"nothing was tried to the end for {entry.label}")
+        return
+    first = entry.ranking[0]
+    if (entry.chosen, entry.configuration) != (first.cell_id, first.configuration) or first.value != best.value:
+        yield _of_choice(f"{entry.chosen} was chosen for {entry.label}, though {best.cell_id} scored higher")
+    seen: set[str] = set()
+    for ranked in entry.ranking:
+        if ranked.configuration in seen:
+            yield _of_choice(f"{ranked.cell_id} is ranked twice for {entry.label}")
+        seen.add(ranked.configuration)
+        tried = configurations.get(ranked.configuration, ())
+        yield from _ranked_misfits(choice, entry, ranked, [r for r in tried if r.seed in choice.seeds])
+
+
+def _ranked_misfits(
+    choice: TuningChoice, entry: ChosenConfiguration, ranked: RankedConfiguration, records: Sequence[Record]
+) -> Iterator[Misfit]:
+    """Compare a place of a ranking with the records of its configuration."""
+    name = f"{ranked.cell_id}, ranked for {entry.label}"
+    if not records:
+        yield _of_choice(f"{name}, has no record in the bundle")
+        return
+    label, epochs = records[0].label, records[0].cell["epochs"]
+    if label != entry.label:
+        yield _of_choice(f"{name}, is of {label}")
+    if epochs != ranked.epochs:
+        yield _of_choice(f"{name} after {ranked.epochs} epochs, trained for {epochs}")
+    if ranked.status != "diverged" and (ranked.status == "stopped") != (epochs < entry.setting["epochs"]):
+        yield _of_choice(f"{name} as {ranked.status}, trained for {epochs} epochs")
+    if not all(_before(record.finished, choice.created) for record in records if record.status == "tuned"):
+        yield _of_choice(f"{name}, was finished after the choice")
+    value = _mean([record.score(choice.score, choice.selected_on) for record in records])
+    if value is None or ranked.value is None:
+        same = value == ranked.value
+    else:
+        same = math.isclose(value, ranked.value, rel_tol=_CLOSE)
+    if not same:
+        yield _of_choice(f"{name} with {ranked.value}, has {value} in its records")
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    """Return the mean; None where a seed has no score, as that of a configuration that diverged."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if len(known) == len(scores) else None
+
+
+def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
+    """Check that the methods of each setting were chosen from equally much, and from as much as is claimed.
+
+    A grid gives all methods equally many configurations. A search, which stops some early, trains all on equally many
+    images; where a run diverged it saw fewer.
+    """
+    most = max((len(entry.ranking) for entry in choice.choices), default=0)
+    if choice.budget != most:
+        yield _of_choice(f"it claims a budget of {choice.budget}, and its longest ranking has {most}")
+    settings: dict[str, list[ChosenConfiguration]] = defaultdict(list)
+    for entry in choice.choices:
+        settings[str(sorted(entry.setting.items()))].append(entry)
+    for entries in settings.values():
+        statuses = {ranked.status for entry in entries for ranked in entry.ranking}
+        if "stopped" not in statuses:
+            what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
+        elif "diverged" not in statuses:
+            what, counts = "images", {entry.label: entry.images for entry in entries}
+        else:
+            continue
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{label} {count:,}" for label, count in counts.items())
+            yield _of_choice(f"the methods had unequal budgets, in {what}: {listed}")
+
+
+def _before(first: str, second: str) -> bool:
+    """Tell whether a time is not later than another, as far as clocks agree; not where one is none."""
+    try:
+        return datetime.fromisoformat(first) <= datetime.fromisoformat(second) + _CLOCKS
+    except (ArithmeticError, TypeError, ValueError):
+        return False
