@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop
+from regbench.benchmark.training import checkpoint_writer
 from regbench.instruments.cost.harness import Machine, median, number, ratios, span, take_turns
 from regbench.instruments.cost.images import Scenario, make_images
 
@@ -61,7 +61,7 @@ def main() -> None:
         numbers = itertools.count()
 
         def train(pool: type[Executor], more: tuple[str, ...] = ()) -> Spent:
-            vars(loop)["ThreadPoolExecutor"] = pool
+            vars(checkpoint_writer)["ThreadPoolExecutor"] = pool
             cell, runtime = load_run([*settings, *more, f"runtime.runs_dir={name}/runs{next(numbers)}"])
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
             record = run_cell(cell, runtime, "checkpoints")
