@@ -120,7 +120,7 @@ class Journal:
         cell, progress = self._cell, self._progress
         terms = {name: total / steps for name, total in progress.sums.items()}
         views_NQ = [self._gather(view_NQ) for view_NQ in self._views_NQ[:2]]
-        row = {
+        row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
             "loss": sum(terms.values()),
             **spread_metrics(*views_NQ),

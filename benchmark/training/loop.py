@@ -215,9 +215,9 @@ class _Training:
         Raises:
             LeaseLost: If another process has taken over the run.
         """
-        due = self.checkpoints.is_due(self.compute.runtime.checkpoint_minutes)
-        lost = self.attempt is not None and bool(self.attempt.lost)
-        stop, due, lost = self.agreement(self.interruption.requested, due, lost, now=now)
+        is_due = self.checkpoints.is_due(self.compute.runtime.checkpoint_minutes)
+        is_lost = self.attempt is not None and bool(self.attempt.lost)
+        stop, due, lost = self.agreement(self.interruption.requested, is_due, is_lost, now=now)
         if lost:
             if self.attempt is not None:
                 self.attempt.check()
@@ -279,7 +279,7 @@ class _Training:
                 found = ", ".join(score.text for score in scores)
                 log.info("%s epoch %d/%d: %s", cell.label, len(progress.history), cell.epochs, found)
         self.journal.restart_meters()
-        return stop
+        return int(stop)
 
     def _find_scores(self) -> tuple[list[Score], int, str]:
         """Evaluate the network on the first rank.
