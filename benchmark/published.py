@@ -14,10 +14,11 @@ from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
-from regbench.benchmark.run import attempt_at, distinct_scores, images_record, past_attempts, score
+from regbench.benchmark.run import attempt_at
 from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Cost, Record, read_record
+from regbench.benchmark.scoring import distinct_scores, images_record, past_attempts, score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.manifest import Manifest

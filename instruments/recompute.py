@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.compute import resolve
+from regbench.benchmark.later import evaluate_directory
 from regbench.benchmark.machine import environment
-from regbench.benchmark.run import evaluate_directory, images_record, run_cell
+from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.stored import load_config
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError

@@ -56,7 +56,7 @@ DRIVER = """
 import json, logging, os, signal, sys
 import torch
 import torch.distributed as dist
-from regbench.benchmark.training import loop as train
+from regbench.benchmark.training import journal
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
@@ -72,7 +72,7 @@ class Meter:
     def read_joules(self):
         self.looks += 1
         return {"cpu": 10.0 * self.looks, "gpu": (rank + 1.0) * self.looks}
-train.EnergyMeter = Meter
+journal.EnergyMeter = Meter
 PeakMemory.read_bytes = lambda self: 1000 * (rank + 1)
 PeakMemory.read_reserved_bytes = lambda self: 3000 * (size - rank)
 step, steps = Step.__call__, 0

@@ -33,7 +33,7 @@ from regbench.benchmark.rundir.record import Record, Saved, read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop
+from regbench.benchmark.training import checkpoint_writer, journal, loop
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
 from regbench.datasets.prepare import prepare
@@ -177,7 +177,7 @@ def save_and_stop(patch: pytest.MonkeyPatch) -> None:
         written.append(1)
         return save_checkpoint(*arguments) if len(written) < 2 else killed()
 
-    patch.setattr(loop, "save_checkpoint", save)
+    patch.setattr(checkpoint_writer, "save_checkpoint", save)
 
 
 def in_a_probe(patch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def before_the_second(patch: pytest.MonkeyPatch) -> None:
             told()
         return spread_metrics(*views)
 
-    patch.setattr(loop, "spread_metrics", telling)
+    patch.setattr(journal, "spread_metrics", telling)
 
 
 def at_the_eighth(step: int) -> None:
@@ -394,9 +394,10 @@ class Meters:
             def read_joules(self) -> dict[str, float]:
                 return {"gpu": meters.used_joules}
 
-        patch.setattr(loop, "time", self)
-        patch.setattr(loop, "PeakMemory", Memory)
-        patch.setattr(loop, "EnergyMeter", Energy)
+        for module in (loop, journal, checkpoint_writer):
+            patch.setattr(module, "time", self)
+        patch.setattr(journal, "PeakMemory", Memory)
+        patch.setattr(journal, "EnergyMeter", Energy)
         before_steps(patch, lambda _: self.spend(1, 5))
         in_each = KNN.select
 

@@ -24,7 +24,7 @@ from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop as train_module
+from regbench.benchmark.training import checkpoint_writer, journal
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -73,7 +73,7 @@ class Machine:
         self._slow(patch, Regularizer, "__call__", self._loss_s)
         self._slow(patch, torch.autograd, "backward", lambda: self._part("backward"))
         self._slow(patch, LARS, "step", lambda: self._part("optimizer"))
-        self._slow(patch, train_module, "save_checkpoint", lambda: CHECKPOINT_S)
+        self._slow(patch, checkpoint_writer, "save_checkpoint", lambda: CHECKPOINT_S)
         self._slow(patch, Subject, "select", lambda: SELECTION_S)
         self._slow(patch, Subject, "run", lambda: PROTOCOL_S)
         steps = self.done
@@ -105,9 +105,9 @@ class Machine:
                 wait([future])
                 return future
 
-        patch.setattr(train_module, "ThreadPoolExecutor", AtOnce)
+        patch.setattr(checkpoint_writer, "ThreadPoolExecutor", AtOnce)
         patch.setattr(PretrainingLoader, "epoch", slow_epoch)
-        patch.setattr(train_module, "EnergyMeter", Meter)
+        patch.setattr(journal, "EnergyMeter", Meter)
         patch.setattr(PeakMemory, "read_bytes", lambda _: peak_bytes(steps["optimizer"]))
         patch.setattr(PeakMemory, "read_reserved_bytes", lambda _: 2 * peak_bytes(steps["optimizer"]))
         patch.setattr(Attempt, "update", told)

@@ -30,9 +30,10 @@ from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.later import evaluate_directory
 from regbench.benchmark.machine import environment
 from regbench.benchmark.meters import peak_extra_bytes
-from regbench.benchmark.run import evaluate_directory, run_cell
+from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, save_checkpoint
 from regbench.benchmark.rundir.directory import (
     checkpoint_files,
@@ -48,7 +49,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training import loop
+from regbench.benchmark.training import checkpoint_writer, journal, loop
 from regbench.benchmark.training.loop import Trained, train
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.spread import spread_metrics
@@ -173,7 +174,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(shared: list[str], monke
 
     before_steps(monkeypatch, begins)
 
-    monkeypatch.setattr(loop, "save_checkpoint", slowly)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", slowly)
     finish(cell, runtime, "slow")
     (quick, _), (slow, _) = (
         sorted(run_directory(runtime, sweep, cell).glob("checkpoint-*.pt")) for sweep in ("quick", "slow")
@@ -190,7 +191,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(shared: list[str], mon
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(loop, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
     cell, runtime = load(shared, "epochs=1", "seed=6", "optimizer.warmup_epochs=0")
     with pytest.raises(OSError, match="No space left"):
         finish(cell, runtime, "full")
@@ -367,7 +368,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s, self.perf_counter = 0.0, time.perf_counter
-        patch.setattr(loop, "time", self)
+        patch.setattr(checkpoint_writer, "time", self)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -389,7 +390,7 @@ def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
             raise KeyboardInterrupt
         return save_checkpoint(*arguments)
 
-    patch.setattr(loop, "save_checkpoint", save)
+    patch.setattr(checkpoint_writer, "save_checkpoint", save)
 
 
 def signal_at_the_fifth(step: int) -> None:
@@ -537,7 +538,7 @@ def test_a_kill_between_the_checkpoint_and_the_curve_loses_no_row(
 ) -> None:
     cell, runtime = load(tiny, "method=vicreg")
     with monkeypatch.context() as patch:
-        patch.setattr("regbench.benchmark.training.loop.write_metrics", interrupted)
+        patch.setattr("regbench.benchmark.training.checkpoint_writer.write_metrics", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finish(cell, runtime, "here")
     directory = run_directory(runtime, "here", cell)
@@ -635,7 +636,7 @@ def test_what_killed_attempts_left_goes_and_what_others_write_stays(untrained: R
 
 def test_a_collapsed_run_ends_as_diverged(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cell, runtime = load(tiny, "method=vicreg", "epochs=2", "optimizer.warmup_epochs=1")
-    monkeypatch.setattr(loop, "COLLAPSED_SPREAD", 1.1)
+    monkeypatch.setattr(journal, "COLLAPSED_SPREAD", 1.1)
     record = finish(cell, runtime, "collapsed")
     assert (record.status, record.scores) == ("diverged", ())
     what = record.diverged or {}

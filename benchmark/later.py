@@ -1,0 +1,167 @@
+"""Evaluations of weights that were trained before: what comes after a run's record."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.machine import environment
+from regbench.benchmark.run import attempt_at
+from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
+from regbench.benchmark.rundir.choice import GIVEN, Choices
+from regbench.benchmark.rundir.lease import now
+from regbench.benchmark.rundir.record import LaterEvaluation, Score, read_record, read_tuned
+from regbench.benchmark.scoring import subject_of
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.stored import load_cell, load_config
+from regbench.benchmark.training.assembly import build_network
+from regbench.errors import RegbenchError
+from regbench.files import write_new
+
+log = logging.getLogger("regbench")
+
+
+def trained_cell(directory: Path) -> Cell:
+    """Read the cell of a run directory that holds weights.
+
+    Raises:
+        RegbenchError: If the directory is none of a run, or holds scores of published weights.
+    """
+    config = directory / "config.yaml"
+    if not config.exists():
+        raise RegbenchError(f"{config} is missing; give the directory of a run that has trained")
+    record = read_record(directory)
+    if record is not None and record.method == "external":
+        raise RegbenchError(f"{directory} holds no weights, but scores of published ones; repeat: {record.command}")
+    return load_cell(config)
+
+
+def evaluate_directory(
+    directory: Path, overrides: Sequence[str], only: Sequence[str] = (), how_chosen: Mapping[str, Any] = GIVEN
+) -> list[Score]:
+    """Evaluate the final weights of a run directory anew.
+
+    What the record of a finished run does not hold is written to `evaluations/<protocol>.json` beside it, once; all
+    else is only returned.
+
+    Args:
+        directory: With `config.yaml` and the last checkpoint.
+        overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
+        only: The protocols; none: those of the run.
+        how_chosen: See `run_cell`.
+
+    Returns:
+        The scores.
+
+    Raises:
+        RegbenchError: If the directory does not hold the final weights, or an override is refused.
+    """
+    for override in overrides:
+        if not override.startswith(("evaluation.", "runtime.")):
+            raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
+    own = trained_cell(directory)
+    chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
+    cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
+    changed = [override for override in overrides if override.startswith("evaluation.")]
+    to_write = _protocols_to_write(directory, own, cell, changed)
+    compute = resolve(runtime)
+    network = build_network(own, compute.device, _final_state(directory, own))
+    scores: list[Score] = []
+    # The run's own files stay as they are: choices are written into a folder that is removed afterwards.
+    with tempfile.TemporaryDirectory() as folder, attempt_at(Path(folder), runtime.lease_s) as attempt:
+        assert attempt is not None
+        choices = Choices(attempt)
+        on_test = "test" in (own.evaluation.select_on, cell.evaluation.select_on)
+        choices.note_hyperparameters(how_chosen, on_test=on_test)
+        subject = subject_of(cell, network, compute, choices)
+        if not only or "knn" in only:
+            scores += subject.select()
+        for protocol in cell.evaluation.protocols:
+            if protocol not in to_write:
+                scores += subject.run(protocol)
+                log.info("%s: shown only, nothing is written", protocol)
+                continue
+            command = shlex.join(["regbench", "evaluate", str(directory), "--only", protocol, *changed])
+            evaluation = _evaluate_later(own.id, protocol, subject, choices, command)
+            scores += evaluation.scores
+            path = _path(directory, protocol)
+            path.parent.mkdir(exist_ok=True)
+            write_new(path, evaluation.text())
+            log.info("%s: written to %s", protocol, path)
+    return scores
+
+
+def _protocols_to_write(directory: Path, own: Cell, cell: Cell, changed: Sequence[str]) -> list[str]:
+    """List the protocols whose scores are new to a run that is finished.
+
+    Raises:
+        RegbenchError: If a protocol was evaluated later already, with the settings of the run.
+    """
+    new = [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
+    written = [protocol for protocol in new if _path(directory, protocol).exists()]
+    if written and not changed:
+        raise RegbenchError(
+            f"{_path(directory, written[0])} is there already; remove it to evaluate {written[0]} again, or leave "
+            f"{written[0]} out of --only"
+        )
+    record = read_record(directory)
+    if record is None or record.status != "done":
+        return []
+    return [protocol for protocol in new if protocol not in written]
+
+
+def _evaluate_later(cell_id: str, protocol: str, subject: Subject, choices: Choices, command: str) -> LaterEvaluation:
+    before, began_s = choices.entries, time.perf_counter()
+    scores = subject.run(protocol)
+    choice = {"hyperparameters": choices.entries["hyperparameters"]}
+    for name, entry in choices.entries.items():
+        if before.get(name) != entry:
+            choice[name] = entry
+    return LaterEvaluation(
+        cell_id=cell_id,
+        protocol=protocol,
+        scores=tuple(scores),
+        seconds=time.perf_counter() - began_s,
+        choice=choice,
+        environment={**environment(subject.compute.device), "loader": subject.backend},
+        finished=now(),
+        command=command,
+    )
+
+
+def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
+    """Read the checkpoint with the final weights of a run; None for a network without training.
+
+    Raises:
+        RegbenchError: If the run has no such checkpoint, or has it no longer.
+    """
+    if not cell.epochs:
+        return None
+    record = read_record(directory) or read_tuned(directory)
+    if record is None:
+        loaded = load_checkpoint(directory)
+        if loaded is None or len(loaded[0]["progress"]["history"]) < cell.epochs:
+            raise RegbenchError(f"{directory} is not trained to the end; give the directory of a run that is")
+        return loaded[0]
+    saved = record.checkpoint
+    if saved is None:
+        raise RegbenchError(f"{directory} has no final weights: its status is {record.status}")
+    try:
+        return read_saved(directory, saved)
+    except Damaged as error:
+        raise RegbenchError(
+            f"{directory / saved.file}, which holds the final weights, cannot be evaluated: {error}; train them "
+            f"again: regbench train --config {directory / 'config.yaml'} --name again"
+        ) from error
+
+
+def _path(directory: Path, protocol: str) -> Path:
+    """Return where an evaluation that came after the record is kept."""
+    return directory / "evaluations" / f"{protocol}.json"

@@ -1,0 +1,142 @@
+"""The evaluations of a frozen network, each done once, and what records say of a run besides."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from regbench.benchmark.compute import Compute
+from regbench.benchmark.evaluate.features import Encoder
+from regbench.benchmark.evaluate.state import state_kind
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.checkpoint import remove_tensors
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.directory import read_numbered
+from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
+from regbench.benchmark.rundir.record import Cost, Images, PastAttempt, Score, Searched
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.progress import Progress
+from regbench.datasets.manifest import Manifest
+from regbench.files import signed
+from regbench.spaces import Range
+
+log = logging.getLogger("regbench")
+
+SELECTION = "selection"
+"""The name of the evaluation that hyperparameters are selected by, beside those of the protocols."""
+
+_STEP_TIMES = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+
+
+def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
+    """Return the backbone of a network, ready for the evaluations of a cell."""
+    encoder = Encoder(network.backbone, network.representation_dim)
+    return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
+
+
+def score(
+    attempt: Attempt, subject: Subject, label: str, protocols: Sequence[str], weights: str | None
+) -> dict[str, dict[str, Any]]:
+    """Score what hyperparameters are selected by, then the protocols; do not repeat what `scores.json` holds.
+
+    Args:
+        attempt: The right to write into the run directory.
+        subject: The network, frozen.
+        label: The method's name in the log.
+        protocols: The names of the evaluations.
+        weights: SHA-256 of the network's weights: scores of other weights are not taken from `scores.json`.
+
+    Returns:
+        `SELECTION` and each protocol -> its scores, the seconds it took and what read the images.
+    """
+    kept = read_numbered(attempt.directory, "scores.json")
+    done: dict[str, dict[str, Any]] = kept["done"] if kept and kept["weights"] == weights else {}
+    if done:
+        attempt.began(scores=list(done))
+    attempt.update(stage="tune")
+    for name in (SELECTION, *protocols):
+        if name != SELECTION:
+            attempt.update(stage="final")
+        if name in done:
+            continue
+        attempt.update(detail=name)
+        began_s = time.perf_counter()
+        found = subject.select() if name == SELECTION else subject.run(name)
+        done[name] = {
+            "scores": [asdict(entry) for entry in found],
+            "seconds": time.perf_counter() - began_s,
+            "loader": subject.backend,
+        }
+        attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
+        attempt.check()
+        # What the evaluation kept for the case that it is interrupted.
+        remove_tensors(attempt.directory, state_kind("*"), attempt.number)
+        log.info("%s: %s", label, ", ".join(score.text for score in found))
+    return done
+
+
+def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
+    """Return the scores of some evaluations in what `score` returned; a score of two evaluations comes once."""
+    found: dict[tuple[str, str], Score] = {}
+    for name in names:
+        for entry in done[name]["scores"]:
+            found[entry["name"], entry["split"]] = Score(**entry)
+    return tuple(found.values())
+
+
+def images_record(manifest: Manifest) -> Images:
+    """Return what a record says of its images."""
+    digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
+    return Images(str(manifest.source["name"]), digests)
+
+
+def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
+    """Return what a record says of the attempts that led to it; the last of them is about to end."""
+    attempts = read_attempts(directory)
+    attempts[-1]["finished"] = now()
+    found = []
+    for attempt in attempts:
+        times = {name: attempt.get(name) for name in ("number", "started", "finished", "ended", "error")}
+        from_step = attempt["progress"].get("began", {}).get("step")
+        found.append(PastAttempt(**times, hostname=attempt["owner"].get("hostname"), from_step=from_step))
+    return tuple(found)
+
+
+def searched_ranges(cell: Cell) -> dict[str, Searched]:
+    """Return what a record says of the search spaces of a cell's method and optimizer."""
+    found = {}
+    for group, space in (("method", cell.method.space), ("optimizer", cell.optimizer.space)):
+        for name, values in (space or {}).items():
+            if isinstance(values, Range):
+                found[f"{group}.{name}"] = Searched(values.scale, values.balances)
+    return found
+
+
+def cost_of(progress: Progress, evaluate_s: float) -> Cost:
+    """Sum up time, memory and energy of training; a step's times are medians over epochs of medians over steps."""
+    history = progress.history
+    train_s = sum(epoch["epoch_s"] for epoch in history) + progress.epoch_s
+    measured: dict[str, float] = {}
+    if history:
+        measured["img_per_s"] = sum(epoch["images"] for epoch in history) / train_s
+        for name in _STEP_TIMES:
+            measured[name] = statistics.median(epoch[name] for epoch in history)
+    for kind, joules in progress.energy_joules.items():
+        measured[f"energy_{kind}_joules"] = joules
+    return Cost(
+        train_s=train_s,
+        checkpoint_s=progress.checkpoint_s,
+        monitor_s=progress.monitor_s or None,
+        evaluate_s=evaluate_s,
+        peak_memory_bytes=progress.peak_memory_bytes or None,
+        peak_reserved_bytes=progress.peak_reserved_bytes or None,
+        peak_memory_kind=progress.peak_memory_kind,
+        loss_extra_bytes=progress.loss_extra_bytes or None,
+        **measured,
+    )

@@ -1,0 +1,96 @@
+"""Puts together what a training is made of: the network, the loader of its images, and the step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from regbench.benchmark.compute import Compute
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.distributed import World
+from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.step import Step
+from regbench.datasets.loading.loaders import PretrainingLoader
+from regbench.methods import Engine
+
+# torch renamed the setting, and warns of the old name where there is the new one.
+_BUFFERS = "forward_sync_buffers"
+if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    _BUFFERS = "broadcast_buffers"
+
+
+def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
+    """Build the network of a cell on a device.
+
+    Args:
+        cell: Whose network.
+        device: Where it computes.
+        state: A checkpoint whose weights it takes; None: it is as its seed initialises it.
+    """
+    network = SiameseNetwork(
+        cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
+    )
+    if state is not None:
+        network.load_state_dict(state["network"])
+    # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
+    # of the time.
+    return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoader:
+    """Open the images that this rank trains on."""
+    return PretrainingLoader(
+        cell.dataset,
+        cell.augmentation,
+        data_dir=compute.data_dir,
+        batch_size=cell.batch_size // world.size,
+        seed=cell.seed,
+        device=compute.device,
+        backend=compute.runtime.loader,
+        workers=compute.workers,
+        rank=world.rank,
+        world_size=world.size,
+        parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
+        # Autocast would make bfloat16 of them anyway; this takes half the memory.
+        dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
+    )
+
+
+def build_step(
+    cell: Cell,
+    world: World,
+    device: torch.device,
+    *,
+    network: nn.Module,
+    optimizer: Optimizer,
+    engine: Engine,
+    mark: Callable[[], Any],
+) -> Step:
+    """Return the step, with the network in DistributedDataParallel if there are several ranks."""
+    if world.group is not None:
+        # Synchronised BN gives every rank the same buffers, so they need not be sent.
+        buffers: dict[str, Any] = {_BUFFERS: False}
+        network = DistributedDataParallel(
+            network,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=world.group,
+            **buffers,
+            gradient_as_bucket_view=True,
+            static_graph=cell.micro_batch_size is None,
+        )
+    return Step(
+        network=network,
+        optimizer=optimizer,
+        method=cell.method,
+        engine=engine,
+        precision=cell.precision,
+        global_views=cell.augmentation.global_views,
+        micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
+        mark=mark,
+    )

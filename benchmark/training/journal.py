@@ -1,0 +1,200 @@
+"""Adds what the steps of a training leave to its progress: losses, times, memory and energy."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Stopwatch
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.distributed import World
+from regbench.benchmark.training.progress import Diverged, Progress
+from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
+from regbench.benchmark.training.step import PARTS, Stepped
+from regbench.methods import Engine
+from regbench.methods.engine import Shard
+
+log = logging.getLogger("regbench")
+
+_LAPS = ("data", *PARTS)
+_LOGGED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
+
+
+class Journal:
+    """The numbers of a training; steps leave them on the device, where they stay until `look`.
+
+    Attributes:
+        clock: Marks moments of the device.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        progress: Progress,
+        device: torch.device,
+        world: World,
+        engine: Engine,
+        attempt: Attempt | None,
+    ) -> None:
+        """Begin to measure.
+
+        Args:
+            cell: What is trained.
+            progress: What the numbers are added to.
+            device: The device of this rank.
+            world: The ranks.
+            engine: Knows which rank has which images.
+            attempt: Tells others of the progress; None on every rank but the first.
+        """
+        self.clock = Stopwatch(device)
+        self._cell, self._progress, self._attempt = cell, progress, attempt
+        self._device, self._world, self._engine = device, world, engine
+        self._energy = EnergyMeter(device)
+        self._epoch_began_s = 0.0
+        self._waits_since: Any = None
+        self._losses: list[dict[str, Tensor]] = []
+        self._laps: list[list[Any]] = []
+        self._views_NQ: list[Tensor] = []
+        self.restart_meters()
+
+    def restart_meters(self) -> None:
+        """Count memory and energy from now on: what was spent until now is not training's."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._memory = PeakMemory(self._device)
+        self._joules = self._energy.read_joules()
+
+    def begin_epoch(self) -> None:
+        """Start the clock of the present epoch, or of what is left of it."""
+        self._epoch_began_s = time.perf_counter() - self._progress.epoch_s
+        self.wait_for_batch()
+
+    def wait_for_batch(self) -> None:
+        """Mark the moment from which the loop waits for images."""
+        self._waits_since = self.clock.mark()
+
+    def leave_out(self, seconds: float) -> None:
+        """Take seconds that were spent on something else off the present epoch."""
+        self._epoch_began_s += seconds
+
+    def note(self, stepped: Stepped) -> None:
+        """Keep what a step left, without making the host wait for it."""
+        self._losses.append(stepped.terms)
+        self._laps.append([self._waits_since, *stepped.marks])
+        self._views_NQ = stepped.views_NQ
+
+    def look(self, steps_per_epoch: int) -> None:
+        """Add what was noted to the progress; the host waits for the device.
+
+        Raises:
+            Diverged: If a loss is not finite, or the embeddings have collapsed.
+        """
+        cell, progress = self._cell, self._progress
+        progress.epoch_s = time.perf_counter() - self._epoch_began_s
+        loss = self._add_losses(steps_per_epoch)
+        spread = feature_spread(self._gather(self._views_NQ[0]))
+        # While the rate still rises, the embeddings of a sound run may lie close together for a while.
+        is_warm = progress.step > cell.optimizer.warmup(steps_per_epoch)
+        if is_warm and spread < COLLAPSED_SPREAD:
+            reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
+            self._end_diverged(progress.step, steps_per_epoch, reason)
+        progress.last_good = {"step": progress.step, "loss": loss, "feature_spread": spread}
+        for marks in self._laps:
+            laps_ms = [self.clock.milliseconds(*lap) for lap in itertools.pairwise(marks)]
+            progress.laps_ms.append(laps_ms)
+        self._losses, self._laps = [], []
+        self._add_memory()
+        self._add_energy()
+        self._tell_progress(steps_per_epoch)
+
+    def end_epoch(self, learning_rate: float, steps: int) -> None:
+        """Make a row of the history of the epoch, all of whose steps have been looked at."""
+        cell, progress = self._cell, self._progress
+        terms = {name: total / steps for name, total in progress.sums.items()}
+        views_NQ = [self._gather(view_NQ) for view_NQ in self._views_NQ[:2]]
+        row: dict[str, Any] = {
+            "epoch": len(progress.history) + 1,
+            "loss": sum(terms.values()),
+            **spread_metrics(*views_NQ),
+            "learning_rate": learning_rate,
+            "epoch_s": progress.epoch_s,
+            "images": steps * cell.batch_size,
+            # A step begins when its images are there.
+            "step_ms": statistics.median(sum(laps_ms[1:]) for laps_ms in progress.laps_ms),
+        }
+        for name, laps_ms in zip(_LAPS, zip(*progress.laps_ms, strict=True), strict=True):
+            row[f"{name}_ms"] = statistics.median(laps_ms)
+        row["terms"] = terms
+        progress.history.append(row)
+        progress.sums, progress.laps_ms, progress.epoch_s = {}, [], 0.0
+        if self._attempt is not None:
+            self._attempt.update(epoch=row["epoch"])
+            numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4g}" for name in _LOGGED)
+            img_per_s = row["images"] / row["epoch_s"]
+            log.info("%s epoch %d/%d: %s, %.0f img/s", cell.label, row["epoch"], cell.epochs, numbers, img_per_s)
+
+    def _add_losses(self, steps_per_epoch: int) -> float:
+        """Add up the addends of the noted steps' losses; return the last step's loss."""
+        progress = self._progress
+        names = list(self._losses[0])
+        rows = [torch.stack([terms[name] for name in names]) for terms in self._losses]
+        # One copy for all steps: each copy from a GPU makes the host wait.
+        values = torch.stack(rows).tolist()
+        first = progress.step - len(values) + 1
+        for step, row in enumerate(values, start=first):
+            terms = dict(zip(names, row, strict=True))
+            if not math.isfinite(sum(row)):
+                self._end_diverged(step, steps_per_epoch, f"the loss is not finite ({terms})")
+            for name, value in terms.items():
+                progress.sums[name] = progress.sums.get(name, 0.0) + value
+        return float(sum(values[-1]))
+
+    def _gather(self, view_NQ: Tensor) -> Tensor:
+        """Return the embeddings of all ranks."""
+        return Shard.of(view_NQ, self._engine).gather(view_NQ)
+
+    def _end_diverged(self, step: int, steps_per_epoch: int, reason: str) -> None:
+        epoch = (step - 1) // steps_per_epoch + 1
+        raise Diverged(self._cell.label, step, epoch, reason, self._progress)
+
+    def _add_memory(self) -> None:
+        progress, memory = self._progress, self._memory
+        allocated, reserved = self._world.maximum(memory.read_bytes(), memory.read_reserved_bytes())
+        progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(allocated))
+        progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))
+        progress.peak_memory_kind = memory.kind
+
+    def _add_energy(self) -> None:
+        joules, before, total = self._energy.read_joules(), self._joules, self._progress.energy_joules
+        for kind in ENERGY_KINDS:
+            new = joules.get(kind, 0.0) - before.get(kind, 0.0)
+            # Every rank has a GPU of its own, but the ranks of a machine share its processors.
+            is_counted = kind == "gpu" or self._world.local_rank == 0
+            new = self._world.sum(new if is_counted else 0.0)
+            if new:
+                total[kind] = total.get(kind, 0.0) + new
+        self._joules = joules
+
+    def _tell_progress(self, steps_per_epoch: int) -> None:
+        if self._attempt is None:
+            return
+        cell, step = self._cell, self._progress.step
+        steps = cell.epochs * steps_per_epoch
+        done = (step - 1) % steps_per_epoch + 1
+        img_per_s = done * cell.batch_size / self._progress.epoch_s
+        self._attempt.update(
+            epoch=len(self._progress.history),
+            epochs=cell.epochs,
+            step=step,
+            steps=steps,
+            img_per_s=img_per_s,
+            remaining_s=(steps - step) * cell.batch_size / img_per_s,
+        )
