@@ -25,6 +25,10 @@ Cut = Literal["random", "center", "patches"]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
+PATCH_JITTER = 24
+"""How far a patch is moved at most, px."""
+
+
 @settings
 class ViewConfig:
     """The augmentation of one view; the defaults are the paper's first view.
@@ -60,29 +64,27 @@ class ViewConfig:
     solarize_threshold: Annotated[int, Field(ge=0, le=255)] = 130
 
     def __post_init__(self) -> None:
-        """Refuse ranges that end before they begin.
-
-        Raises:
-            RegbenchError: Naming the range.
-        """
+        """Refuse ranges that end before they begin."""
         for name in ("crop_scale", "crop_ratio", "blur_sigma"):
             low, high = getattr(self, name)
             if low > high:
                 raise RegbenchError(f"augmentation: {name} is [{low},{high}]; give the smaller number first")
 
 
-UNCHANGED = ViewConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
-"""Cropped and flipped only."""
-
-
 @settings
 class ViewsConfig(ViewConfig):
     """The views of one kind, of which an image can have many: their augmentation, size and number.
 
+    A kind is cut in one of three ways. "random": random resized crops. "center": the shorter side is resized to
+    `resize` px and the central square is kept, flipped as `flip_p` says. "patches": of the 3 x 3 overlapping squares of
+    one random resized crop of `resize` px, each moved by up to `PATCH_JITTER` px, `count` different ones (Gidaris et
+    al., "OBoW", CVPR 2021). Patches of an image share their photometric parameters; the contrast is about the mean of
+    the patch.
+
     Attributes:
         count: How many of them an image has.
         size: Their side, px; null: the data set's image size.
-        cut: How they are cut out of an image, see `CropConfig`.
+        cut: How they are cut out of an image: "random", "center" or "patches".
         resize: Side in px, see `cut`.
         local: Whether they show a small part of the image. A loss compares each global view with all others.
     """
@@ -92,6 +94,30 @@ class ViewsConfig(ViewConfig):
     cut: Cut = "random"
     resize: AtLeastOne | None = None
     local: bool = False
+
+    def of_size(self, image_size: int) -> ViewsConfig:
+        """Return the same kind with the data set's image size, in px, where it has no size of its own.
+
+        Raises:
+            RegbenchError: If its numbers do not fit each other.
+        """
+        size = self.size or image_size
+        needed = {"random": 0, "center": size, "patches": size + PATCH_JITTER}[self.cut]
+        if needed and (self.resize or 0) < needed:
+            raise RegbenchError(f"crops: resize is {self.resize}; {self.cut} of {size} px needs at least {needed}")
+        if self.cut == "patches" and self.count > 9:
+            raise RegbenchError(f"crops: count is {self.count}; there are 9 patches")
+        return replace(self, size=size)
+
+    @property
+    def side(self) -> int:
+        """The side of these views in px, which `of_size` has filled in."""
+        assert self.size is not None
+        return self.size
+
+
+UNCHANGED = ViewsConfig(jitter_p=0.0, grayscale_p=0.0, blur_p=0.0, solarize_p=0.0)
+"""Cropped and flipped only."""
 
 
 def _two_views() -> dict[str, ViewsConfig]:
@@ -113,11 +139,7 @@ class AugmentationConfig:
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
-        """Refuse views that no loss can take.
-
-        Raises:
-            RegbenchError: Naming what is wrong with them.
-        """
+        """Refuse views that no loss can take."""
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
             given = ", ".join(f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items())
@@ -138,72 +160,25 @@ class AugmentationConfig:
     def pair(self) -> AugmentationConfig:
         """Return the same with its first two views only: what evaluations that need two views look at."""
         views: dict[str, ViewsConfig] = {}
+        wanted = 2
         for name, kind in self.views.items():
-            if wanted := min(kind.count, 2 - sum(each.count for each in views.values())):
-                views[name] = replace(kind, count=wanted)
+            taken = min(kind.count, wanted)
+            wanted -= taken
+            if taken:
+                views[name] = replace(kind, count=taken)
         return replace(self, views=views)
 
-    def crops(self, image_size: int) -> MultiCropConfig:
-        """Return the crops that the views are, for images of a data set whose image size is `image_size` px."""
-        crops = tuple(
-            CropConfig(view=kind, size=kind.size or image_size, count=kind.count, cut=kind.cut, resize=kind.resize)
-            for kind in self.views.values()
-        )
-        return MultiCropConfig(crops=crops, interpolation=self.interpolation)
+    def kinds(self, image_size: int) -> list[ViewsConfig]:
+        """List the kinds of views with their sizes, for a data set whose image size is `image_size` px.
+
+        Raises:
+            RegbenchError: If a kind cannot be cut.
+        """
+        return [kind.of_size(image_size) for kind in self.views.values()]
 
     def sizes_px(self, image_size: int) -> list[int]:
         """List the side of each view, px."""
-        return [kind.size or image_size for kind in self.views.values() for _ in range(kind.count)]
-
-
-PATCH_JITTER = 24
-
-
-@settings
-class CropConfig:
-    """Views of one kind, of which an image can have many.
-
-    Attributes:
-        view: Their augmentation.
-        size: Their side, px.
-        count: How many of them.
-        cut: "random": random resized crops; "center": the shorter side resized to `resize` px, the central square kept,
-            flipped as `view` says; "patches": of the 3 x 3 overlapping squares of one random resized crop of `resize`
-            px, each moved by up to `PATCH_JITTER` px, `count` different ones (Gidaris et al., "OBoW", CVPR 2021).
-            Patches of an image share their photometric parameters; the contrast is about the mean of the patch.
-        resize: Side in px, see `cut`.
-    """
-
-    view: ViewConfig
-    size: AtLeastOne
-    count: AtLeastOne = 1
-    cut: Cut = "random"
-    resize: AtLeastOne | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that do not fit each other.
-
-        Raises:
-            RegbenchError: Naming the number.
-        """
-        needed = {"random": 0, "center": self.size, "patches": self.size + PATCH_JITTER}[self.cut]
-        if needed and (self.resize or 0) < needed:
-            raise RegbenchError(f"crops: resize is {self.resize}; {self.cut} of {self.size} px needs at least {needed}")
-        if self.cut == "patches" and self.count > 9:
-            raise RegbenchError(f"crops: count is {self.count}; there are 9 patches")
-
-
-@settings
-class MultiCropConfig:
-    """All views of an image, as loaders cut them.
-
-    Attributes:
-        crops: The kinds of views, in the order in which they are delivered.
-        interpolation: Filter that resizes them.
-    """
-
-    crops: tuple[CropConfig, ...]
-    interpolation: Interpolation = "bilinear"
+        return [kind.side for kind in self.kinds(image_size) for _ in range(kind.count)]
 
 
 @settings
@@ -234,11 +209,7 @@ class DatasetConfig:
     train_per_class: AtLeastOne | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not fit each other.
-
-        Raises:
-            RegbenchError: Naming the data set.
-        """
+        """Refuse numbers that do not fit each other."""
         where = f"data set '{self.name}'"
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise RegbenchError(f"{where}: the name is a folder's name: no '/', no leading '.', not empty")

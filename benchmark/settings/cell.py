@@ -208,7 +208,7 @@ class Cell:
         """
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
-        self.augmentation.crops(self.dataset.image_size)  # which refuses what cannot be cut
+        self.augmentation.kinds(self.dataset.image_size)  # which refuses what cannot be cut
         if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
             self.optimizer.refuse_long_warmup(1, self.epochs)
         if 0 < self.epochs < self.evaluation.every_epochs:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from regbench.datasets.config import CropConfig
+from regbench.datasets.config import ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.draws import Floats as Floats
 from regbench.datasets.loading.draws import Ints as Ints
@@ -51,25 +51,26 @@ class CropShape:
         return [part.view(count, size, size, self.channels) for size, part in parts]
 
 
-def boxes_of(crop: CropConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
+def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
     """Draw what to cut out of N images for one view: (N, 9), each a box as in `BOX`.
 
     Args:
-        crop: the kind of view.
-        number: which of its `count`.
+        kind: The kind of view.
+        number: Which of its `count`.
         key: (N,) from `draws.keys`; patches of an image have the same.
         heights: (N,) of the images, px.
         widths: (N,) of the images, px.
     """
-    view = crop.view
-    if crop.cut == "center":
-        boxes = center_boxes(heights, widths, crop.resize or crop.size, crop.size)
-        boxes[:, 4] = draws.flips(key, view.flip_p)
+    resized = kind.resize or kind.side
+    if kind.cut == "center":
+        boxes = center_boxes(heights, widths, resized, kind.side)
+        boxes[:, 4] = draws.flips(key, kind.flip_p)
         return boxes
-    random = draws.crop_boxes(key, heights, widths, view.crop_scale, view.crop_ratio, view.flip_p)
-    resized = crop.resize or crop.size
-    kept = draws.patches(key, number, resized, crop.size) if crop.cut == "patches" else np.zeros((len(key), 2), int)
-    return np.concatenate([random, np.full((len(key), 2), resized), kept], axis=1)
+    random = draws.crop_boxes(key, heights, widths, kind.crop_scale, kind.crop_ratio, kind.flip_p)
+    first = np.zeros((len(key), 2), int)
+    if kind.cut == "patches":
+        first = draws.patches(key, number, resized, kind.side)
+    return np.concatenate([random, np.full((len(key), 2), resized), first], axis=1)
 
 
 def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Required, Self, TypedDict, TypeVar
+from typing import Any, Generic, Required, Self, TypedDict, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regbench.datasets.beton import Beton
-from regbench.datasets.config import CropConfig, DatasetConfig, MultiCropConfig
+from regbench.datasets.config import DatasetConfig, Interpolation, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import CropLoader, CropShape, CropStream, Floats, Ints, boxes_of
 from regbench.datasets.loading.photometric import Normalize, chains, photometric
@@ -91,23 +91,25 @@ class View:
     """One view of an image.
 
     Attributes:
-        crop: Its kind.
+        kind: Its kind.
         number: Which of that kind it is.
         drawn: The number that its random draws depend on.
     """
 
-    crop: CropConfig
+    kind: ViewsConfig
     number: int
     drawn: int
 
 
-def _views(crops: Sequence[CropConfig]) -> list[View]:
+def _views(kinds: Sequence[ViewsConfig]) -> list[View]:
     """List the views of all kinds, in the order in which they are delivered."""
-    numbers = iter(draws.view_numbers(sum(crop.count for crop in crops)))
+    numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
     views = []
-    for crop in crops:
-        own = list(islice(numbers, crop.count))
-        views += [View(crop, n, own[0] if crop.cut == "patches" else own[n]) for n in range(crop.count)]
+    for kind in kinds:
+        own = list(islice(numbers, kind.count))
+        for number, drawn in enumerate(own):
+            # Patches are parts of one crop, so they share its draws.
+            views.append(View(kind, number, own[0] if kind.cut == "patches" else drawn))
     return views
 
 
@@ -142,8 +144,9 @@ class EpochLoader:
         self,
         dataset: DatasetConfig,
         beton: Beton,
-        augmentation: MultiCropConfig,
+        kinds: Sequence[ViewsConfig],
         *,
+        interpolation: Interpolation,
         batch_size: int,
         seed: int = 0,
         device: torch.device,
@@ -157,7 +160,8 @@ class EpochLoader:
         Args:
             dataset: The data set of the split.
             beton: The file of the split.
-            augmentation: The views of each image.
+            kinds: The views of each image.
+            interpolation: The filter that resizes them.
             batch_size: Images a batch.
             seed: See `Reading`, as for what follows.
             device: See `Reading`.
@@ -171,6 +175,8 @@ class EpochLoader:
         """
         if backend not in BACKENDS:
             raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
+        if interpolation not in get_args(Interpolation):
+            raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
         if workers < 1 or batch_size < 1:
             raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
         if backend == "auto":
@@ -179,11 +185,11 @@ class EpochLoader:
         self.batch_size = batch_size
         self.device = device
         self._beton = beton
-        self._views = views or _views(augmentation.crops)
+        self._views = views or _views(kinds)
         self._seed = seed
         self._dtype = dtype
-        sizes = tuple(view.crop.size for view in self._views)
-        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=augmentation.interpolation)
+        sizes = tuple(view.kind.side for view in self._views)
+        self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._transfer = _Transfer(device)
         self._normalize = Normalize(dataset.mean, dataset.std, device)
         self._crops: CropLoader
@@ -212,13 +218,13 @@ class EpochLoader:
         def boxes(indices: Ints) -> Ints:
             sides = self._beton.heights[indices], self._beton.widths[indices]
             per_view = zip(self._views, keys(indices, draws.CROP), strict=True)
-            return np.stack([boxes_of(view.crop, view.number, key, *sides) for view, key in per_view], axis=1)
+            return np.stack([boxes_of(view.kind, view.number, key, *sides) for view, key in per_view], axis=1)
 
         def chains_of(indices: Ints) -> Floats:
             per_view = []
             for view, key in zip(self._views, keys(indices, draws.PHOTOMETRIC), strict=True):
-                drawn = draws.photometric_draws(key, view.crop.view)
-                per_view.append(chains(drawn, view.crop.view, self._shape.channels))
+                drawn = draws.photometric_draws(key, view.kind)
+                per_view.append(chains(drawn, view.kind, self._shape.channels))
             return np.stack(per_view, axis=1)
 
         def finish(indices: Ints, flat: Tensor) -> Batch:

@@ -13,14 +13,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from regbench.datasets.config import (
-    UNCHANGED,
-    AugmentationConfig,
-    CropConfig,
-    DatasetConfig,
-    Interpolation,
-    MultiCropConfig,
-)
+from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View
@@ -75,8 +68,9 @@ class PretrainingLoader(EpochLoader):
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"
             )
-        views = augmentation.crops(dataset.image_size)
-        super().__init__(dataset, beton, views, batch_size=batch_size, **reading)
+        kinds = augmentation.kinds(dataset.image_size)
+        interpolation = augmentation.interpolation
+        super().__init__(dataset, beton, kinds, interpolation=interpolation, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
             # With the first image numba reads its compiled code, or compiles it: no part of the time of training.
@@ -134,8 +128,9 @@ class ViewLoader(EpochLoader):
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)
         self.num_samples = len(self._indices)
-        views = augmentation.pair().crops(dataset.image_size)
-        super().__init__(dataset, beton, views, batch_size=min(batch_size, self.num_samples), **reading)
+        kinds = augmentation.pair().kinds(dataset.image_size)
+        interpolation, batch_size = augmentation.interpolation, min(batch_size, self.num_samples)
+        super().__init__(dataset, beton, kinds, interpolation=interpolation, batch_size=batch_size, **reading)
 
     def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
         """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last batch may be short."""
@@ -186,13 +181,14 @@ class EvalLoader(EpochLoader):
         self._labels = torch.from_numpy(beton.labels)
         self.num_samples = len(self._indices)
         self._random = transform == "crop_flip"
-        crop = CropConfig(view=replace(UNCHANGED, crop_scale=crop_scale), size=dataset.image_size)
+        kind = replace(UNCHANGED, size=dataset.image_size, crop_scale=crop_scale)
         if not self._random:
-            crop = replace(crop, view=replace(UNCHANGED, flip_p=0.0), cut="center", resize=dataset.eval_resize)
-        augmentation = MultiCropConfig(crops=(crop,), interpolation=interpolation)
-        views = [View(crop, 0, draws.EVALUATION_VIEW)]
+            kind = replace(kind, flip_p=0.0, cut="center", resize=dataset.eval_resize)
+        views = [View(kind, 0, draws.EVALUATION_VIEW)]
         batch_size = min(batch_size, self.num_samples)
-        super().__init__(dataset, beton, augmentation, batch_size=batch_size, views=views, **reading)
+        super().__init__(
+            dataset, beton, [kind], interpolation=interpolation, batch_size=batch_size, views=views, **reading
+        )
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""

@@ -164,11 +164,11 @@ def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> t
         chosen[split] = {}
         taken_from[split] = f"{first}/, {share:.3g} of each class by the hash of CLASS/NAME"
     rest: dict[str, list[Path]] = {}
-    for label, files in train.items():
+    for label, images in train.items():
         # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
-        ranked = sorted(files, key=lambda path: hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest())
+        ranked = sorted(images, key=lambda path: hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest())
         # At least one image in each split.
-        count = min(max(1, round(share * len(files))), (len(files) - 1) // max(1, len(missing)))
+        count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))
         for number, split in enumerate(missing):
             chosen[split] = {**chosen[split], label: sorted(ranked[number * count : (number + 1) * count])}
         rest[label] = sorted(ranked[len(missing) * count :])

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regbench.datasets.beton import RAW, Beton
-from regbench.datasets.config import CropConfig, DatasetConfig, Interpolation, ViewConfig
+from regbench.datasets.config import DatasetConfig, Interpolation, ViewConfig, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -70,7 +70,7 @@ class Task:
         return self.images.dataset
 
     @property
-    def views(self) -> tuple[ViewConfig, ViewConfig]:
+    def views(self) -> tuple[ViewsConfig, ViewsConfig]:
         """The augmentation of each."""
         first, second = self.images.augmentation.views.values()
         return first, second
@@ -232,8 +232,8 @@ def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:
         both = []
         for number, view in enumerate(task.views):
             key = draws.keys(0, epoch, indices, draws.CROP, number)
-            crop = CropConfig(view=view, size=task.dataset.image_size)
-            both.append(boxes_of(crop, 0, key, beton.heights[indices], beton.widths[indices]))
+            kind = view.of_size(task.dataset.image_size)
+            both.append(boxes_of(kind, 0, key, beton.heights[indices], beton.widths[indices]))
         return np.stack(both, axis=1)
 
     return draw

@@ -22,14 +22,7 @@ from torchvision.transforms.v2 import functional as F
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
-from regbench.datasets.config import (
-    AugmentationConfig,
-    CropConfig,
-    DatasetConfig,
-    MultiCropConfig,
-    ViewConfig,
-    ViewsConfig,
-)
+from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewConfig, ViewsConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import boxes_of, center_boxes
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
@@ -424,10 +417,9 @@ def test_refusals(
     refused("unknown transform 'x'", evaluation, transform="x")
     for of in (evaluation, AugmentationConfig):
         refused("interpolation=x must be bicubic, bilinear or area", of, interpolation="x")
-    refused("interpolation=x must be bicubic, bilinear or area", MultiCropConfig, crops=(), interpolation="x")
     refused("count is 10; there are 9 patches", preset, name="obow", patches__count=10)
     refused("resize is 256; patches of 240 px needs at least 264", preset, name="obow", patches__size=240)
-    refused("cut=x must be random, center or patches", CropConfig, view=ViewConfig(), size=8, cut="x")
+    refused("cut=x must be random, center or patches", ViewsConfig, size=8, cut="x")
     refused("count=0 must be a whole number, at least 1", preset, name="swav", local__count=0)
     refused("two or more, the global ones before the local ones", AugmentationConfig, views={})
     for first, second in ((True, False), (True, True)):
@@ -583,7 +575,7 @@ def test_crops_of_swav_and_obow(backend: str, two_views: Open) -> None:
 
 
 def test_patches_are_different_parts_of_one_crop() -> None:
-    patches = preset("obow", patches__count=9).crops(224).crops[2]
+    patches = preset("obow", patches__count=9).kinds(224)[2]
     key = draws.keys(0, 0, np.arange(200), draws.CROP)
     size = np.full(200, 300)
     boxes = np.stack([boxes_of(patches, number, key, size, size) for number in range(9)], axis=1)
@@ -598,7 +590,7 @@ def test_patches_are_different_parts_of_one_crop() -> None:
 
 
 def test_the_image_of_obow_is_its_centre_and_may_be_flipped() -> None:
-    whole = preset("obow").crops(224).crops[0]
+    whole = preset("obow").kinds(224)[0]
     key = draws.keys(0, 0, np.arange(100), draws.CROP)
     boxes = boxes_of(whole, 0, key, np.full(100, 375), np.full(100, 500))
     assert 30 < boxes[:, 4].sum() < 70
