@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def bare_img_per_s(bench: Bench, network: str, batch: int, q: int, side_px: int)
     backbone = torchvision.models.get_model(network)
     width, backbone.fc = backbone.fc.in_features, nn.Identity()
     hidden = [nn.Linear(width, q), nn.BatchNorm1d(q), nn.ReLU(), nn.Linear(q, q), nn.BatchNorm1d(q), nn.ReLU()]
-    module = nn.Sequential(backbone, *hidden, nn.Linear(q, q)).to(bench.device, memory_format=torch.channels_last)
+    module = nn.Sequential(backbone, *hidden, nn.Linear(q, q)).to(bench.device)
+    module = module.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
     views = torch.randn(2, batch, 3, side_px, side_px, device=bench.device)
     laid_out = [view.contiguous(memory_format=torch.channels_last) for view in views]
@@ -168,7 +169,7 @@ def describe_machine(device: torch.device) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def write_page(device: torch.device, out: Path, parts: dict[str, Callable[[Bench], str]]) -> bool:
+def write_page(device: torch.device, out: Path, parts: Mapping[str, Callable[[Bench], str]]) -> bool:
     """Measure each part in a process of its own, for an error of CUDA leaves nothing usable behind.
 
     Returns:

@@ -58,6 +58,8 @@ def _enter(environment: dict[str, str], function: Callable[..., None], arguments
     # The fork server has the environment of the time when it was started.
     os.environ.clear()
     os.environ.update(environment)
+    # Processes that this one starts, such as a DataLoader's, begin as they would in the caller.
+    multiprocessing.set_start_method(None, force=True)
     function(*arguments)
 
 

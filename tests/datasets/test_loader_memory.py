@@ -48,7 +48,8 @@ def read_some(here: Place, images: Images) -> Iterator[int]:
 def most(images: Images) -> int:
     """Return the private bytes of that of two ranks which needs more."""
     with Processes(2, read_some, images) as readers:
-        return max(readers.ask(lambda reader: next(reader)))
+        found: list[int] = readers.ask(lambda reader: next(reader))
+        return max(found)
 
 
 @pytest.mark.slow
