@@ -485,6 +485,12 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
     assert choice.budget == 8
 
 
+def test_a_search_ends_when_those_of_all_methods_have_ended(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """The last of them has nothing to search: it is the network without training."""
+    search(sweep_file(tmp_path, ["method=tcr", ROWS[0]], [*settings, "epochs=4"]), folder, 6, peak(100.0))
+    assert Counter(cell.epochs for cell in tried(folder, "TCR")) == {1: 8, 2: 4, 4: 2}
+
+
 def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
     surface = peak(100.0)
     search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8"]), folder, 3, surface)
