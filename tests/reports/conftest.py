@@ -49,7 +49,7 @@ RATE = {"selected_on": "tuning", "chosen": 0.5, "candidates": {"0.02": 70.1, "0.
 PATIENCE_MS = 1000 * PATIENCE_S
 
 STILL: Any = {"offline": True, "reduced_motion": "reduce"}
-"""How tests open a page: without a network, and without smooth scrolling, in which a busy machine's clicks go astray."""
+"""How tests open a page: without a network and without smooth scrolling, where clicks on a busy machine go astray."""
 
 Make = Callable[..., Path]
 

@@ -573,6 +573,19 @@ def test_a_job_that_cannot_begin_is_tried_twice_and_says_why(user: User) -> None
     assert user.slurm.run("2") == 2
 
 
+def test_the_last_words_of_a_job_that_cannot_begin_are_told(user: User) -> None:
+    user.write("method=vicreg")
+    instead = user.folder / "instead"  # of Python
+    instead.write_text("#!/bin/sh\nfor number in 1 2 3 4 5; do echo word $number >&2; done\nexit 2\n")
+    instead.chmod(0o755)
+    user.submit(f"cluster.container={instead}")
+    for _ in range(2):
+        user.slurm.run("1")
+    (status,) = user.statuses()
+    assert "job 1 did not come to run regbench" in status.detail
+    assert ("word 5" in status.detail, "word 1" in status.detail) == (True, False)
+
+
 class Lives:
     """The lives of Slurm jobs that evaluate an untrained network, whose probe is slow."""
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Cost
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
-from regbench.sweeps.forecast import largest_fitting, plan, rows, summary
+from regbench.sweeps.forecast import largest_fitting, plan, refuse_oversized, rows, summary
 from tests.records import made
 
 IN100 = ("dataset=in100", "augmentation=imagenet", "network=resnet18", "batch_size=256", "cluster.gpus=8")
@@ -24,9 +25,9 @@ def ran(runs: Path, overrides: list[str], **more: Any) -> None:
 
 
 def test_gpu_hours_by_the_time_of_like_cells(tiny: list[str], tmp_path: Path) -> None:
-    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for the evaluation, takes 10 epochs 1800 s."""
+    """What took 2 GPUs 60 s for each of 2 epochs, and 600 s for evaluations, takes 10 epochs 1800 s."""
     runs = tmp_path / "runs"
-    environment, cost = {"world_size": 2}, Cost(train_s=120.0, evaluate_s=600.0)
+    environment, cost = {"world_size": 2}, Cost(train_s=120.0, monitor_s=100.0, evaluate_s=500.0)
     ran(runs, [*tiny, "method=vicreg", "seed=7"], environment=environment, cost=cost)
     ran(runs, [*tiny, "method=vicreg", "seed=8", "embedding_dim=32"], cost=Cost(train_s=1e9, evaluate_s=1e9))
     ran(runs, [*tiny, "method=vicreg", "seed=9"], status="diverged", cost=Cost(train_s=1e9, evaluate_s=1e9))
@@ -102,3 +103,13 @@ def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str]) -> None:
         (limited,) = plan(load_grid([*settings, f"cluster.gpu_memory_gib={gib}"]))
         assert limited.fits is fits
         assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]
+
+
+def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> None:
+    """Somebody ran it with --oversized, or on a larger GPU; the others are not refused for it."""
+    sweep = load_grid([*tiny, "method=vicreg", "cluster.gpu_memory_gib=0.0001"])
+    with pytest.raises(RegbenchError, match="1 cells are predicted not to fit a GPU, such as VICReg with q=16"):
+        refuse_oversized(sweep)
+    (cell,) = sweep.cells
+    write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())
+    refuse_oversized(sweep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -298,6 +299,44 @@ def test_each_optimizer_is_a_setting_of_its_own(
     assert "optimizer" in choice_table(choice).splitlines()[0]
 
 
+def column(choice: TuningChoice, name: str) -> list[str]:
+    """The texts of a column of the table of what was chosen."""
+    head, rule, *rows = choice_table(choice).split("\n\n")[0].splitlines()
+    (place,) = (
+        slice(*dashes.span())
+        for dashes in re.finditer("-+", rule)
+        if head[dashes.start() : dashes.end()].strip() == name
+    )
+    return [row[place].strip() for row in rows]
+
+
+def test_the_table_says_of_each_method_what_was_tried(
+    cells: tuple[Cell, ...], folder: Path, tiny_data_dir: Path
+) -> None:
+    """The budget of the tuning is the largest. Both have the same learning rate, which a reader wants to know too."""
+    tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
+    for cell, value in zip(cells[:3], (50.0, 60.0, 55.0), strict=True):
+        score(folder, cell, value)
+    choice = choose(folder)
+    assert choice.budget == 2
+    assert column(choice, "tried") == ["2", "1"]
+    assert column(choice, "runner-up") == ["50.00", "–"]
+    for entry in choice.choices:
+        assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
+
+
+def test_learning_rates_of_the_probe_make_no_setting(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=vicreg evaluation.probe.learning_rates=[0.1],[1]"], settings)
+    cells = load_sweep(str(path)).cells
+    tune.begin(cells, folder, tiny_data_dir, unequal=False)
+    for cell, value in zip(cells, (50.0, 60.0), strict=True):
+        score(folder, cell, value)
+    (entry,) = choose(folder).choices
+    assert [ranked.cell_id for ranked in entry.ranking] == [cells[1].id, cells[0].id]
+
+
 def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     grid = load_sweep(str(path), overrides)
     run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
@@ -446,6 +485,12 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
     assert choice.budget == 8
 
 
+def test_a_search_ends_when_those_of_all_methods_have_ended(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """The last of them has nothing to search: it is the network without training."""
+    search(sweep_file(tmp_path, ["method=tcr", ROWS[0]], [*settings, "epochs=4"]), folder, 6, peak(100.0))
+    assert Counter(cell.epochs for cell in tried(folder, "TCR")) == {1: 8, 2: 4, 4: 2}
+
+
 def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, settings: list[str], folder: Path) -> None:
     surface = peak(100.0)
     search(sweep_file(tmp_path, ["method=tcr"], [*settings, "epochs=8"]), folder, 3, surface)
@@ -454,6 +499,7 @@ def test_what_is_stopped_early_was_not_among_the_better_half(tmp_path: Path, set
         scores = {cell.method: surface(cell) or 0.0 for cell in cells if cell.epochs == epochs}
         best = sorted(scores, key=lambda method: -scores[method])[:kept]
         assert {cell.method for cell in cells if cell.epochs == 2 * epochs} == set(best)
+    assert column(choose(folder), "runner-up") == ["–"]  # no score of a shorter training stands beside the chosen
 
 
 def test_a_short_training_warms_up_as_much_shorter(tmp_path: Path, settings: list[str], folder: Path) -> None:
@@ -525,6 +571,15 @@ def test_a_search_closes_in_on_the_best_and_goes_beyond_an_end_of_the_space(
     path = sweep_file(tmp_path, [f"{row} optimizer.base_lr=1"], settings)
     search(path, folder, 16, lambda cell: 90 - abs(getattr(cell.method, name) - best) / 10)
     assert values(folder, name) == brackets
+
+
+def test_the_first_bracket_is_the_largest_and_spreads_the_methods_own_values_most_evenly(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """Twelve trainings pay for brackets of eight and of four. Nobody has stated the learning rate, which varies too."""
+    path = sweep_file(tmp_path, ["method=tcr method.alignment_weight=interval(0,16)"], settings)
+    search(path, folder, 12, peak(10.0))
+    assert values(folder)[:8] == [8, 4, 12, 2, 10, 6, 14, 1]  # of Halton's sequence, those in base 2
 
 
 def test_a_search_closes_in_on_the_best_of_full_length(tmp_path: Path, settings: list[str], folder: Path) -> None:
