@@ -70,10 +70,8 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     slugs, tasks = Slugs(), {}
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
         records.sort(key=lambda r: (r.untrained, r.label, r.seed, r.cell_id))
-        long, short = [], []
-        for record in records:
-            (short if record.sha256 in brief else long).append(record)
-        for summary in summarize(long, short=short):
+        short = [r for r in records if r.sha256 in brief]
+        for summary in summarize([r for r in records if r.sha256 not in brief], short=short):
             title = f"{name}, {summary.records[0].backbone}"
             if splits[name] > 1:
                 title += f", test split {sha256[:8]}"

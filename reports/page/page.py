@@ -69,7 +69,8 @@ def render_page(
     Returns:
         HTML that needs no other file and no network.
     """
-    sections, cells, heads = [], [], {}
+    sections, cells = [], []
+    heads: dict[str, str] = {}
     for number, (summary, made) in enumerate(zip(summaries, tables, strict=True), start=1):
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
@@ -222,7 +223,9 @@ def _hyperparameters(row: Row) -> str:
 
 def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:
     """Collect what the page tells of each cell of its task of this number; short trainings of searches come last."""
-    places, groups, told = {}, {}, []
+    told = []
+    places: dict[int, int] = {}
+    groups: dict[int, int] = {}
     for place, row in enumerate(summary.rows):
         places |= dict.fromkeys(map(id, row.records), place)
     for group, configuration in enumerate([*summary.configurations, *summary.short]):

@@ -75,12 +75,12 @@ def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
         accuracies.append(below(accuracy))
     draw_line(axes, along, accuracies, lw=1.1, **look)
     xs, ys, diverged = [], [], []
-    for value, accuracy in one.points:
-        if accuracy is None:
+    for value, reached in one.points:
+        if reached is None:
             diverged.append(place(value))
         else:
             xs.append(place(value))
-            ys.append(below(accuracy))
+            ys.append(below(reached))
     draw_line(axes, xs, ys, marker=style.marker, ms=3.5, ls="", **look)
     draw_line(axes, diverged, [_FLOOR] * len(diverged), marker="x", ms=3.5, ls="", **look)
     low, high = along[0], along[-1]
