@@ -1,43 +1,43 @@
-"""The leaderboard's files: a page for all, for each task and each method, and scripts with the cells.
+"""The leaderboard of many bundles: the report's page for each task, a page for each method, and one that leads to all.
 
-Pages hold their tables as JSON, which the script of the site shows a hundred rows at a time. What is known of single
-cells lies in `data/`, in scripts that a page loads when it is asked for one: a page from a disk can load nothing else.
+Each page stands alone, as a report does, so the site opens from a disk.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from regbench.errors import RegbenchError
 from regbench.files import write_bytes
-from regbench.reports.board.cells import cell_scripts
-from regbench.reports.board.columns import Table, as_json, digests, links, means, numbers, table, texts
 from regbench.reports.board.gather import Gathered, gather, key_of
-from regbench.reports.board.measured import COSTS as TASK_COSTS
-from regbench.reports.board.measured import MEASURES, measured, stat_entry
-from regbench.reports.board.method import Place, method_content, sensitivity_table
-from regbench.reports.board.tasks import Slugs, Task, repeated, tasks_of, tried
+from regbench.reports.board.tasks import Repeated, Slugs, repeated, tasks_of
 from regbench.reports.collecting import uncollected
-from regbench.reports.page.drawing import Drawing, styles, unique_ids
-from regbench.reports.page.figures import COSTS, DRAWN_CURVES, EFFECTIVE_RANK, scatter_drawings
-from regbench.reports.page.page import MARKER_PATHS, templates
-from regbench.reports.page.sensitivity import drawings_of
+from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
+from regbench.reports.page.template import Linked, render, simple_table
 from regbench.reports.rows.sensitivity import sensitivities
-from regbench.reports.rows.summary import DASH, Row
+from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.tables.details import tables_of
+from regbench.reports.tables.sensitivity import sensitivity, width_text
+from regbench.reports.tables.table import Column, Entry, Table, difference, spread
 
-_HERE = Path(__file__).parent
-_PAGE = _HERE.parent / "page"
-_OTHER_SCORES = 6  # columns of a task's table beside those of the leading scores
 _SHOWN_REFUSED = 20
-_WAITING_FILES = 64  # made and not on the disk yet
+_FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
+
+# What a method's page says of its embeddings and costs: the head of a column, the name, decimals, divisor.
+_AT_END = (("effective rank", "effective_rank", 1), ("alignment", "alignment", 2))
+_COSTS = (
+    ("training (s)", "train_s", 1, 1),
+    ("step (ms)", "step_ms", 1, 1),
+    ("loss (ms/step)", "loss_ms", 2, 1),
+    ("peak memory (MiB)", "peak_memory_bytes", 0, 2**20),
+    ("loss memory (MiB)", "loss_extra_bytes", 2, 2**20),
+)
+_WIDTHS = {"weight": "width of the weight (decades)", "base_lr": "width of the learning rate (decades)"}
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,8 @@ def write_site(folder: Path, out: Path) -> Site:
         tasks = tasks_of(found)
     gc.freeze()  # all of it stays to the end, so collections of the garbage of figures need not look at it
     try:
-        pages = _Pages(found, tasks)
-        _write(out, pages.files())
-        # The start page comes last: it is there only when all that it leads to is.
-        write_bytes(out / "index.html", pages.index())
+        for name, text in _Pages(found, tasks).files():
+            write_bytes(out / name, text.encode())
     except OSError as error:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another --out") from error
     finally:
@@ -85,260 +83,198 @@ def write_site(folder: Path, out: Path) -> Site:
     return Site(out / "index.html", len(found.cells), len(tasks), len(found.submissions), found.refused)
 
 
-def _write(out: Path, files: Iterator[tuple[str, bytes]]) -> None:
-    """Write files beside making more of them: until one is on the disk takes milliseconds, and there are thousands."""
-    with ThreadPoolExecutor() as threads:
-        waiting: deque[Future[None]] = deque()
-        for name, content in files:
-            waiting.append(threads.submit(write_bytes, out / name, content))
-            if len(waiting) > _WAITING_FILES:
-                waiting.popleft().result()
-        for future in waiting:
-            future.result()
-
-
 class _Pages:
     """The pages of a site, which link to each other."""
 
-    def __init__(self, found: Gathered, tasks: Sequence[Task]) -> None:
+    def __init__(self, found: Gathered, tasks: Mapping[str, Summary]) -> None:
         self.found, self.tasks = found, tasks
-        self.repeated = list(repeated(found, tasks))
-        labels = {row.label for task in tasks for row in task.summary.rows if not row.untrained}
-        self.style = styles(labels)
+        self.rows: dict[str, list[tuple[str, int]]] = {}
+        """The slug and the place of each row of a method, by label."""
+        for slug, summary in tasks.items():
+            for place, row in enumerate(summary.rows):
+                if not row.untrained:
+                    self.rows.setdefault(row.label, []).append((slug, place))
         slugs = Slugs()
-        self.methods = {label: f"methods/{slugs.of(label)}.html" for label in sorted(labels, key=str.casefold)}
-        environment = templates(_HERE)
-        environment.filters["table"] = _json
-        environment.globals["marker_paths"] = MARKER_PATHS
-        self._environment = environment
+        self.methods = {label: f"methods/{slugs.of(label)}.html" for label in sorted(self.rows, key=str.casefold)}
+        self.style: dict[str, Style] = styles(self.rows)
+        self.widths = {slug: _widths(summary) for slug, summary in tasks.items()}
+        self.repeated = {slug: repeated(summary, found.cells) for slug, summary in tasks.items()}
 
-    def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and the content of every file but the start page."""
-        yield "board.css", ((_PAGE / "page.css").read_text() + (_HERE / "board.css").read_text()).encode()
-        yield "board.js", ((_PAGE / "elements.js").read_text() + (_HERE / "board.js").read_text()).encode()
-        of_methods: dict[str, list[Place]] = defaultdict(list)
-        for task in self.tasks:
-            chosen_from, moved = tried(task.summary), defaultdict(list)
-            for one in sensitivities(task.summary):
-                moved[id(one.row)].append(one)
-            of_rows = {n: [v.mean for r in task.summary.rows if (v := r.score(n))] for n in task.summary.leading}
-            places = [
-                Place(task, number, row, chosen_from.get(number), moved[id(row)], of_rows)
-                for number, row in enumerate(task.summary.rows)
-            ]
-            for place in places:
-                of_methods[place.row.label].append(place)
-            yield f"tasks/{task.slug}.html", self._task(task, places)
-            yield from cell_scripts(task, self.found.cells)
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the content of every file; the start page is there only when all that it leads to is."""
+        for slug, summary in self.tasks.items():
+            yield f"tasks/{slug}.html", self._task(slug, summary)
         for label, page in self.methods.items():
-            yield page, self._method(label, of_methods[label])
-        if self.repeated:
-            yield (
-                "repeated.html",
-                self._page("repeated.html", "", "Cells that several labs ran", table_of=self._twice()),
-            )
+            yield page, self._method(label)
+        yield "index.html", self._index()
 
-    def _page(self, template: str, up: str, title: str, **content: Any) -> bytes:
-        text = self._environment.get_template(template).render(up=up, title=title, **content)
-        return text.encode()
-
-    def index(self) -> bytes:
-        """Make the start page."""
-        tasks = []
-        for task in self.tasks:
-            summary, head = task.summary, task.summary.headline
-            trained = [row for row in summary.rows if not row.untrained]
-            best = trained[0] if trained else None
-            value = best.score(head) if best and head else None
-            tasks.append(
-                [
-                    [task.title, f"tasks/{task.slug}.html"],
-                    len(task.records),
-                    len({row.label for row in trained}),
-                    best.name if best else DASH,
-                    stat_entry(value),
-                    summary.scores[head].head if head else DASH,
-                    max((record.finished[:10] for record in task.records), default=""),
-                ]
-            )
-        columns = [
-            links("task"),
-            numbers("cells"),
-            numbers("methods"),
-            texts("best row"),
-            means("its score"),
-            texts("score"),
-            texts("newest"),
-        ]
-        return self._page(
-            "board.html",
-            "",
-            "regbench: leaderboard",
-            tasks=table(columns, tasks),
-            methods=self._methods(),
-            bundles=self._bundles(),
-            refused=self.found.refused[:_SHOWN_REFUSED],
-            refused_in_all=len(self.found.refused),
-            repeated=len({one.first.cell_id for one in self.repeated}),
-            largest=max((abs(one.values[0] - one.values[1]) for one in self.repeated), default=0.0),
-            cells=len(self.found.cells),
+    def _task(self, slug: str, summary: Summary) -> str:
+        tables = tables_of(summary)
+        if (made := sensitivity(summary)) is not None:
+            tables["sensitivity"], _ = made
+        if self.repeated[slug]:
+            tables["repeated"] = _repeated_table(self.repeated[slug])
+        methods = methods_of([summary], self.style)
+        for method in methods:
+            method["page"] = f"../{self.methods[method['label']]}"
+        return render(
+            "page.html",
+            self._cells(summary),
+            heads_of(summary),
+            title=summary.name,
+            lead="The leaderboard of one task: a data set, a backbone and a way to evaluate.",
+            footer=_FOOTER,
+            pages=[("All tasks", "../index.html")],
+            sections=[section(summary, tables, 1, self.style)],
+            methods=methods,
+            protocols=protocols_of(summary.records),
         )
 
-    def _methods(self) -> Table:
-        rows = []
-        for label, page in self.methods.items():
-            own = [row for task in self.tasks for row in task.summary.rows if row.label == label]
-            in_tasks = sum(any(row.label == label for row in task.summary.rows) for task in self.tasks)
-            first = sum(any(row.label == label for row in task.summary.rows[:1]) for task in self.tasks)
-            reference = own[0].first.regularizer.get("reference", "")
-            rows.append([[label, page], reference, in_tasks, first, sum(len(row.records) for row in own)])
-        columns = [links("method"), texts("published"), numbers("tasks")]
-        columns += [numbers("first in"), numbers("cells in rows")]
-        return table(columns, rows)
+    def _cells(self, summary: Summary) -> list[dict[str, Any]]:
+        """Collect what the page tells of each run: that which tables show, then those of other labs."""
+        told = []
+        for record, cell in zip(all_records(summary), cells_of(summary, 1, self.style), strict=True):
+            first, *others = self.found.cells[key_of(record)]
+            told.append(cell | {"bundles": first.bundles})
+            for other in others:
+                told.append(cell | about(other.record) | {"bundles": other.bundles, "again": True})
+        return told
 
-    def _bundles(self) -> Table:
+    def _method(self, label: str) -> str:
+        summaries = [self.tasks[slug] for slug in dict.fromkeys(slug for slug, _ in self.rows[label])]
+        cards = [card for card in methods_of(summaries, self.style) if card["label"] == label]
+        return render(
+            "method.html",
+            title=label,
+            lead="A method, and how it does in every task.",
+            footer=_FOOTER,
+            pages=[("All tasks", "../index.html"), ("All methods", "../index.html#methods")],
+            methods=cards,
+            results=self._results(label),
+        )
+
+    def _results(self, label: str) -> dict[str, object]:
+        """Set every row of a method: scores, place, embeddings, cost and how far hyperparameters may be off."""
+        heads: dict[str, bool] = {}
+        lines = []
+        for slug, place in self.rows[label]:
+            summary, row = self.tasks[slug], self.tasks[slug].rows[place]
+            task = Linked(summary.name, address=f"../tasks/{slug}.html#s1-row{place}")
+            line: dict[str, Entry | str] = {"task": task, "setting": row.setting or DASH}
+            for name in reversed(summary.leading):
+                best = summary.best(name)
+                shown = Entry(spread(row.score(name), 2), place in best.rows, best.reason(place))
+                line[summary.scores[name].head] = shown
+            line["place"] = f"{place + 1} of {sum(not each.untrained for each in summary.rows)}"
+            line["n"] = str(len(row.records))
+            line["tuned among"] = str(summary.budget(row) or DASH)
+            line |= _measured(row)
+            line |= self.widths[slug].get(id(row), {})
+            for head in line:
+                heads.setdefault(head, head not in ("task", "setting"))
+            lines.append(line)
+        rows = [[line.get(head, DASH) for head in heads] for line in lines]
+        note = "On the test split; mean ± standard deviation over n seeds. A task's name leads to the cells."
+        return simple_table("results", "Results", heads, rows, note)
+
+    def _index(self) -> str:
+        doubles = [one for found in self.repeated.values() for one in found]
+        return render(
+            "index.html",
+            title="regbench: leaderboard",
+            lead=f"{len(self.found.cells):,} cells of {len(self.found.submissions):,} bundles. Cells compare within a "
+            "task: a data set, a backbone and a way to evaluate.",
+            footer=_FOOTER,
+            pages=[("Tasks", "#tasks"), ("Methods", "#methods"), ("Bundles", "#bundles")],
+            tables=[self._task_table(), self._method_table(), self._bundle_table()],
+            refused=self.found.refused[:_SHOWN_REFUSED],
+            refused_in_all=len(self.found.refused),
+            repeated=len({key_of(one.first.record) for one in doubles}),
+            largest=max((abs(one.difference) for one in doubles), default=0.0),
+        )
+
+    def _task_table(self) -> dict[str, object]:
+        rows: list[list[Entry | str]] = []
+        for slug, summary in self.tasks.items():
+            records, head = all_records(summary), summary.headline
+            trained = [row for row in summary.rows if not row.untrained]
+            best, score = DASH, DASH
+            if trained and head:
+                best, score = trained[0].name, f"{spread(trained[0].score(head), 2)}"
+            newest = max(record.finished[:10] for record in records)
+            methods = len({row.label for row in trained})
+            title = summary.scores[head].head if head else DASH
+            link = Linked(summary.name, address=f"tasks/{slug}.html")
+            rows.append([link, f"{len(records):,}", str(methods), best, score, title, newest])
+        heads = {"task": False, "cells": True, "methods": True, "best row": False, "its score": True}
+        return simple_table("tasks", "Tasks", heads | {"score": False, "newest": False}, rows)
+
+    def _method_table(self) -> dict[str, object]:
+        rows: list[list[Entry | str]] = []
+        for label, page in self.methods.items():
+            first, cells, reference = 0, 0, ""
+            for slug, place in self.rows[label]:
+                row = self.tasks[slug].rows[place]
+                first += place == 0
+                cells += len(row.records)
+                reference = row.first.regularizer.get("reference", reference)
+            tasks = len({slug for slug, _ in self.rows[label]})
+            rows.append([Linked(label, address=page), reference, str(tasks), str(first), f"{cells:,}"])
+        heads = {"method": False, "published": False, "tasks": True, "first in": True, "cells in rows": True}
+        note = "First in: in how many tasks one of its rows has the highest mean."
+        return simple_table("methods", "Methods", heads, rows, note)
+
+    def _bundle_table(self) -> dict[str, object]:
         rows = []
         for submission in self.found.submissions:
             records = submission.records
             days = sorted(record.finished[:10] for record in records if record.finished)
-            rows.append(
-                [
-                    submission.name,
-                    len(records),
-                    _distinct(record.sweep for record in records),
-                    _distinct(str(record.environment.get("hardware") or DASH) for record in records),
-                    _distinct(str(record.environment.get("git") or DASH) for record in records),
-                    " to ".join(dict.fromkeys((days[0], days[-1]))) if days else DASH,
-                    submission.sha256,
-                ]
-            )
-        columns = [texts("bundle"), numbers("cells"), texts("sweeps"), texts("hardware"), texts("code")]
-        return table([*columns, texts("finished"), digests("sha256")], rows)
-
-    def _twice(self) -> Table:
-        rows = [
-            [
-                [one.first.cell_id, f"tasks/{one.task.slug}.html#cell-{one.first.cell_id}"],
-                one.first.label,
-                one.task.title,
-                one.first.seed,
-                one.task.summary.scores[one.score].head,
-                ", ".join(one.first_bundles),
-                one.values[0],
-                ", ".join(one.second_bundles),
-                one.values[1],
-                one.values[1] - one.values[0],
-            ]
-            for one in self.repeated
-        ]
-        columns = [
-            links("cell"),
-            texts("method", filtered=True),
-            texts("task", filtered=True),
-        ]
-        columns += [numbers("seed"), texts("score", filtered=True), texts("first in")]
-        columns += [
-            numbers("score there", 2),
-            texts("also in"),
-            numbers("score in it", 2),
-        ]
-        return table([*columns, numbers("difference", 2)], rows)
-
-    def _task(self, task: Task, places: Sequence[Place]) -> bytes:
-        summary = task.summary
-        moved = [one for place in places for one in place.sensitivities]
-        shown = {id(place.row): place.number for place in places[:DRAWN_CURVES]}
-        labels = sorted({row.label for row in summary.rows if not row.untrained}, key=str.casefold)
-        drawings = scatter_drawings(summary, self.style, COSTS)
-        return self._page(
-            "task.html",
-            "../",
-            task.title,
-            slug=task.slug,
-            leaderboard=self._rows(task),
-            tried=self._tried(places),
-            sensitivity=sensitivity_table("method", [([one.row.label, self._link(one.row)], one) for one in moved]),
-            sensitivity_drawings=_numbered(
-                drawings_of([one for one in moved if id(one.row) in shown], self.style, shown), "s"
-            ),
-            split=summary.selection_split,
-            selection=summary.selection_title,
-            on_test=summary.on_test,
-            drawings=_numbered(drawings, "d"),
-            ranks=_numbered(scatter_drawings(summary, self.style, (EFFECTIVE_RANK,)), "r"),
-            legend_of={label: self.style[label] for label in labels},
-            protocols=sorted({f"{s.head}: {s.protocol}" for r in summary.records[:200] for s in r.scores})[:12],
-            cells=len(task.records),
-        )
-
-    def _rows(self, task: Task) -> Table:
-        """Make the leaderboard of a task: its rows with all scores in per cent, cost, budget and bundles."""
-        summary = task.summary
-        settings = list(summary.rows[0].settings) if summary.rows else []
-        names = [name for name, score in summary.scores.items() if score.higher_is_better is not None]
-        names = [name for name in names if any(row.score(name) for row in summary.rows)]
-        leading = summary.leading
-        others = [name for name in names if name not in leading][:_OTHER_SCORES]
-        best = {name: summary.best(name).rows for name in leading}
-        columns = [links("method", filtered=True)]
-        columns += [texts(name, filtered=True) for name in settings]
-        columns += [means(summary.scores[name].head, 2) for name in leading]
-        of_rows, values = measured([*MEASURES, *TASK_COSTS], summary.rows)
-        columns += [numbers("seeds"), *of_rows, *(means(summary.scores[name].head, 2) for name in others)]
-        columns += [numbers("tuned among"), numbers("bundles")]
-        rows = []
-        for number, row in enumerate(summary.rows):
-            scores = [stat_entry(row.score(name), bold=number in best[name]) for name in leading]
-            bundles = {
-                bundle for r in row.records for version in self.found.cells[key_of(r)] for bundle in version.bundles
-            }
-            rows.append(
-                [
-                    [row.label + " ‡" * bool(row.edges) + " †" * bool(row.diverged), self._link(row)],
-                    *row.settings.values(),
-                    *scores,
-                    len(row.records) - row.diverged,
-                    *values[number],
-                    *(stat_entry(row.score(name)) for name in others),
-                    summary.budget(row),
-                    len(bundles),
-                    [f"{len(row.records)} cells", f"#row-{number}"],
-                ]
-            )
-        return table([*columns, links("cells")], rows)
-
-    def _link(self, row: Row) -> str:
-        return f"../{self.methods[row.label]}" if row.label in self.methods else ""
-
-    def _tried(self, places: Sequence[Place]) -> Table | None:
-        rows = []
-        for place in places:
-            if (one := place.tried) is not None:
-                kept = [one.values[0], one.median, one.values[-1], one.values[0] - one.median, one.near]
-                head = [place.row.label, self._link(place.row)]
-                rows.append([head, *place.row.settings.values(), len(one.values), *kept])
-        if not rows:
-            return None
-        columns = [links("method", filtered=True), *(texts(n, filtered=True) for n in places[0].row.settings)]
-        columns += [numbers("trained to the end"), *(numbers(n, 2) for n in ("best", "median", "worst"))]
-        return table([*columns, numbers("best − median", 2), numbers("within a point")], rows)
-
-    def _method(self, label: str, places: Sequence[Place]) -> bytes:
-        content = method_content(places, self.style)
-        drawn = {name: _numbered(content[name], name) for name in ("spectrum", "cost_curves", "sensitivity_drawings")}
-        return self._page("method.html", "../", label, **{**content, **drawn})
+            row = [submission.name, f"{len(records):,}", _some(record.sweep for record in records)]
+            for key in ("hardware", "git"):
+                row.append(_some(str(record.environment.get(key) or DASH) for record in records))
+            finished = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else DASH
+            rows.append([*row, finished, submission.sha256])
+        heads = {"bundle": False, "cells": True, "sweeps": False, "hardware": False, "code": False}
+        return simple_table("bundles", "Bundles", heads | {"finished": False, "sha256": False}, rows)
 
 
-def _numbered(drawings: Sequence[Drawing], prefix: str) -> list[Drawing]:
-    """Keep the ids of several drawings on a page apart."""
-    return [replace(d, svg=unique_ids(d.svg, f"{prefix}{i}")) for i, d in enumerate(drawings)]
+def _measured(row: Row) -> dict[str, Entry | str]:
+    """Return what was measured of a row's embeddings and costs, by the head of the column."""
+    found: dict[str, Entry | str] = {}
+    for head, name, decimals in _AT_END:
+        if value := row.at_end(name):
+            found[head] = spread(value, decimals)
+    for head, name, decimals, divisor in _COSTS:
+        if value := row.cost(name):
+            found[head] = spread(value, decimals, divisor)
+    return found
 
 
-def _distinct(texts: Iterator[str]) -> str:
+def _widths(summary: Summary) -> dict[int, dict[str, str]]:
+    """Return how far the two main hyperparameters of each row may be off, by the row's `id` and the column's head."""
+    found: dict[int, dict[str, str]] = {}
+    for one in sensitivities(summary):
+        if one.role in _WIDTHS:
+            found.setdefault(id(one.row), {}).setdefault(_WIDTHS[one.role], width_text(one))
+    return found
+
+
+def _repeated_table(found: Sequence[Repeated]) -> Table:
+    heads = {"cell": False, "method": False, "seed": True, "score": False, "first in": False, "score there": True}
+    columns = [Column(*head) for head in (heads | {"also in": False, "score in it": True, "difference": True}).items()]
+    rows = []
+    for one in found:
+        record = one.first.record
+        texts = [record.label, str(record.seed), one.head, ", ".join(one.first.bundles), f"{one.values[0]:.2f}"]
+        texts += [", ".join(one.second.bundles), f"{one.values[1]:.2f}", difference(one.difference)]
+        rows.append([Linked(record.cell_id, address=f"#cell-{record.cell_id}"), *map(Entry, texts)])
+    note = (
+        "The same settings and the same seed, run in several places: what differs is the machine, the versions, or the "
+        "truth. On the same kind of CPU with the same versions the difference is 0."
+    )
+    return Table("repeated", "Cells that several labs ran", columns, rows, [note])
+
+
+def _some(texts: Iterable[str]) -> str:
     known = sorted(set(texts))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
-
-
-def _json(table: Table) -> Markup:
-    """Write a table for a page's script; the texts in it are other people's."""
-    return Markup(as_json(table).replace("<", "\\u003c"))

@@ -35,6 +35,7 @@ from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY
 FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
 _QUANTITIES = {"median_ms": ("time (ms)", 1.0), "extra_bytes": ("extra memory (MiB)", 2.0**20)}
 _NAMES = {"n": "batch n", "q": "embedding dimension q"}
+_TEXTS = {"method", "form", "auto", "hardware", "threads", "torch", "dtype"}
 _LEGEND_LINE_IN = 0.19
 
 Line = Mapping[str, str]
@@ -49,9 +50,12 @@ def read_cost(path: Path) -> list[Line]:
     try:
         lines: list[Line] = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
         for line in lines:
-            [int(line[name]) for name in ("n", "q", "views", "ranks")]
-            [float(line[name]) for name in _QUANTITIES if line[name]]
-            [line[name] for name in ("method", "form", "auto", "hardware", "threads", "torch", "dtype")]
+            for name in ("n", "q", "views", "ranks"):
+                int(line[name])
+            for name in _QUANTITIES:
+                float(line[name] or 0)  # empty where a form does not fit into memory
+            if not line.keys() >= _TEXTS:
+                raise KeyError(*_TEXTS - line.keys())
     except OSError as error:
         raise RegbenchError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -71,21 +75,25 @@ def cost_png(text: str) -> bytes | None:
     lines = _measured(list(csv.DictReader(io.StringIO(text))))
     if not lines:
         return None
-    along, fixed = ("n", "q") if len({line["n"] for line in lines}) > 1 else ("q", "n")
-    levels = sorted({int(line[fixed]) for line in lines})
+    along, fixed = ("n", "q") if len(_sizes(lines, "n")) > 1 else ("q", "n")
+    levels = _sizes(lines, fixed)
     style = styles(line["method"] for line in lines)
-    forms = [form for form in FORM_DASHES if any(line["form"] == form for line in lines)]
+    handles = []
+    for name, s in style.items():
+        handles.append(Line2D([], [], color=s.colour, marker=s.marker, ms=5, label=name))
+    measured_forms = {line["form"] for line in lines}
+    for form, dash in FORM_DASHES.items():
+        if form in measured_forms:
+            handles.append(Line2D([], [], color=UNTRAINED, ls=dash, label=form))
     with matplotlib_in(PAPER_INK):
-        height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * (len(style) + len(forms) + 1)) + 0.7
+        height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * (len(handles) + 1)) + 0.7
         figure = Figure(figsize=(9.6, height_in), layout="constrained")
         panels = figure.subplots(len(levels), len(_QUANTITIES), squeeze=False)
         for row, level in zip(panels, levels, strict=True):
-            own = [line for line in lines if int(line[fixed]) == level]
+            own = _at(lines, fixed, level)
             for axes, key in zip(row, _QUANTITIES, strict=True):
                 _panel(axes, own, key, along, style, Marks())
                 axes.set_title(f"{fixed} = {level}", loc="left", fontsize=9)
-        handles = [Line2D([], [], color=s.colour, marker=s.marker, ms=5, label=name) for name, s in style.items()]
-        handles += [Line2D([], [], color=UNTRAINED, ls=FORM_DASHES[form], label=form) for form in forms]
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
         figure.suptitle(f"Value and gradient: {cost_machine(lines)}", fontsize=9, x=0.01, ha="left")
         return to_png(figure)
@@ -98,27 +106,29 @@ def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Dra
         lines: What `read_cost` gave.
         style: How each of its methods is drawn.
     """
-    lines = _measured(lines)
     drawings = []
     for key, (title, _) in _QUANTITIES.items():
+        measured = [line for line in _measured(lines) if line[key]]
         for along, fixed in (("n", "q"), ("q", "n")):
-            level = max((int(line[fixed]) for line in lines if line[key]), default=0)
-            own = [line for line in lines if line[key] and int(line[fixed]) == level]
-            if len({line[along] for line in own}) < 2:
-                continue
-            methods = list(dict.fromkeys(line["method"] for line in own))
-            with matplotlib_in(INK):
-                marks = Marks()
-                crowded = len(methods) > LABELLED
-                shown = methods[:LABELLED_OF_MANY] if crowded else methods
-                figure, (axes,) = figure_with_labels(1, shown)
-                labels = _panel(axes, own, key, along, style, marks)
-                place_labels(axes, [label for label in labels if label.text in shown], marker=True)
-                what = title.split(" (")[0]
-                name = f"{what.capitalize()} against {_NAMES[along]}, {fixed} = {level:,}"
-                text = f"{title} of value and gradient of each loss against {_NAMES[along]}, on logarithmic axes."
-                drawings.append(Drawing(name, text, to_svg(figure, marks), crowded))
+            level = max(_sizes(measured, fixed), default=0)
+            own = _at(measured, fixed, level)
+            if len(_sizes(own, along)) > 1:
+                title_of = f"{title.split(' (')[0].capitalize()} against {_NAMES[along]}, {fixed} = {level:,}"
+                drawings.append(_drawing(title_of, own, key, along, style))
     return drawings
+
+
+def _drawing(title: str, lines: Sequence[Line], key: str, along: str, style: Mapping[str, Style]) -> Drawing:
+    methods = list(dict.fromkeys(line["method"] for line in lines))
+    crowded = len(methods) > LABELLED
+    shown = methods[:LABELLED_OF_MANY] if crowded else methods
+    with matplotlib_in(INK):
+        marks = Marks()
+        figure, (axes,) = figure_with_labels(1, shown)
+        labels = _panel(axes, lines, key, along, style, marks)
+        place_labels(axes, [label for label in labels if label.text in shown], marker=True)
+        text = f"{_QUANTITIES[key][0]} of value and gradient of each loss against {_NAMES[along]}, on logarithmic axes."
+        return Drawing(title, text, to_svg(figure, marks), crowded)
 
 
 def cost_machine(lines: Sequence[Line]) -> str:
@@ -129,9 +139,20 @@ def cost_machine(lines: Sequence[Line]) -> str:
 
 def _measured(lines: Sequence[Line]) -> list[Line]:
     """Keep the lines with a number in them, of the fewest ranks and views."""
-    measured = [line for line in lines if line["median_ms"] or line["extra_bytes"]]
-    fewest = min(((int(line["ranks"]), int(line["views"])) for line in measured), default=None)
-    return [line for line in measured if (int(line["ranks"]), int(line["views"])) == fewest]
+    kept: dict[tuple[int, int], list[Line]] = {}
+    for line in lines:
+        if line["median_ms"] or line["extra_bytes"]:
+            kept.setdefault((int(line["ranks"]), int(line["views"])), []).append(line)
+    return kept[min(kept)] if kept else []
+
+
+def _sizes(lines: Sequence[Line], name: str) -> list[int]:
+    """Return the sizes that were measured, ascending."""
+    return sorted({int(line[name]) for line in lines})
+
+
+def _at(lines: Sequence[Line], name: str, size: int) -> list[Line]:
+    return [line for line in lines if int(line[name]) == size]
 
 
 def _panel(
@@ -142,23 +163,24 @@ def _panel(
     A label belongs to the form that `auto` stands for there. A form is a style of line.
     """
     title, unit = _QUANTITIES[key]
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in sorted(lines, key=lambda line: int(line[along])):
+        if line[key]:
+            groups.setdefault((line["method"], line["form"]), []).append(line)
     labels: dict[str, Label] = {}
-    for method, form in dict.fromkeys((line["method"], line["form"]) for line in lines):
-        own = [line for line in lines if (line["method"], line["form"]) == (method, form) and line[key]]
-        if not own:
-            continue
-        own.sort(key=lambda line: int(line[along]))
-        points = [(int(line[along]), float(line[key]) / unit) for line in own]
-        s = style[method]
-        values = "; ".join(f"{along} = {size}: {value:.4g}" for size, value in points)
-        gid = marks.add(s, [], f"{method}, {form}, {title}: {values}")
-        dash = FORM_DASHES[form]
-        axes.plot(*zip(*points, strict=True), color=s.colour, marker=s.marker, ls=dash, ms=4, lw=1.3, gid=gid)
+    for (method, form), own in groups.items():
+        s, sizes, values, texts = style[method], [], [], []
+        for line in own:
+            sizes.append(int(line[along]))
+            values.append(float(line[key]) / unit)
+            texts.append(f"{along} = {sizes[-1]}: {values[-1]:.4g}")
+        gid = marks.add(s, [], f"{method}, {form}, {title}: {'; '.join(texts)}")
+        axes.plot(sizes, values, color=s.colour, marker=s.marker, ls=FORM_DASHES[form], ms=4, lw=1.3, gid=gid)
         # A form that cannot hold a logarithm's zero has no place on the axis.
-        if points[-1][1] > 0 and (own[-1]["auto"] == "True" or method not in labels):
-            labels[method] = Label(method, float(points[-1][0]), points[-1][1], s, gid)
+        if values[-1] > 0 and (own[-1]["auto"] == "True" or method not in labels):
+            labels[method] = Label(method, float(sizes[-1]), values[-1], s, gid)
     axes.set_yscale("log")
-    sizes_axis(axes, {int(line[along]) for line in lines})
+    sizes_axis(axes, _sizes(lines, along))
     plain_ticks(axes.yaxis)
     axes.set_xlabel(_NAMES[along])
     axes.set_ylabel(title)

@@ -1,10 +1,149 @@
-const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
-const { cells, scores: SCORE_NAMES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
+// What makes a page answer: sorting, filters, the table of cells, the dialog of a cell, light and dark.
 
-const identifiers = new Map(cells.map((cell) => [cell.id, cell]));
+const DASH = "–";
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+/** An element; properties whose names have a dash become attributes. Text stays text. */
+function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties))
+    name.includes("-") || !(name in element) ? element.setAttribute(name, value) : (element[name] = value);
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}
+
+// --- numbers and text ---
+
+const format = (value, digits) =>
+  value == null ? DASH : typeof value !== "number" ? String(value)
+  : value.toLocaleString("en", digits === undefined ? { maximumSignificantDigits: 6 } : { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+function number(text) {
+  const found = text.replaceAll(",", "").replaceAll("−", "-").match(/^[<>≤≥]?\s*([+-]?[\d.]+(?:e[+-]?\d+)?)/i);
+  return found ? Number(found[1]) : null;
+}
+
+/** Ascending, or descending for sign −1; what is not there comes last either way. */
+function compare(a, b, sign) {
+  const [none_a, none_b] = [a == null || a === DASH || a === "", b == null || b === DASH || b === ""];
+  if (none_a || none_b) return none_a - none_b;
+  return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+}
+
+/** Commas stand for "or", spaces for "and". */
+function matcher(text) {
+  const choices = text.toLowerCase().split(",").map((part) => part.split(/\s+/).filter(Boolean)).filter((words) => words.length);
+  return (candidate) => !choices.length || choices.some((words) => words.every((word) => candidate.toLowerCase().includes(word)));
+}
+
+// --- light and dark ---
+
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  root.dataset.theme = dark ? "light" : "dark";
+  try { localStorage.setItem("regbench-theme", root.dataset.theme); } catch {}
+});
+
+/** Makes the heads of a table buttons. `sort(column, sign)` puts its rows in order. */
+function sortable(table, sort) {
+  const heads = $$("thead th", table);
+  heads.forEach((head, column) => {
+    // The button is for the keyboard and for screen readers; a click anywhere in the cell does the same.
+    head.replaceChildren(h("button", { type: "button" }, ...head.childNodes));
+    head.title = "Sort";
+    head.addEventListener("click", () => {
+      const first = head.classList.contains("n") ? "descending" : "ascending";
+      const other = first === "descending" ? "ascending" : "descending";
+      const next = head.getAttribute("aria-sort") === first ? other : first;
+      heads.forEach((each) => each.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", next);
+      sort(column, next === "ascending" ? 1 : -1);
+    });
+  });
+}
+
+// --- facts and grids ---
+
+function facts(entries) {
+  const shown = entries.filter(([, value]) => value != null && value !== "");
+  return h("dl", { class: "facts" }, shown.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value instanceof Node ? value : format(value))]));
+}
+
+function grid(heads, rows) {
+  const numeric = heads.map((_, column) => rows.length && rows.every((row) => row[column] == null || typeof row[column] === "number"));
+  const cell = (tag) => (value, column) => h(tag, { class: numeric[column] ? "n" : String(value).length > 40 ? "long" : "t" }, value instanceof Node ? value : format(value));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": heads.join(", ") }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(cell("th")))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td")))))));
+}
+
+/** Nested settings as one level of [name, value]. */
+function flat(value, prefix = "") {
+  return Object.entries(value ?? {}).flatMap(([key, v]) =>
+    v && typeof v === "object" && !Array.isArray(v) ? flat(v, `${prefix}${key}.`) : [[prefix + key, Array.isArray(v) ? v.join(", ") : typeof v === "boolean" ? String(v) : v]]);
+}
+
+function copyButton(text) {
+  const button = h("button", { type: "button" }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // where the browser gives pages from disk no clipboard
+      const area = h("textarea", { value: text });
+      button.after(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return button;
+}
+
+const block = (text) => h("div", { class: "command" }, h("pre", { tabindex: 0 }, text), copyButton(text));
+
+/** In words, what was chosen on which split among how many; `names` are the scores' titles. */
+function choices(choice, names) {
+  return Object.entries(choice ?? {}).map(([what, c]) => {
+    const where = c.selected_on === "given" ? "given, not chosen here"
+      : `chosen on the ${c.selected_on} split` + (c.score ? ` by ${names[c.score] ?? c.score}` : "") + (c.budget ? `, among ${c.budget} configurations` : "");
+    const among = c.candidates ? `; candidates ${Object.entries(c.candidates).map(([value, score]) => `${value} (${format(score)})`).join(", ")}` : "";
+    const kept = c.record ? `; the choice is in ${c.record}` + (c.sha256 ? ` (sha256 ${c.sha256})` : "") : "";
+    const edges = Object.entries(c.edges ?? {}).map(([key, side]) => `${side} ${key}`).join(", ");
+    const edge = edges ? `; at the edge of what was tried: ${edges}` : "";
+    return [what.replaceAll("_", " "), (c.chosen !== undefined && c.chosen !== null ? `${format(c.chosen)}, ` : "") + where + edge + among + kept];
+  });
+}
+
+// --- figures: what belongs to one method lights up together ---
+
+for (const pictures of $$(".pictures")) {
+  const light = (key) => {
+    pictures.classList.toggle("light", Boolean(key));
+    for (const each of $$("[data-m]", pictures)) each.classList.toggle("on", each.dataset.m === key);
+  };
+  const enter = (event) => light(event.target.closest("[data-m]")?.dataset.m);
+  for (const name of ["mouseover", "focusin", "click"]) pictures.addEventListener(name, enter);
+  for (const name of ["mouseleave", "focusout"]) pictures.addEventListener(name, () => light());
+}
+
+// --- the dialog of a cell, whose address is #cell-<id> ---
+
+const dialog = document.getElementById("cell");
+dialog.addEventListener("close", () => {
+  if (location.hash.startsWith("#cell-")) history.replaceState(null, "", location.pathname + location.search);
+});
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+
+// --- the cells: their runs by id, of which those of one cell that several labs ran lie beside each other ---
+
+const packed = await fetch("data:application/gzip;base64," + document.getElementById("data").textContent);
+const { cells: runs, scores: SCORE_NAMES } = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json();
+const identifiers = Map.groupBy(runs, (run) => run.id);
+const cells = runs.filter((run) => !run.again);
 const scoreOf = (cell, name) => cell.scores.find((s) => s.name === name && s.split === "test")?.value;
 
-// --- sorting ---
+// --- tables ---
 
 for (const table of $$("table.sortable")) {
   const body = table.tBodies[0];
@@ -73,7 +212,7 @@ class Cells {
   constructor(figure) {
     this.section = figure.closest("section");
     this.cells = cells.filter((cell) => cell.section === Number(figure.dataset.section));
-    const measured = Object.keys(SCORE_NAMES).filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4);
+    const measured = Object.keys(SCORE_NAMES).filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4); // what fits beside each other
     const varies = ([, key]) => new Set(this.cells.map((cell) => cell.config[key])).size > 1;
     this.columns = [
       { name: "method", value: (cell) => cell.label },
@@ -84,6 +223,7 @@ class Cells {
       ...measured.map((name) => ({ name: SCORE_NAMES[name], numeric: true, digits: 2, value: (cell) => scoreOf(cell, name) })),
       { name: "training (s)", numeric: true, digits: 1, value: (cell) => cell.cost.train_s },
       { name: "git", value: (cell) => cell.environment.git },
+      ...(this.cells.some((cell) => cell.bundles) ? [{ name: "bundles", value: (cell) => cell.bundles.join(", ") }] : []),
     ];
     this.box = h("input", { type: "search", placeholder: "Filter cells", "aria-label": "Filter the cells" });
     this.count = h("output");
@@ -160,34 +300,55 @@ document.addEventListener("click", (event) => {
 
 // --- one cell ---
 
+/** All that is known of one run. */
+function told(run) {
+  const attempts = run.attempts ?? [];
+  const names = [...new Set(attempts.flatMap(Object.keys))].filter((name) => attempts.some((a) => a[name] != null));
+  const { git, ...environment } = run.environment ?? {};
+  const others = cells.filter((other) => other.section === run.section && other.group === run.group).sort((a, b) => a.seed - b.seed);
+  const seeds = h("span", {}, others.flatMap((other, k) => [k ? ", " : "", other.id === run.id ? h("b", {}, String(run.seed)) : h("a", { href: `#cell-${other.id}` }, String(other.seed))]));
+  const from = run.bundles ? ["bundle", run.bundles.join(", ")] : ["record", h("code", {}, run.path)];
+  const part = (title, content) => (content ? [h("h3", {}, title), content] : []);
+  return [
+    run.on_test ? h("div", { class: "warn" }, h("p", {}, "Selected on the test set: these scores are optimistic and stand in no ranking with the others.")) : null,
+    ...part("Run it again", run.command && block(run.command)),
+    ...part("Where it comes from", facts([
+      from, ["record's sha256", run.sha256], ["code (git)", git ?? "unknown"], ["sweep", run.sweep], ["seeds of this configuration", seeds],
+      ...flat(run.data).map(([name, value]) => [`data: ${name}`, value])])),
+    ...part("Scores", run.scores?.length && grid(["score", "value", "unit", "split", "protocol"], run.scores.map((s) => [SCORE_NAMES[s.name] ?? s.name, s.value, s.unit, s.split, s.protocol]))),
+    ...part("Choices", run.choice && facts(choices(run.choice, SCORE_NAMES))),
+    ...part("Cost", run.cost && facts(flat(run.cost))),
+    ...part("Settings", block(JSON.stringify(run.config, null, 2))),
+    ...part("Environment", facts(flat(environment))),
+    ...part("Attempts", attempts.length && grid(names, attempts.map((a) => names.map((name) => (typeof a[name] === "object" && a[name] ? JSON.stringify(a[name]) : a[name])))))];
+}
 
-function open(cell) {
-  const others = cells.filter((other) => other.section === cell.section && other.group === cell.group).sort((a, b) => a.seed - b.seed);
-  const seeds = h("span", {}, others.flatMap((other, k) => [k ? ", " : "", other === cell ? h("b", {}, String(cell.seed)) : h("a", { href: `#cell-${other.id}` }, String(other.seed))]));
+/** The scores of several runs of a cell beside each other. */
+function difference(several) {
+  const value = (run, score) => run.scores.find((other) => other.name === score.name && other.split === score.split)?.value ?? null;
+  const rows = several[0].scores.map((score) => {
+    const values = several.map((run) => value(run, score));
+    const known = values.filter((each) => each != null);
+    return [`${SCORE_NAMES[score.name] ?? score.name}, ${score.split}`, ...values, Math.max(...known) - Math.min(...known)];
+  });
+  return grid(["score", ...several.map(origin), "largest difference"], rows);
+}
+
+const origin = (run) => (run.bundles ?? [run.sweep]).join(", ");
+
+function open(several) {
+  const [first] = several;
   const close = h("button", { type: "button", "aria-label": "Close", autofocus: true }, "✕");
   close.addEventListener("click", () => dialog.close());
-  const about = document.getElementById(`method-${cell.key}`) ? h("a", { href: `#method-${cell.key}` }, "about the method") : null;
+  const about = document.getElementById(`method-${first.key}`) ? h("a", { href: `#method-${first.key}` }, "about the method") : null;
   about?.addEventListener("click", () => dialog.close());
-  const attempts = cell.attempts ?? [];
-  const names = [...new Set(attempts.flatMap(Object.keys))].filter((name) => attempts.some((a) => a[name] != null));
-  const { git, ...environment } = cell.environment ?? {};
-  const part = (title, content) => content && [h("h3", {}, title), content];
+  const beside = several.length > 1 ? h("div", { class: "warn" }, h("p", {}, `There are ${several.length} runs of this cell.`), difference(several)) : null;
+  const parts = several.flatMap((run) => [several.length > 1 ? h("h2", {}, origin(run)) : null, ...told(run)]);
   dialog.replaceChildren(
     h("header", {},
-      h("div", {}, h("h2", { id: "cell-title" }, cell.label), h("p", {}, h("span", { class: "id" }, cell.id), `, seed ${cell.seed}, ${cell.status}, sweep ${cell.sweep} `, about)),
+      h("div", {}, h("h2", { id: "cell-title" }, first.label), h("p", {}, h("span", { class: "id" }, first.id), `, seed ${first.seed}, ${first.status}, sweep ${first.sweep} `, about)),
       close),
-    h("div", { class: "inside" },
-      cell.on_test ? h("div", { class: "warn" }, h("p", {}, "Selected on the test set: these scores are optimistic and stand in no ranking with the others.")) : null,
-      part("Run it again", cell.command && block(cell.command)),
-      part("Where it comes from", facts([
-        ["record", h("code", {}, cell.path)], ["record's sha256", cell.sha256], ["code (git)", git ?? "unknown"], ["seeds of this configuration", seeds],
-        ...flat(cell.data).map(([name, value]) => [`data: ${name}`, value])])),
-      part("Scores", cell.scores?.length ? grid(["score", "value", "unit", "split", "protocol"], cell.scores.map((s) => [SCORE_NAMES[s.name] ?? s.name, s.value, s.unit, s.split, s.protocol])) : null),
-      part("Choices", cell.choice && facts(choices(cell.choice, SCORE_NAMES))),
-      part("Cost", cell.cost && facts(flat(cell.cost))),
-      part("Settings", block(JSON.stringify(cell.config, null, 2))),
-      part("Environment", facts(flat(environment))),
-      part("Attempts", attempts.length ? grid(names, attempts.map((a) => names.map((name) => (typeof a[name] === "object" && a[name] ? JSON.stringify(a[name]) : a[name])))) : null)));
+    h("div", { class: "inside" }, beside, parts));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }

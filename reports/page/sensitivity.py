@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regbench.reports.page.drawing import INK, UNTRAINED, Drawing, Marks, Style, draw_line, grid, matplotlib_in, to_svg
-from regbench.reports.page.figures import DRAWN_CURVES
+from regbench.reports.page.lines import DRAWN_CURVES
 from regbench.reports.rows.sensitivity import POINTS, Sensitivity, forward, sensitivities
 from regbench.reports.rows.summary import Summary
 from regbench.reports.tables.sensitivity import width_text
@@ -26,23 +25,12 @@ _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "oth
 
 def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
-    places = {id(row): i for i, row in enumerate(summary.rows[:DRAWN_CURVES])}
-    return drawings_of([one for one in sensitivities(summary) if id(one.row) in places], style, places)
-
-
-def drawings_of(
-    found: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int] = MappingProxyType({})
-) -> list[Drawing]:
-    """Draw some sensitivities.
-
-    Args:
-        found: What to draw.
-        style: How each method is drawn.
-        places: The places of rows in a leaderboard on the page, by their `id`.
-    """
+    places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
+    found = [one for one in sensitivities(summary) if id(one.row) in places]
     drawings = []
     for role, kind in _KINDS.items():
-        if shown := [one for one in found if one.role == role]:
+        shown = [one for one in found if one.role == role]
+        if shown:
             title = f"Accuracy against {kind}"
             text = f"{title} of each method, in points below its best; the ranges are in the table."
             with matplotlib_in(INK):
@@ -63,9 +51,9 @@ def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Ma
         axes = figure.add_axes(box)
         axes.patch.set_alpha(0)
         grid(axes)
-        rows = [places[id(one.row)]] if id(one.row) in places else []
         told = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
-        _panel(axes, one, style[one.row.label], marks.add(style[one.row.label], rows, told))
+        s = style[one.row.label]
+        _panel(axes, one, s, marks.add(s, [places[id(one.row)]], told))
     return to_svg(figure, marks)
 
 
@@ -78,32 +66,40 @@ def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
     def below(accuracy: float) -> float:
         return max(accuracy - one.best, _FLOOR)
 
+    look = {"color": style.colour, "gid": gid}
     axes.axhspan(-POINTS, 0, color=UNTRAINED, alpha=0.3, lw=0)
     axes.axvline(place(one.chosen), color=UNTRAINED, ls="--", lw=1)
-    along = [place(value) for value, _ in one.envelope]
-    draw_line(axes, along, [below(accuracy) for _, accuracy in one.envelope], color=style.colour, lw=1.1, gid=gid)
-    for marker, points in (
-        (style.marker, [(place(value), below(accuracy)) for value, accuracy in one.points if accuracy is not None]),
-        ("x", [(place(value), _FLOOR) for value, accuracy in one.points if accuracy is None]),
-    ):
-        if points:
-            xs, ys = zip(*points, strict=True)
-            draw_line(axes, xs, ys, color=style.colour, marker=marker, ms=3.5, ls="", gid=gid)
+    along, accuracies = [], []
+    for value, accuracy in one.envelope:
+        along.append(place(value))
+        accuracies.append(below(accuracy))
+    draw_line(axes, along, accuracies, lw=1.1, **look)
+    xs, ys, diverged = [], [], []
+    for value, reached in one.points:
+        if reached is None:
+            diverged.append(place(value))
+        else:
+            xs.append(place(value))
+            ys.append(below(reached))
+    draw_line(axes, xs, ys, marker=style.marker, ms=3.5, ls="", **look)
+    draw_line(axes, diverged, [_FLOOR] * len(diverged), marker="x", ms=3.5, ls="", **look)
     low, high = along[0], along[-1]
     margin = 0.06 * (high - low)
     axes.set_xlim(low - margin, high + margin)
     axes.set_ylim(_FLOOR - 0.6, 0.8)
     axes.set_yticks([0, -POINTS, _FLOOR / 2, _FLOOR])
-    ends = {low: one.envelope[0][0], high: one.envelope[-1][0]}
-    ticks = {at: value for at, value in {place(one.chosen): one.chosen}.items() if _apart(at, low, high)} | ends
+    ticks = {low: one.envelope[0][0], high: one.envelope[-1][0]}
+    chosen = place(one.chosen)
+    if _TICK_APART < (chosen - low) / (high - low) < 1 - _TICK_APART:  # it has room between the ends
+        ticks[chosen] = one.chosen
     axes.set_xticks(list(ticks), [f"{value:.3g}" for value in ticks.values()])
-    which = f", {one.key.removeprefix('method.')}" if one.role == "other" else ""
-    title = [one.row.label + which, one.row.name.removeprefix(one.row.label).removeprefix(", ")]
-    lines = [line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…" for line in title if line]
+    label, setting = one.row.label, one.row.setting
+    if one.role == "other":
+        label += f", {one.key.removeprefix('method.')}"
+    lines = [_short(label), _short(setting)] if setting else [_short(label)]
     axes.set_title("\n".join(lines), fontsize=7.5, loc="left")
     axes.tick_params(labelsize=7)
 
 
-def _apart(at: float, low: float, high: float) -> bool:
-    """Tell whether a tick has room between those at the ends."""
-    return _TICK_APART < (at - low) / (high - low) < 1 - _TICK_APART
+def _short(text: str) -> str:
+    return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from regbench.reports.find.records import read_records
@@ -37,6 +42,30 @@ def grid(table: Table) -> dict[str, dict[str, str]]:
     """Row name -> column -> text."""
     head, *rows = texts(table)
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def cells_in(page: Path) -> list[dict[str, Any]]:
+    """What a page tells of each cell."""
+    packed = re.search(r'id="data">([^<]*)<', page.read_text())
+    assert packed is not None
+    cells: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed[1])))["cells"]
+    return cells
+
+
+def tables_in(page: Path) -> dict[str, list[dict[str, str]]]:
+    """The tables of a page by their titles: a row is column -> text, with ** around what is bold."""
+    found = {}
+    figures = r'<figure class="table[^>]*>\s*<figcaption>(.*?)</figcaption>(.*?)</figure>'
+    for title, text in re.findall(figures, page.read_text(), re.S):
+        heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
+        found[html.unescape(title)] = [
+            {
+                name: html.unescape(re.sub("<[^>]*>", "", re.sub("</?b>", "**", cell)))
+                for name, cell in zip(heads, re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S), strict=True)
+            }
+            for row in re.findall("<tr[^>]*>(.*?)</tr>", text.partition("<tbody>")[2], re.S)
+        ]
+    return found
 
 
 class Drawn:

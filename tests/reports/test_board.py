@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from regbench.cli import main
 from tests.reports.conftest import PATIENCE_MS, STILL, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
-from tests.reports.reading import Drawn
+from tests.reports.reading import Drawn, cells_in, tables_in
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 GIVEN = {"selected_on": "given", "score": None, "budget": None, "record": None, "sha256": None}
@@ -82,19 +82,6 @@ def site(bundles: Path) -> Path:
     return out
 
 
-def tables(page: Path) -> dict[str, list[Json]]:
-    """The tables of a page by their titles: a row is column -> value."""
-    found = {}
-    text = page.read_text()
-    for title, data in re.findall(
-        r'data-title="([^"]*)">.*?<script type="application/json">(.*?)</script>', text, re.S
-    ):
-        table = json.loads(data)
-        names = [column["name"] for column in table["columns"]]
-        found[title] = [dict(zip(names, row, strict=True)) for row in table["rows"]]
-    return found
-
-
 def pages(results: Path, kind: str) -> list[Path]:
     """The pages of one kind of a leaderboard of the bundles in a folder, none of which is refused."""
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(results / "site")])
@@ -102,55 +89,48 @@ def pages(results: Path, kind: str) -> list[Path]:
     return sorted((results / "site" / kind).iterdir())
 
 
-def script(site: Path, name: str) -> Any:
-    """The data of a script with cells."""
-    (path,) = site.glob(f"data/*/{name}.js")
-    stated, data = re.fullmatch(r'receive\("([^"]*)",(.*)\);\n', path.read_text(), re.S).groups()  # type: ignore[union-attr]
-    assert stated == name
-    return json.loads(data)
+def cells_of_site(site: Path) -> dict[str, list[Json]]:
+    """The runs of each cell of a site with one task, by the cell's id."""
+    (page,) = (site / "tasks").iterdir()
+    runs: dict[str, list[Json]] = {}
+    for run in cells_in(page):
+        runs.setdefault(run["id"], []).append(run)
+    return runs
 
 
 def test_the_start_page(site: Path) -> None:
-    found = tables(site / "index.html")
+    found = tables_in(site / "index.html")
     (task,) = found["Tasks"]
-    assert task["task"] == ["fashion_mnist, resnet_tiny", "tasks/fashion-mnist-resnet-tiny.html"]
-    assert (task["cells"], task["methods"], task["its score"]) == (6, 2, [65.0, 0.0, False])
-    assert [(row["method"][0], row["cells in rows"]) for row in found["Methods"]] == [("AUH", 2), ("VICReg", 2)]
-    assert [(row["bundle"], row["cells"]) for row in found["Bundles"]] == [
-        ("copy", 6),
-        ("lab-a", 6),
-        ("other/lab-b", 1),
-    ]
+    assert task["task"] == "fashion_mnist, resnet_tiny"
+    assert (task["cells"], task["methods"], task["its score"]) == ("6", "2", "65.00 ± 0.00")
+    assert [(row["method"], row["cells in rows"]) for row in found["Methods"]] == [("AUH", "2"), ("VICReg", "2")]
+    shown = [(row["bundle"], row["cells"]) for row in found["Bundles"]]
+    assert shown == [("copy", "6"), ("lab-a", "6"), ("other/lab-b", "1")]
     text = (site / "index.html").read_text()
+    assert 'href="tasks/fashion-mnist-resnet-tiny.html"' in text
     assert "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 points" in text
     assert '<span class="id">forged</span>' in text
 
 
 def test_a_task(site: Path) -> None:
-    found = tables(site / "tasks" / "fashion-mnist-resnet-tiny.html")
-    rows = {row["method"][0]: row for row in found["Leaderboard"]}
-    assert rows["VICReg"]["knn_top1 (%)"] == [70.0, 0.0, False]
-    assert rows["AUH"]["knn_top1 (%)"][0] == 71.0
-    assert rows["AUH"]["seeds"] == rows["AUH"]["tuned among"] == 2
-    assert sorted(row["bundles"] for row in rows.values()) == [2, 3]
-    assert rows["AUH"]["method"][1] == "../methods/auh.html"
-    tried = {row["method"][0]: row for row in found["What was tried"]}
-    shown = ("trained to the end", "best", "worst", "within a point")
-    assert [tried["AUH"][name] for name in shown] == [2, 71.0, 66.0, 1]
+    page = site / "tasks" / "fashion-mnist-resnet-tiny.html"
+    found = tables_in(page)
+    rows = {row["method"]: row for row in found["Leaderboard"]}
+    assert rows["VICReg"]["knn_top1 (%)"] == "70.00 ± 0.00"
+    assert rows["AUH"]["knn_top1 (%)"] == "**71.00 ± 0.00**"
+    assert rows["AUH"]["n"] == "2"
+    assert '<a href="../methods/auh.html">AUH</a>' in page.read_text()
+    tried = [row for row in found["Hyperparameters"] if row["method"] == "AUH"]
+    assert [(row["in the leaderboard"], row["tried"]) for row in tried] == [("yes", "2"), ("no", "–")]
+    assert [row["knn_top1 (%), tuning"] for row in tried] == ["71.00 ± 0.00", "66.00"]
 
 
 def test_a_method(site: Path) -> None:
     page = site / "methods" / "auh.html"
-    results = tables(page)["Results"]
-    assert [(row["score"], row["mean"][0], row["of"]) for row in results] == [
-        ("linear_top1 (%)", 65.0, 2),
-        ("knn_top1 (%)", 71.0, 2),
-    ]
-    assert results[0]["task"][1].startswith("../tasks/fashion-mnist-resnet-tiny.html#row-")
-    assert [row["hyperparameters"] for row in tables(page)["What was tried"]] == [
-        "optimizer.base_lr=0.5",
-        "optimizer.base_lr=0.3",
-    ]
+    (row,) = tables_in(page)["Results"]
+    assert (row["linear_top1 (%)"], row["knn_top1 (%)"]) == ("**65.00 ± 0.00**", "**71.00 ± 0.00**")
+    assert (row["n"], row["tuned among"]) == ("2", "2")
+    assert re.search(r'href="../tasks/fashion-mnist-resnet-tiny.html#s1-row[01]"', page.read_text())
     assert '<p class="formula">a + b</p>' in page.read_text()
 
 
@@ -159,46 +139,45 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     _several_sizes(Parts(bundles / "lab-a.zip"), tmp_path / "results" / "sizes.zip")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")])
     assert "cells: 5, bundles: 1, tasks: 1;" in done.output
-    page = tmp_path / "site" / "methods" / "vicreg.html"
-    found = tables(page)
-    costs = {row["setting"]: row for row in found["Embeddings and cost"]}
-    assert costs["q=128, batch=32"]["loss (ms/step)"] == [4.096, None, False]
-    assert costs["q=128, batch=32"]["loss memory (MiB)"][0] == 4.0
-    assert costs["q=128, batch=32"]["effective rank, embedding"] == [30.0, None, False]
-    assert costs["q=128, batch=32"]["effective rank, representation"] == [32.0, None, False]
+    found = tables_in(tmp_path / "site" / "methods" / "vicreg.html")
+    results = {row["setting"]: row for row in found["Results"]}
+    row = results["q=128, batch=32"]
+    assert (row["loss (ms/step)"], row["loss memory (MiB)"], row["effective rank"]) == ("4.10", "4.00", "30.0")
+    assert row["width of the learning rate (decades)"].startswith("≥ ")
     (task,) = (tmp_path / "site" / "tasks").iterdir()
-    (tried,) = tables(task)["What was tried"]
-    assert (tried["best"], tried["worst"], tried["within a point"]) == (62.0, 61.0, 3)
-    ranks = [row["effective rank, representation"][0] for row in tables(task)["Leaderboard"]]
-    assert sorted(ranks) == [16.0, 16.0, 32.0]
-    titles = re.findall("<figcaption>([^<]*)</figcaption>", page.read_text())
-    of_costs = ("Training time", "Time of the loss", "Memory of the loss")
-    assert titles == [
-        *(f"{cost} against {size}" for size in ("the embedding dimension", "the batch") for cost in of_costs),
-        "Accuracy against the learning rate",
-    ]
-    drawn = Drawn(page.read_text(), "Time of the loss against the embedding dimension", log="x")
+    tables = tables_in(task)
+    ranks = [row["knn_top1, tuning"] for row in tables["Accuracy"]]
+    assert sorted(ranks) == ["16.00", "16.00", "32.00"]
+    assert len(tables["Hyperparameters"]) == 5
+    text = task.read_text()
+    titles = re.findall("<figcaption>([^<]*)</figcaption>", text)
+    for size in ("the embedding dimension", "the batch"):
+        for quantity in ("Time of a step", "Time of the loss", "Memory of the loss"):
+            assert f"{quantity} against {size}" in titles
+    assert "Accuracy against the learning rate" in titles
+    drawn = Drawn(text, "Time of the loss against the embedding dimension", log="x")
     assert drawn.markers("VICReg, batch=32") == [[64, 2.05], [128, 4.1]]
-    (range_,) = found["Sensitivity"]
-    assert (range_["hyperparameter"], range_["chosen"], range_["values"]) == ("optimizer.base_lr", 0.4, 3)
+    (range_,) = tables["How easy to tune?"]
+    shown = range_["hyperparameter"], range_["chosen"], range_["values"]
+    assert shown == ("optimizer.base_lr", "0.4", "3")
 
 
 def test_the_same_cell_from_two_labs(site: Path) -> None:
-    rows = tables(site / "repeated.html")["Cells that several labs ran"]
-    shown = [(row["score"], row["first in"], row["also in"], row["difference"]) for row in rows]
-    assert sorted(row[0] for row in shown) == ["knn_top1 (%)", "linear_top1 (%)"]
-    by_score = {row[0]: row[1:] for row in shown}
-    assert {by_score["linear_top1 (%)"][2], by_score["knn_top1 (%)"][2]} <= {0.75, -0.75, 0.0}
-    assert {*by_score["linear_top1 (%)"][:2]} == {"copy, lab-a", "other/lab-b"}
+    rows = tables_in(site / "tasks" / "fashion-mnist-resnet-tiny.html")["Cells that several labs ran"]
+    assert sorted(row["score"] for row in rows) == ["knn_top1 (%)", "linear_top1 (%)"]
+    by_score = {row["score"]: row for row in rows}
+    assert by_score["linear_top1 (%)"]["difference"] in ("+0.75", "−0.75")
+    assert by_score["knn_top1 (%)"]["difference"] == "+0.00"
+    assert {rows[0]["first in"], rows[0]["also in"]} == {"copy, lab-a", "other/lab-b"}
 
 
 def test_a_cell_has_all_its_runs(site: Path) -> None:
-    cells = script(site, "cells-")
-    shared = script(site, "shared")["values"]
-    assert len(cells) == len(script(site, "cells")["rows"]) == 6
+    cells = cells_of_site(site)
+    assert len(cells) == 6
     (twice,) = (runs for runs in cells.values() if len(runs) == 2)
     assert sorted(run["bundles"] for run in twice) == [["copy", "lab-a"], ["other/lab-b"]]
-    assert {shared[run["environment"]["$"]]["hardware"] for run in twice} == {"1 x Example", EVIL}
+    assert [run.get("again", False) for run in twice] == [False, True]
+    assert {run["environment"]["hardware"] for run in twice} == {"1 x Example", EVIL}
     assert all(re.fullmatch("[0-9a-f]{64}", run["sha256"]) for run in twice)
 
 
@@ -229,13 +208,12 @@ def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 7, bundles: 1, tasks: 1;" in done.output
     (page,) = (tmp_path / "site" / "tasks").iterdir()
-    found = tables(page)
+    found = tables_in(page)
     assert all("epochs" not in row for row in found["Leaderboard"])
-    tried = {row["method"][0]: (row["trained to the end"], row["best"]) for row in found["What was tried"]}
-    assert tried == {"VICReg": (2, 70.0), "AUH": (2, 71.0)}
-    columns = [column["name"] for column in script(tmp_path / "site", "cells")["columns"]]
-    rows = script(tmp_path / "site", "cells")["rows"]
-    assert sorted(row[columns.index("epochs")] for row in rows) == [1, 2, 2, 2, 2, 2, 2]
+    assert Counter(row["method"] for row in found["Hyperparameters"]) == {"VICReg": 2, "AUH": 2}
+    assert all("89.00" not in row["knn_top1 (%), tuning"] for row in found["Hyperparameters"])
+    epochs = [run["config"]["epochs"] for (run,) in cells_of_site(tmp_path / "site").values()]
+    assert sorted(epochs) == [1, 2, 2, 2, 2, 2, 2]
 
 
 def test_tunings_of_two_lengths_are_no_steps_of_a_search(tmp_path: Path) -> None:
@@ -245,8 +223,8 @@ def test_tunings_of_two_lengths_are_no_steps_of_a_search(tmp_path: Path) -> None
     command = ["submit", "long", "brief", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
     (page,) = pages(out.parent, "tasks")
-    tried = [(row["method"][0], row["epochs"], row["trained to the end"]) for row in tables(page)["What was tried"]]
-    assert sorted(tried) == [(name, epochs, 2) for name in ("AUH", "VICReg") for epochs in ("1", "2")]
+    tried = Counter((row["method"], row["epochs"]) for row in tables_in(page)["Hyperparameters"])
+    assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "2")}
 
 
 def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
@@ -267,8 +245,8 @@ def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_be
     parts.write(tmp_path / "afterwards.zip")
     shutil.copy(bundles / "lab-a.zip", tmp_path)
     (page,) = pages(tmp_path, "tasks")
-    rows = {row["method"][0]: (row["seeds"], row["linear_top1 (%)"][:2]) for row in tables(page)["Leaderboard"]}
-    assert rows == dict.fromkeys(("AUH", "VICReg"), (2, [65.0, 0.0]))
+    rows = {row["method"]: (row["n"], row["linear_top1 (%)"]) for row in tables_in(page)["Leaderboard"]}
+    assert rows == dict.fromkeys(("AUH", "VICReg"), ("2", "**65.00 ± 0.00**"))
 
 
 def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, tmp_path: Path) -> None:
@@ -280,10 +258,9 @@ def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, t
     for name in ("a.zip", "c.zip"):
         shutil.copy(bundles / "lab-a.zip", results / name)
     (page,) = pages(results, "tasks")
-    cells = script(page.parents[1], "cells-")
-    shared = script(page.parents[1], "shared")["values"]
-    heads = [shared[head["$"]] for (run,) in cells.values() for head, *_ in run["scores"]]
-    assert [head for head in heads if "VOC07" in head] == ["VOC07 mAP, 11-point (%)"]
+    names = [score["name"] for (run,) in cells_of_site(page.parents[1]).values() for score in run["scores"]]
+    assert names.count("voc07_map") == 1
+    assert "VOC07 mAP, 11-point (%)" in page.read_text()
 
 
 def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path) -> None:
@@ -294,8 +271,8 @@ def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path
         how = {"name": "error", "title": "error", "unit": "nats", "higher_is_better": False}
         record["scores"] = [*tuned, {**parts.score(record), **how, "value": error}]
     parts.write(tmp_path / "errors.zip")
-    places = {page.stem: tables(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")}
-    assert places == {"auh": 1, "vicreg": 2}
+    places = {page.stem: tables_in(page)["Results"][0]["place"] for page in pages(tmp_path, "methods")}
+    assert places == {"auh": "1 of 2", "vicreg": "2 of 2"}
 
 
 def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path) -> None:
@@ -356,23 +333,24 @@ def test_from_the_start_page_to_a_cell(visit: Callable[[str], Page]) -> None:
     page = visit("index.html")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("link", name="fashion_mnist, resnet_tiny").click()
-    leaderboard = page.locator("#leaderboard tbody tr")
+    leaderboard = page.locator("#s1-leaderboard tbody tr")
     expect(leaderboard).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.locator("#leaderboard thead th", has_text="seeds").get_by_role("button").press("Enter")
-    expect(page.locator("#leaderboard thead th", has_text="seeds")).to_have_attribute("aria-sort", "descending")
-    leaderboard.filter(has_text="AUH").get_by_role("link", name="2 cells").click()
-    expect(page.locator("#cells tbody tr")).to_have_count(2)
-    page.locator("#cells tbody a").first.click()
+    head = page.locator("#s1-leaderboard thead th", has_text="knn_top1")
+    head.get_by_role("button").press("Enter")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    leaderboard.filter(has_text="AUH").get_by_role("link").click()
+    expect(page.locator("#s1-cells tbody tr")).to_have_count(2)
+    page.locator("#s1-cells tbody a").first.click()
     expect(page.locator("dialog h2").first).to_have_text("AUH")
     expect(page.locator("dialog")).to_contain_text("regbench train --config")
     page.keyboard.press("Escape")
-    page.locator("#cells .tools button").click()
-    expect(page.locator("#cells tbody tr")).to_have_count(6)
+    page.locator("#s1-cells .tools button").click()
+    expect(page.locator("#s1-cells tbody tr")).to_have_count(6)
 
 
 def test_a_cell_of_two_labs_shows_both(visit: Callable[[str], Page], site: Path) -> None:
-    cell_id = next(cell_id for cell_id, runs in script(site, "cells-").items() if len(runs) == 2)
+    cell_id = next(cell_id for cell_id, runs in cells_of_site(site).items() if len(runs) == 2)
     page = visit(f"tasks/fashion-mnist-resnet-tiny.html#cell-{cell_id}")
     expect(page.locator("dialog")).to_contain_text("There are 2 runs of this cell.")
     expect(page.locator("dialog .warn tbody tr", has_text="linear_top1 (%), test")).to_contain_text("0.75")

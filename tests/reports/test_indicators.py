@@ -148,17 +148,3 @@ def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
     assert profile.heads == ["percentage points below the best", "share of the blocks (%)"]
     corners = np.array(profile.markers("AUH"))
     assert corners == pytest.approx(np.array([[0, 0], [2, 100], [2, 0], [10, 100]]), abs=0.1)
-
-
-def test_effective_rank_by_spectrum(runs: Path, record: Make, tmp_path: Path) -> None:
-    """A kernel of degree 1 stands at 0 %, one with b = 9, 1, 3 at 75 %; a method without kernel is left out."""
-    record("SFRIK (L=1)", spectrum=(0.0, 5.0), history=last_epoch(effective_rank=3.0))
-    record("SFRIK (L=2)", 0, spectrum=(9.0, 1.0, 3.0), history=last_epoch(effective_rank=100.0))
-    record("SFRIK (L=2)", 1, spectrum=(9.0, 1.0, 3.0), history=last_epoch(effective_rank=300.0))
-    record("VICReg", history=last_epoch(effective_rank=50.0))
-    page = write_report(runs, tmp_path / "report").page.read_text()
-    drawn = Drawn(page, "Spectrum and effective rank", log="y")
-    assert drawn.heads == ["weight of the degrees above 1 in the kernel (%)", "effective rank"]
-    assert drawn.markers("SFRIK (L=1)") == [[pytest.approx(0, abs=0.05), 3]]
-    assert drawn.markers("SFRIK (L=2)") == [[75, 200]]
-    assert drawn.markers("VICReg") == []

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from regbench.cli import main
 from tests.reports.forging import Json, Parts, tuned_sweep
-from tests.reports.test_board import GIVEN, tables
+from tests.reports.reading import cells_in, tables_in
+from tests.reports.test_board import GIVEN
 from tests.reports.test_bundle import FORGERIES
 
 HOSTILE = (
@@ -98,7 +99,20 @@ def test_no_text_stops_the_site(honest: Path, tmp_path: Path) -> None:
         assert text.isprintable() and r"\u001b" not in text, page
         assert all(len(letters) < 600 for letters in re.findall("<text[^>]*>([^<]*)", text)), page
         assert all(int(px) < 2000 for px in re.findall(r"min-width: (\d+)px", text)), page
-    assert r"\\u202eGERciV\\u200b" in (tmp_path / "site" / "index.html").read_text()
+    told = set()
+    for page in (tmp_path / "site" / "tasks").iterdir():
+        told |= {cell["sweep"] for cell in cells_in(page)}
+        assert all(_texts_are_printable(cell) for cell in cells_in(page)), page
+    assert any(r"\u202eGERciV\u200b" in sweep for sweep in told)
+    assert r"\u202eGERciV\u200b" in (tmp_path / "site" / "index.html").read_text()
+
+
+def _texts_are_printable(data: object) -> bool:
+    if isinstance(data, dict):
+        return all(_texts_are_printable(each) for each in (*data.keys(), *data.values()))
+    if isinstance(data, list):
+        return all(map(_texts_are_printable, data))
+    return not isinstance(data, str) or data.isprintable()
 
 
 def test_names_of_strangers_are_printed_as_escapes(honest: Path, tmp_path: Path) -> None:
@@ -117,7 +131,8 @@ def test_names_of_strangers_are_printed_as_escapes(honest: Path, tmp_path: Path)
     assert left_out(done)[r"\udcff\x1b[2J"].endswith(f"{refused}; ask for it again")
     page = (tmp_path / "site" / "index.html").read_text()
     assert r"\udcff\x1b[2J" in page and refused in page
-    assert r'["\\udcfe\\x1b[2J",6,' in page
+    (bundle,) = tables_in(tmp_path / "site" / "index.html")["Bundles"]
+    assert (bundle["bundle"], bundle["cells"]) == (r"\udcfe\x1b[2J", "6")
 
 
 def test_a_report_of_a_strangers_folder_prints_escapes(tmp_path: Path) -> None:
@@ -146,9 +161,9 @@ def test_one_record_does_not_say_what_a_score_is_for_all(honest: Path, tmp_path:
     parts.records[0]["attempts"][-1]["finished"] = "2026-11-20T00:00:00+00:00"  # of the two runs it is shown
     parts.write(tmp_path / "turned.zip")
     assert run("leaderboard", tmp_path, "--out", tmp_path / "site").exit_code == 0
-    rows = tables(tmp_path / "site" / "tasks" / "fashion-mnist-resnet-tiny.html")["Leaderboard"]
-    assert [row["method"][0] for row in rows] == ["AUH", "VICReg"]
-    assert rows[0]["knn_top1 (%)"] == [71.0, 0.0, True]
+    rows = tables_in(tmp_path / "site" / "tasks" / "fashion-mnist-resnet-tiny.html")["Leaderboard"]
+    assert [row["method"] for row in rows] == ["AUH", "VICReg"]
+    assert rows[0]["knn_top1 (%)"] == "**71.00 ± 0.00**"
 
 
 def test_ranks_that_no_embeddings_have_are_not_drawn(honest: Path, tmp_path: Path) -> None:

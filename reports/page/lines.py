@@ -1,0 +1,320 @@
+"""Line figures of a task: curves while training, spectra of kernels, what depends on a size, the profile over tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from regbench.reports.page.drawing import (
+    INK,
+    Drawing,
+    Label,
+    Marks,
+    Style,
+    draw_line,
+    figure_with_labels,
+    matplotlib_in,
+    place_labels,
+    sizes_axis,
+    to_svg,
+)
+from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
+from regbench.reports.rows.curves import curve, curve_scores
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
+from regbench.reports.rows.tasks import Comparison
+from regbench.reports.tables.units import largest, memory_unit, time_unit
+
+T = TypeVar("T")
+
+# Of the training history, what is drawn.
+CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
+
+DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
+_CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
+_FEW_POINTS = 12  # a line of fewer has a marker at each
+
+_SIZES = (
+    ("q", "embedding_dim", "the embedding dimension", "embedding dimension q"),
+    ("batch", "batch_size", "the batch", "batch n"),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure.
+
+    Attributes:
+        name: Its label.
+        style: How its method is drawn.
+        rows: The rows of the leaderboard that it shows.
+        tooltip: What it says beside its name.
+        points: Where it goes, with the spread there, 0 where there is none.
+    """
+
+    name: str
+    style: Style
+    rows: list[int]
+    tooltip: str
+    points: Sequence[tuple[float, float, float]]
+
+
+def curves_drawing(
+    title: str, heads: tuple[str, str], about: str, curves: Sequence[Curve], finish: Callable[[Axes], None]
+) -> Drawing:
+    """Draw lines with a band of one deviation; of too many only the first are labelled, and the others thin.
+
+    Args:
+        title: Of the figure.
+        heads: Of the two axes.
+        about: What the lines are, for who cannot see them.
+        curves: The lines.
+        finish: Sets what of the axes is this figure's own.
+    """
+    crowded = len(curves) > LABELLED
+    labelled = curves[:LABELLED_OF_MANY] if crowded else curves
+    few = max(len(line.points) for line in curves) < _FEW_POINTS
+    with matplotlib_in(INK):
+        marks, labels = Marks(), []
+        figure, (axes,) = figure_with_labels(1, [line.name for line in labelled])
+        for place, line in enumerate(curves):
+            thin = place >= len(labelled)
+            s, (xs, means, spreads) = line.style, np.array(line.points).T
+            gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
+            look = {"lw": 0.9, "alpha": 0.5} if thin else {"lw": 1.6}
+            marker = s.marker if few else None
+            draw_line(
+                axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look
+            )
+            if thin:
+                continue
+            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+            if np.any(spreads > 0):
+                band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
+                band.set_gid(f"{gid}.band")
+        finish(axes)
+        axes.set_xlabel(heads[0])
+        axes.set_ylabel(heads[1])
+        place_labels(axes, labels, marker=few)
+        return Drawing(title, f"{heads[1]} {about}", to_svg(figure, marks), crowded)
+
+
+def training_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
+    drawings = []
+    for key in CURVES:
+        title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
+        curves = []
+        for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
+            by_epoch = _logged(row, key)
+            if by_epoch:
+                epoch, last = by_epoch[-1]
+                told = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
+                curves.append(Curve(row.name, style[row.label], [place], told, _epoch_points(by_epoch, key)))
+        if curves:
+            finish = partial(_epochs_axis, scaled=key == "loss")
+            about = "of each method by epoch."
+            drawings.append(curves_drawing(capital(title), ("epoch", title), about, curves, finish))
+    return drawings
+
+
+def _logged(row: Row, key: str) -> list[tuple[int, Stat]]:
+    """Return the statistics over the seeds that logged a quantity, by epoch."""
+    by_epoch: dict[int, list[float]] = {}
+    for record in row.records:
+        for logged in record.history:
+            epoch, value = logged.get("epoch"), logged.get(key)
+            if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
+                by_epoch.setdefault(epoch, []).append(float(value))
+    found = []
+    for epoch in _some(sorted(by_epoch)):
+        value = stat(by_epoch[epoch])
+        if value is not None:
+            found.append((epoch, value))
+    return found
+
+
+def _epoch_points(by_epoch: Sequence[tuple[int, Stat]], key: str) -> list[tuple[float, float, float]]:
+    low, span = 0.0, 1.0
+    if key == "loss":  # losses of different methods have no common scale: each from its lowest (0) to its highest (1)
+        means = [value.mean for _, value in by_epoch]
+        low, span = min(means), float(np.ptp(means)) or 1.0
+    return [(epoch, (value.mean - low) / span, (value.spread or 0.0) / span) for epoch, value in by_epoch]
+
+
+def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if scaled:
+        axes.set_yticks([0, 0.5, 1])
+
+
+def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw the best rows' accuracy while training, by epoch and by time: mean over the seeds, band of a deviation."""
+    drawings = []
+    for name, score in curve_scores(summary).items():
+        longest_s, by_epoch, by_time = 0.0, [], []
+        for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
+            points = curve(row, name)
+            if not points:
+                continue
+            last = points[-1]
+            longest_s = max(longest_s, last.train_s)
+            told = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+            epochs, times = [], []
+            for point in _some(points):
+                value = point.value.mean, point.value.spread or 0.0
+                epochs.append((float(point.epoch), *value))
+                times.append((point.train_s, *value))
+            by_epoch.append(Curve(row.name, style[row.label], [place], told, epochs))
+            by_time.append(Curve(row.name, style[row.label], [place], told, times))
+        if not by_epoch:
+            continue
+        unit = time_unit(longest_s)
+        by_time = [_in_unit(line, unit.divisor) for line in by_time]
+        title, head = f"{capital(score.title)} while training", f"{score.title}, {score.split} ({score.unit})"
+        time_head, of_each = f"training time ({unit.name})", "of each method by"
+        drawings += [
+            curves_drawing(f"{title}, by epoch", ("epoch", head), f"{of_each} epoch.", by_epoch, _epochs_axis),
+            curves_drawing(f"{title}, by time", (time_head, head), f"{of_each} {time_head}.", by_time, _from_zero),
+        ]
+    return drawings
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.set_xlim(left=0)
+
+
+def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
+    kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
+    for place, row in enumerate(summary.rows):
+        if row.first.spectrum and not row.untrained:
+            kernels.setdefault((row.label, row.first.spectrum), []).append(place)
+    labels = [label for label, _ in kernels]
+    highest = max((max(b[1:], default=0.0) for _, b in kernels), default=0.0)
+    curves, degrees = [], 0
+    for (label, b), places in kernels.items():
+        points, values = [], []
+        for degree, value in enumerate(b[1:], start=1):
+            values.append(f"b{_subscript(degree)} = {value:.3g}")
+            # A billionth of the highest is beyond what anybody sees on the axis.
+            if value > 1e-9 * highest:
+                points.append((float(degree), value, 0.0))
+        if points:
+            name = label if labels.count(label) == 1 else summary.rows[places[0]].name
+            curves.append(Curve(name, style[label], places, ", ".join(values), points))
+        degrees = max(degrees, len(b))
+    if not curves:
+        return []
+
+    def finish(axes: Axes) -> None:
+        axes.set_yscale("log")
+        _epochs_axis(axes)  # degrees are whole numbers, too
+        axes.set_xlim(0.7, degrees - 0.7)
+
+    heads = ("degree ℓ of the spherical harmonics", "coefficient b of the kernel")
+    about = "of each method in spherical harmonics, by degree, on a logarithmic axis."
+    return [curves_drawing("Spectra of the kernels", heads, about, curves, finish)]
+
+
+def size_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+    """Draw accuracy and costs against the embedding dimension and the batch, for methods that ran with several."""
+    quantities: list[tuple[str, str, Callable[[Row], Stat | None], float]] = []
+    for name in reversed(summary.leading):
+        score = summary.scores[name]
+        quantities.append((score.title, score.head, partial(Row.score, name=name), 1))
+    memory = memory_unit(largest(summary.rows, "loss_extra_bytes"))
+    for title, cost, unit, divisor in (
+        ("time of a step", "step_ms", "ms", 1.0),
+        ("time of the loss", "loss_ms", "ms/step", 1.0),
+        ("memory of the loss", "loss_extra_bytes", memory.name, memory.divisor),
+    ):
+        quantities.append((title, f"{title} ({unit})", partial(Row.cost, name=cost), divisor))
+    drawings = []
+    for along, setting, of_title, of_axis in _SIZES:
+        for title, head, of, divisor in quantities:
+            curves = _size_curves(summary, style, along, setting, of, divisor)
+            if curves:
+                sizes = {int(size) for line in curves for size, _, _ in line.points}
+                name, about = f"{capital(title)} against {of_title}", f"of each line against {of_title}."
+                finish = partial(sizes_axis, sizes=sizes)
+                drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))
+    return drawings
+
+
+def _size_curves(
+    summary: Summary,
+    style: Mapping[str, Style],
+    along: str,
+    setting: str,
+    of: Callable[[Row], Stat | None],
+    divisor: float,
+) -> list[Curve]:
+    """Join the rows that differ in one size alone."""
+    groups: dict[str, dict[int, tuple[int, Stat]]] = {}
+    for place, row in enumerate(summary.rows):
+        value, size = of(row), row.first.cell[setting]
+        if row.untrained or value is None or size is None:
+            continue
+        name = row.label
+        for key, text in row.settings.items():
+            if key != along and text != DASH:
+                name += f", {key}={text}"
+        groups.setdefault(name, {}).setdefault(int(size), (place, value.over(divisor)))
+    curves = []
+    for name, by_size in groups.items():
+        places, texts, points = [], [], []
+        for size, (place, value) in sorted(by_size.items()):
+            places.append(place)
+            texts.append(f"{along} = {size}: {stat_text(value)} (n = {value.n})")
+            points.append((float(size), value.mean, value.spread or 0.0))
+        if len(points) > 1:
+            curves.append(Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points))
+    return curves
+
+
+def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
+    """Draw in how many of the blocks each method is within so many percentage points of the best one there."""
+    curves = []
+    farthest = max(one.shortfalls[-1] for one in comparison.standings)
+    for one in comparison.standings:
+        reached = {0.0: 0.0}  # the share of the blocks by shortfall: of equal ones, that of the last
+        for count, shortfall in enumerate(one.shortfalls, start=1):
+            reached[shortfall] = 100 * count / comparison.blocks
+        share = reached.pop(0.0)
+        points = [(0.0, share, 0.0)]
+        for shortfall, percent in reached.items():
+            points += [(shortfall, points[-1][1], 0.0), (shortfall, percent, 0.0)]
+        points.append((farthest, points[-1][1], 0.0))
+        told = f"the best in {share:.0f} % of the blocks; at most {one.shortfalls[-1]:.2f} points below it"
+        curves.append(Curve(one.label, style[one.label], [], told, points))
+
+    def finish(axes: Axes) -> None:
+        axes.set_xlim(0, farthest or 1)
+        axes.set_ylim(-3, 103)
+
+    heads = ("percentage points below the best", "share of the blocks (%)")
+    about = "in which each method is within so many percentage points of the best."
+    return curves_drawing("Performance profile", heads, about, curves, finish)
+
+
+def _in_unit(line: Curve, divisor: float) -> Curve:
+    points = [(x / divisor, mean, spread) for x, mean, spread in line.points]
+    return Curve(line.name, line.style, line.rows, line.tooltip, points)
+
+
+def _some(points: list[T]) -> list[T]:
+    """Choose those of a curve's points that are drawn."""
+    if len(points) <= _CURVE_POINTS:
+        return points
+    return [points[round(i)] for i in np.linspace(0, len(points) - 1, _CURVE_POINTS)]
+
+
+def _subscript(number: int) -> str:
+    return str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))

@@ -1,0 +1,150 @@
+"""What all pages are made with: the templates, tables and figures as these take them, and data for the script."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from regbench.reports.page.drawing import Drawing, unique_ids
+from regbench.reports.tables.table import Column, Entry, Table
+from regbench.text import printable
+
+# A marker of matplotlib as an SVG's path around (0, 0), about ten units wide.
+MARKER_PATHS = {
+    "o": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "s": "M-4.5-4.5h9v9h-9z",
+    "D": "M0-6L6 0L0 6L-6 0z",
+    "^": "M0-5.5L5.5 5H-5.5z",
+    "v": "M0 5.5L5.5-5H-5.5z",
+    "P": "M-2-5.5h4v3.5h3.5v4H2v3.5h-4V2h-3.5v-4H-2z",
+    "X": "M-5-2.5L-2.5-5L0-2.5L2.5-5L5-2.5L2.5 0L5 2.5L2.5 5L0 2.5L-2.5 5L-5 2.5L-2.5 0z",
+}
+_SEARCHED_ROWS = 10  # a table with more has a box to filter it
+_FOOTNOTES = " †‡*"  # that may follow a label
+_HERE = Path(__file__).parent
+
+# A page without one of its parts has this in its place.
+_NOTHING: dict[str, Any] = {
+    "pages": (),
+    "sections": (),
+    "methods": (),
+    "paper": (),
+    "costs": None,
+    "together": None,
+    "skipped": (),
+    "unfinished": {},
+}
+
+
+@dataclass(frozen=True)
+class Linked(Entry):
+    """The text in one place of a table that leads to another page."""
+
+    address: str = ""
+
+
+def render(
+    template: str, cells: Sequence[Mapping[str, Any]] = (), heads: Mapping[str, str] | None = None, **content: Any
+) -> str:
+    """Make a page that needs no other file and no network.
+
+    Args:
+        template: Its file, here or in `board`.
+        cells: What the page tells of each cell.
+        heads: The titles of their scores, by name.
+        content: What else the template shows.
+    """
+    data = _packed({"cells": cells, "scores": heads or {}})
+    css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
+    return _templates().get_template(template).render(**{**_NOTHING, **content, "data": data, "css": css, "js": js})
+
+
+@functools.cache
+def _templates() -> Environment:
+    def shown(value: object) -> object:
+        """Show labels, commands and settings as text of others."""
+        return printable(value) if type(value) is str else value
+
+    loader = FileSystemLoader([_HERE, _HERE.parent / "board"])
+    environment = Environment(
+        loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals["marker_paths"] = MARKER_PATHS
+    return environment
+
+
+def placed(
+    table: Table,
+    prefix: str = "",
+    keys: Mapping[str, str] | None = None,
+    places: Mapping[tuple[str, ...], int] | None = None,
+    width: int = 1,
+) -> dict[str, object]:
+    """Prepare a table for the templates, with its id on the page.
+
+    Args:
+        table: What is shown.
+        prefix: Of the id.
+        keys: The keys of the methods' styles, by label.
+        places: The places of rows in the leaderboard, by label and settings.
+        width: How many of a row's first cells these are.
+    """
+    rows = []
+    for cells in table.rows:
+        label = cells[0].text.rstrip(_FOOTNOTES)
+        settings = [cell.text for cell in cells[1:width]]
+        place = (places or {}).get((label, *settings))
+        rows.append({"cells": cells, "key": (keys or {}).get(label, ""), "place": place})
+    searched = len(rows) > _SEARCHED_ROWS
+    return {"id": f"{prefix}-{table.slug}".strip("-"), "table": table, "rows": rows, "searched": searched}
+
+
+def simple_table(
+    slug: str, title: str, heads: Mapping[str, bool], rows: Iterable[Sequence[Entry | str]], *notes: str
+) -> dict[str, object]:
+    """Prepare a table of texts; `heads` says of each column whether it has numbers."""
+    columns = [Column(name, numeric) for name, numeric in heads.items()]
+    body = []
+    for row in rows:
+        body.append([entry if isinstance(entry, Entry) else Entry(entry) for entry in row])
+    return placed(Table(slug, title, columns, body, list(notes)))
+
+
+def numbered(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
+    """Keep the ids of several drawings on a page apart."""
+    out = []
+    for number, drawing in enumerate(drawings):
+        out.append(replace(drawing, svg=unique_ids(drawing.svg, f"{prefix}{number}")))
+    return out
+
+
+def safe_url(url: str) -> str:
+    """Return an address that a link may lead to; empty for others, such as scripts."""
+    return url if url.startswith(("https://", "http://")) else ""
+
+
+def _packed(data: object) -> str:
+    """Pack data for the browser to unpack: JSON, gzipped and in base64. Numbers that are not finite become null."""
+    text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    if not text.isprintable() or "\\u" in text:
+        text = _ODD.sub(_shown, text)
+    return base64.b64encode(gzip.compress(text.encode(), 3, mtime=0)).decode()
+
+
+# Letters that nobody sees, as JSON writes them: some as escapes, some as they are. Escaped backslashes are passed over.
+_ODD = re.compile(r"\\(?:u[0-9a-f]{4}|.)|[^ -~]")
+
+
+def _shown(found: re.Match[str]) -> str:
+    letter = orjson.loads(f'"{found[0]}"')
+    text = printable(letter)
+    return found[0] if text == letter else text.replace("\\", "\\\\")
