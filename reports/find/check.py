@@ -42,11 +42,8 @@ class Check:
 def check_records(folders: Sequence[Path]) -> Check:
     """Check every record under some folders, and say all that `judge` finds, not only what a report leaves out.
 
-    Looked at are: the schema; the SHA-256 that a record, a later evaluation and a tuning's choice state of their own
-    content, and a record of its history and, where they are still there, of its final weights; `config.yaml` against
-    the record's cell; the directory's name, the record's cell id and the id of the cell; that scores are finite and
-    percentages within 0 and 100; that the configurations which a tuning chose are there, and that a record's choice is
-    the one on disk; that all records of a data set saw the same images.
+    Final weights are read too, where they are still there; tunings must have chosen what is there; all records of a
+    data set must have seen the same images. docs/reports.md lists what is looked at.
 
     Args:
         folders: Folders of sweeps, sweeps or run directories.
@@ -54,57 +51,64 @@ def check_records(folders: Sequence[Path]) -> Check:
     Raises:
         RegbenchError: If a folder does not exist or holds no record.
     """
-    with uncollected():
-        return _checked(folders)
-
-
-def _checked(folders: Sequence[Path]) -> Check:
-    found, choices = find_runs(folders), TuningChoices()
-    runs = [(run, run.record) for run in found.runs if run.record is not None]
-    if not runs:
-        raise RegbenchError(f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep quickstart`")
     misfits: list[Misfit] = []
     records: list[Record] = []
-    for run, path in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):
-        judged = judge(run, path, choices)
-        misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
-        if (record := judged.record) is not None:
-            records.append(record)
-            if record.checkpoint and record.place(record.checkpoint).exists():
-                misfits += file_misfits(record, record.checkpoint)
+    with uncollected():
+        found, choices = find_runs(folders), TuningChoices()
+        runs = [run for run in found.runs if run.record is not None]
+        for run in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):
+            judged = judge(run, choices)
+            misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
+            if judged.record is not None:
+                records.append(judged.record)
+                misfits += _weights_misfits(judged.record)
+    if not runs:
+        raise RegbenchError(f"no record in {', '.join(map(str, folders))}; make some with `regbench sweep quickstart`")
     misfits += _choice_misfits(found, choices)
     return Check(len(runs), (*map(str, misfits), *image_misfits(records)))
 
 
+def _weights_misfits(record: Record) -> Iterator[Misfit]:
+    """Check the final weights; who needs room on a disk may have removed them."""
+    if record.checkpoint is not None and record.place(record.checkpoint).exists():
+        yield from file_misfits(record, record.checkpoint)
+
+
 def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
-    """Check a tuning's choice, and that the cells which it chose are here."""
-    for path in (folder / TUNING_CHOICE for folder in found.sweeps):
+    """Check what tunings chose, and that the cells which they chose are here."""
+    finished: dict[Path, set[str]] = {}
+    for run in found.runs:
+        if run.record is not None:
+            finished.setdefault(run.path.parent, set()).add(run.path.name)
+    for folder in found.sweeps:
+        path = folder / TUNING_CHOICE
         choice = choices.read(path)
         if isinstance(choice, Misfit):
             yield choice
-            continue
-        here = {run.path.name for run in found.runs if run.path.parent == path.parent and run.record is not None}
-        for entry in choice.choices if choice else ():
-            if entry.chosen not in {ranked.cell_id for ranked in entry.ranking}:
-                yield Misfit(path, f"{entry.chosen}, chosen for {entry.label}, is not in its ranking")
-            elif entry.chosen not in here:
-                yield Misfit(path, f"{entry.chosen}, chosen for {entry.label}, has no record beside it")
+        elif choice is not None:
+            for entry in choice.choices:
+                name = f"{entry.chosen}, chosen for {entry.label},"
+                if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
+                    yield Misfit(path, f"{name} is not in its ranking")
+                elif entry.chosen not in finished.get(folder, ()):
+                    yield Misfit(path, f"{name} has no record beside it")
 
 
 def image_misfits(records: Sequence[Record]) -> Iterator[str]:
     """Check that all records of a data set saw the same images."""
-    contents: dict[tuple[str, str], dict[str, list[Path]]] = {}
+    # Data set -> split -> SHA-256 of its images -> the records that saw them.
+    contents: dict[str, dict[str, dict[str, list[Path]]]] = {}
     for record in records:
+        splits = contents.setdefault(record.cell["dataset"]["name"], {})
         for split, sha256 in record.data.content_sha256.items():
-            seen = contents.setdefault((record.cell["dataset"]["name"], split), {})
-            seen.setdefault(sha256, []).append(record.path)
+            splits.setdefault(split, {}).setdefault(sha256, []).append(record.path)
     for record in records:
         dataset = record.cell["dataset"]["name"]
-        if missing := [
-            split for name, split in contents if name == dataset and split not in record.data.content_sha256
-        ]:
+        missing = [split for split in contents[dataset] if split not in record.data.content_sha256]
+        if missing:
             yield f"{record.path}: does not say which images of {', '.join(missing)} it saw, as others of {dataset} do"
-    for (dataset, split), seen in contents.items():
-        if len(seen) > 1:
-            listed = "; ".join(f"{h:.12} in {len(p)} records, first {p[0]}" for h, p in sorted(seen.items()))
-            yield f"data set {dataset}: the {split} split has {len(seen)} contents: {listed}"
+    for dataset, splits in contents.items():
+        for split, seen in splits.items():
+            if len(seen) > 1:
+                listed = "; ".join(f"{h:.12} in {len(p)} records, first {p[0]}" for h, p in sorted(seen.items()))
+                yield f"data set {dataset}: the {split} split has {len(seen)} contents: {listed}"

@@ -1,11 +1,15 @@
-"""Whether a finished run directory holds what the run wrote: its digests, its ids, its configuration, its choice."""
+"""Whether a record is whole and true: its digests, its ids, its configuration, its choice.
+
+`judge` reads a run directory. The rules that a bundle's records have to keep too are functions of their own; what only
+many records together tell is in `bundle.claims`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +20,7 @@ from regbench.files import cell_id, file_sha256, parse_yaml
 from regbench.reports.find.runs import Run
 
 _NOTHING = object()
-_BLOCK = re.compile(rb"^(?=[a-z])", re.MULTILINE)
+_BLOCK = re.compile(rb"^(?=[a-z])", re.MULTILINE)  # a key of the mapping with all that is indented below it
 
 F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
@@ -70,37 +74,34 @@ class TuningChoices:
         return self._read[key]
 
 
-def judge(run: Run, path: Path, choices: TuningChoices) -> Judged:
-    """Read a run directory and hold it against the digests, ids and configurations that it states of itself.
+def judge(run: Run, choices: TuningChoices) -> Judged:
+    """Read a finished run directory and compare it with the digests, ids and configurations that it states of itself.
 
     Args:
-        run: The directory.
-        path: Its record.
+        run: The directory, which has a record.
         choices: Where those that records refer to are read.
     """
-    record = _read(Record, path)
+    assert run.record is not None
+    record = _read(Record, run.record)
     if isinstance(record, Misfit):
         return Judged(None, (record,))
-    misfits = [
-        *id_misfits(record),
-        *_config_misfits(path.with_name("config.yaml"), record.cell),
-        *file_misfits(record, record.metrics),
-    ]
-    if path.name != record.file_name:
-        misfits.append(Misfit(path, f"status is {record.status!r}, which belongs into another file"))
+    misfits = [*id_misfits(record), *_config_misfits(record), *file_misfits(record, record.metrics)]
+    if run.record.name != record.file_name:
+        misfits.append(Misfit(run.record, f"status is {record.status!r}, which belongs into another file"))
     away: list[Misfit] = []
-    if (stated := record.choice.get("hyperparameters", {})).get("record"):
+    stated = record.choice.get("hyperparameters", {})
+    if stated.get("record"):
         place = Path(str(stated["record"]))
         # A sweep that was copied has it too, under whatever name; of a single cell it lies in the sweep it came from.
-        places = (path.parents[1] / place.name, path.parents[2] / place)
-        found = next((read for place in places if (read := choices.read(place)) is not None), None)
+        folder = run.record.parents
+        found = choices.read(folder[1] / place.name) or choices.read(folder[2] / place)
         if found is None:
-            away.append(Misfit(path, f"its hyperparameters were chosen in {place}, which is not here"))
+            away.append(Misfit(run.record, f"its hyperparameters were chosen in {place}, which is not here"))
         elif isinstance(found, TuningChoice) and found.sha256 != stated.get("sha256"):
-            misfits.append(Misfit(path, f"its hyperparameters were chosen in another version of {place}"))
+            misfits.append(Misfit(run.record, f"its hyperparameters were chosen in another version of {place}"))
     of_evaluations = []
-    for later in run.evaluations:
-        evaluation = _read(LaterEvaluation, later)
+    for path in run.evaluations:
+        evaluation = _read(LaterEvaluation, path)
         added = evaluation if isinstance(evaluation, Misfit) else with_evaluation(record, evaluation)
         if isinstance(added, Misfit):
             of_evaluations.append(added)
@@ -144,7 +145,7 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
 
 
 def id_misfits(record: Record) -> Iterator[Misfit]:
-    """Hold a record's cell id against its folder's name and the id of its cell."""
+    """Compare a record's cell id with its folder's name and the id of its cell."""
     if (record.path.parent.name or record.path.absolute().parent.name) != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:
@@ -156,8 +157,9 @@ def id_misfits(record: Record) -> Iterator[Misfit]:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, that of its cell is {computed}")
 
 
-def _config_misfits(path: Path, cell: Mapping[str, Any]) -> Iterator[Misfit]:
-    """Hold a run's `config.yaml` against the cell of its record."""
+def _config_misfits(record: Record) -> Iterator[Misfit]:
+    """Compare a run's `config.yaml` with the cell of its record."""
+    path, cell = record.path.with_name("config.yaml"), record.cell
     try:
         content = path.read_bytes()
         config = _by_blocks(content)
@@ -175,20 +177,18 @@ def _config_misfits(path: Path, cell: Mapping[str, Any]) -> Iterator[Misfit]:
         yield Misfit(path, f"differs from the record's cell in {', '.join(map(str, keys))}")
 
 
-def _by_blocks(content: bytes) -> dict[Any, Any] | None:
-    """Read a mapping a key at a time, which takes a tenth of the time where thousands of runs share most of it.
+def _by_blocks(content: bytes) -> object:
+    """Read a mapping a key at a time; None where it is not made of such blocks.
 
-    None where it is not made of such blocks.
+    Thousands of runs share most of their blocks. To parse each block once takes a tenth of the time: of ten thousand
+    configurations 4 s in place of 40 s.
     """
     config: dict[Any, Any] = {}
-    for block in filter(None, _BLOCK.split(content)):
-        try:
-            read = _load_block(block)
-        except ValueError:
-            return None
-        if not isinstance(read, dict):
-            return None
-        config |= read
+    try:
+        for block in _BLOCK.split(content):
+            config |= _load_block(block) if block else {}
+    except (TypeError, ValueError):
+        return None
     return config
 
 

@@ -78,33 +78,40 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     short: list[Record] = []
     skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
-    of_sweeps = [choices.read(folder / TUNING_CHOICE) for folder in found.sweeps]
-    skipped += [choice for choice in of_sweeps if isinstance(choice, Misfit)]
-    for run in tqdm(found.runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
-        if run.record is None:
-            continue
-        judged = judge(run, run.record, choices)
-        record, misfits = judged.record, judged.misfits
-        if record is not None and not misfits and (first := good.get((record.sweep, record.cell_id))) is not None:
-            misfits = (Misfit(run.record, f"the same cell as {first.path}"),)
-        skipped += [*misfits[:1], *judged.of_evaluations]
-        if record is not None and not misfits:
-            if run.path.absolute() in found.short:
-                short.append(record)
-            else:
-                good[record.sweep, record.cell_id] = record
+    for sweep in found.sweeps:
+        choice = choices.read(sweep / TUNING_CHOICE)
+        if isinstance(choice, Misfit):
+            skipped.append(choice)
+    runs = [run for run in found.runs if run.record is not None]
+    for run in tqdm(runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
+        judged = judge(run, choices)
+        record = judged.record
+        if record is None or judged.misfits:
+            skipped.append(judged.misfits[0])
+        elif (record.sweep, record.cell_id) in good:
+            first = good[record.sweep, record.cell_id]
+            skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
+        elif run.path.absolute() in found.short:
+            short.append(record)
+        else:
+            good[record.sweep, record.cell_id] = record
+        skipped += judged.of_evaluations
     missing = find_missing(found)
     if not good:
-        places = ", ".join(str(f) for f in folders)
-        if skipped:
-            raise RegbenchError(
-                f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is {skipped[0]}; "
-                "delete the folder of such a run and run the cell again"
-            )
-        waiting = f", {len(missing)} cells have none yet" if missing else ""
-        raise RegbenchError(f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`")
+        raise RegbenchError(_nothing_good(folders, skipped, len(missing)))
     records = sorted(good.values(), key=lambda r: (r.sweep, r.untrained, r.label, r.seed, r.cell_id))
     return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short))
+
+
+def _nothing_good(folders: Sequence[Path], skipped: Sequence[Misfit], missing: int) -> str:
+    places = ", ".join(map(str, folders))
+    if skipped:
+        return (
+            f"no record that fits in {places}: {len(skipped)} damaged or changed, the first is {skipped[0]}; "
+            "delete the folder of such a run and run the cell again"
+        )
+    waiting = f", {missing} cells have none yet" if missing else ""
+    return f"no finished run in {places}{waiting}; make some with `regbench sweep quickstart`"
 
 
 def load_records(folder: Path | list[Path]) -> pd.DataFrame:
@@ -132,17 +139,19 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
     """Make the table of `load_records` from records that were read already."""
     import pyarrow as pa  # takes 0.1 s
 
-    by_record = [_columns(r) for r in records]
-    names = dict.fromkeys(name for columns in by_record for name in columns)
-    rows = np.repeat(np.arange(len(records)), [len(r.scores) for r in records])
-    scores = [s for r in records for s in r.scores]
-    columns = {name: _array([c.get(name) for c in by_record]).take(pa.array(rows)) for name in names}
-    own = {
-        name: pa.array([getattr(s, name) for s in scores]) for name in ("name", "value", "unit", "split", "protocol")
-    }
-    own = {"score": own.pop("name"), **own}
-    first = list(columns)[: list(columns).index("record")]
-    return pa.table({name: columns[name] for name in first} | own | columns)
+    by_record = [_columns(record) for record in records]
+    names = {name: None for columns in by_record for name in columns}
+    scores = [score for record in records for score in record.scores]
+    # A record's columns are made once, and repeated for each of its scores.
+    rows = pa.array(np.repeat(np.arange(len(records)), [len(record.scores) for record in records]))
+    columns = {}
+    for name in names:
+        columns[name] = _array([of_record.get(name) for of_record in by_record]).take(rows)
+    of_scores = {}
+    for name in ("name", "value", "unit", "split", "protocol"):
+        of_scores["score" if name == "name" else name] = pa.array([getattr(score, name) for score in scores])
+    before = list(columns)[: list(columns).index("record")]
+    return pa.table({name: columns[name] for name in before} | of_scores | columns)
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
