@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 
 from regbench.benchmark.rundir.directory import TensorFile, tensor_files
-from regbench.benchmark.rundir.record import Saved
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.files import write_digested
 
 log = logging.getLogger("regbench")

@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from regbench.benchmark.rundir.choice import GIVEN
-from regbench.benchmark.rundir.record import NamedFile
+from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, RankedConfiguration, TuningChoice
 from regbench.benchmark.settings.cell import Cell
 from regbench.files import cell_id, digest, signed_line
