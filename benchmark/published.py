@@ -17,7 +17,8 @@ from regbench.benchmark.machine import environment
 from regbench.benchmark.run import attempt_at
 from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import write_config
-from regbench.benchmark.rundir.record import Cost, Record, read_record
+from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.scoring import distinct_scores, images_record, past_attempts, score
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run

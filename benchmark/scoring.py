@@ -18,7 +18,8 @@ from regbench.benchmark.rundir.checkpoint import remove_tensors
 from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
-from regbench.benchmark.rundir.record import Cost, Images, PastAttempt, Score, Searched
+from regbench.benchmark.rundir.record import Score
+from regbench.benchmark.rundir.record_parts import Cost, Images, PastAttempt, Searched
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.progress import Progress

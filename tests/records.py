@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.record import (
-    Cost,
-    Images,
-    Record,
-    Score,
-)
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import Cost, Images
 from regbench.benchmark.rundir.tuning_choice import (
     TUNING_CHOICE,
     ChosenConfiguration,

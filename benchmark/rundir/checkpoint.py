@@ -1,8 +1,8 @@
-"""Files of tensors: checkpoints of a training, and how far an evaluation has come; of each the last two are kept.
+"""Files of tensors: checkpoints of a training, and the state of an evaluation. The last two of each kind are kept.
 
 `checkpoint-<attempt>-<step>-<digest>.pt`: no file is ever written twice and the attempt's number is in the name, so a
 process that has lost the run cannot overwrite what its successor wrote. The name also holds the beginning of the
-SHA-256 of the whole file, which is compared before torch looks at it: whatever was damaged, it is recognised.
+SHA-256 of the whole file. It is compared before torch looks at the file, so that any damage is noticed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import IO, Any
 import torch
 
 from regbench.benchmark.rundir.directory import TensorFile, tensor_files
-from regbench.benchmark.rundir.record import Saved
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.files import write_digested
 
 log = logging.getLogger("regbench")
 
+# One more than needed: if the newest is damaged, the run goes back to the one before it.
 _KEPT = 2
 
 
 class Damaged(ValueError):
-    """A file whose content is not what its name says, or that cannot be read."""
+    """The content of a file is not what its name says, or cannot be read."""
 
 
 def save_checkpoint(directory: Path, attempt: int, step: int, state: dict[str, Any]) -> Saved:
@@ -45,16 +46,16 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
     Args:
         directory: The run directory.
         kind: What the name begins with: "checkpoint" or "evaluation-<protocol>".
-        attempt: Number of the attempt that writes. Files of later attempts are not touched.
-        number: Running number, such as the steps done.
+        attempt: The number of the attempt that writes. Files of later attempts are not touched.
+        number: A running number, such as the steps done.
         state: Tensors and plain data.
 
     Returns:
-        What was written.
+        The file.
     """
     path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
     named, sha256 = write_digested(path, functools.partial(_save, state))
-    for old in _written_until(directory, kind, attempt)[_KEPT:]:
+    for old in _files_until(directory, kind, attempt)[_KEPT:]:
         old.path.unlink(missing_ok=True)
     return Saved(named.name, sha256, number)
 
@@ -62,7 +63,7 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
 def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
     """Load the newest file of a kind that is whole; None if there is none.
 
-    A damaged one is set aside as `….damaged`, with a warning.
+    A damaged file is set aside as `….damaged`, with a warning.
     """
     for file in tensor_files(directory, kind):
         try:
@@ -104,23 +105,24 @@ def read_saved(directory: Path, saved: Saved, map_location: Any = "cpu") -> dict
         Damaged: If it is not there, or is not what it was then.
     """
     kind = saved.file.partition("-")[0]
-    for file in tensor_files(directory, kind):
-        if file.path.name == saved.file:
-            with contextlib.suppress(FileNotFoundError):
-                state, found = read_tensors(file, map_location)
-                if found != saved:
-                    raise Damaged("its content is not what its SHA-256 was taken of")
-                return state
-    raise Damaged("it is not there")
+    files = [file for file in tensor_files(directory, kind) if file.path.name == saved.file]
+    try:
+        state, found = read_tensors(files[0], map_location)
+    except (IndexError, FileNotFoundError) as error:
+        raise Damaged("it is not there") from error
+    if found != saved:
+        raise Damaged("its content is not what its SHA-256 was taken of")
+    return state
 
 
 def remove_tensors(directory: Path, kind: str, attempt: int) -> None:
     """Remove the files of a kind that this attempt or one before it wrote."""
-    for file in _written_until(directory, kind, attempt):
+    for file in _files_until(directory, kind, attempt):
         file.path.unlink(missing_ok=True)
 
 
-def _written_until(directory: Path, kind: str, attempt: int) -> list[TensorFile]:
+def _files_until(directory: Path, kind: str, attempt: int) -> list[TensorFile]:
+    """List the files of a kind of this attempt and those before it, the newest first."""
     # A process that was stopped and goes on must not remove what its successor wrote.
     return [file for file in tensor_files(directory, kind) if file.attempt <= attempt]
 

@@ -1,4 +1,4 @@
-"""What was chosen before the test split was opened: on disk first, because the loader of that split asks for it."""
+"""The choices of a run, on disk before the test split opens, because the loader of that split asks for them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,17 @@ class Choices:
     itself, such as a learning rate: on which split, from which candidates with which scores.
 
     Attributes:
-        attempt: At the run; its file is written.
+        attempt: The right to write into the run directory.
     """
 
     def __init__(self, attempt: Attempt) -> None:
-        """Continue the file of the attempt before, if there is one.
-
-        Args:
-            attempt: At the run.
-        """
+        """Continue the file of the attempt before, if there is one."""
         self.attempt = attempt
         self._entries: dict[str, Any] = read_numbered(attempt.directory, "choice.json")
 
     @property
     def path(self) -> Path:
-        """The file, which is there as soon as something was noted."""
+        """The file; it exists once something was noted."""
         return self.attempt.path("choice.json")
 
     def note(self, what: str, entry: dict[str, Any]) -> None:
@@ -55,9 +51,12 @@ class Choices:
             how: `GIVEN`, or the same keys of a tuning.
             on_test: Whether the evaluations choose on the test split; its scores are optimistic then.
         """
-        self.note("hyperparameters", {**how, **({"selected_on": "test"} if on_test else {})})
+        entry = dict(how)
+        if on_test:
+            entry["selected_on"] = "test"
+        self.note("hyperparameters", entry)
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What was chosen so far."""
+        """The choices so far, by what was chosen."""
         return dict(self._entries)

@@ -1,6 +1,6 @@
-"""What a run directory holds, and how its files are found.
+"""The files of a run directory, and how they are found.
 
-Nothing here needs torch, whose import takes longer than telling how ten thousand runs stand.
+This module does without torch, whose import takes longer than to tell how ten thousand runs stand.
 
 A file that an attempt at the run rewrites carries the attempt's number: `metrics-0002.jsonl`. So a process that has
 lost the run, and goes on after its successor has finished it, can reach none of the successor's files.
@@ -40,7 +40,8 @@ def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
     """Write `config.yaml`, which is the same for all attempts at a cell, once; replace one that is not the cell's."""
-    path, text = directory / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False)
+    path = directory / "config.yaml"
+    text = yaml.safe_dump(dict(plain), sort_keys=False)
     if not write_new(path, text) and path.read_text(errors="replace") != text:
         log.warning("%s is not that of the cell; it is written anew", path)
         write_there(path, text.encode())
@@ -52,13 +53,14 @@ def attempt_numbers(directory: Path) -> list[int]:
         names = os.listdir(directory / "attempts")  # noqa: PTH208  # ten times as quick as iterdir
     except FileNotFoundError:
         return []
-    return sorted(int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match)
+    matches = [_ATTEMPT.fullmatch(name) for name in names]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def highest_number(directory: Path) -> int:
     """Return the highest number of an attempt that any file of the directory carries; 0 without one."""
-    numbered = filter(None, map(_number, os.listdir(directory)))  # noqa: PTH208
-    return max([0, *attempt_numbers(directory), *numbered])
+    numbers = [_number(name) or 0 for name in os.listdir(directory)]  # noqa: PTH208
+    return max([0, *attempt_numbers(directory), *numbers])
 
 
 def numbered_file(directory: Path, name: str, attempt: int) -> Path:
@@ -68,8 +70,9 @@ def numbered_file(directory: Path, name: str, attempt: int) -> Path:
 
 
 def numbered_files(directory: Path, name: str) -> list[Path]:
-    """List the files `name` of all attempts, that of the last one first."""
+    """List the files `name` of all attempts, the last attempt's first."""
     stem, suffix = Path(name).stem, Path(name).suffix
+    # The pattern also finds names that go on, such as choice-backup-0001.json for choice.json.
     found = [path for path in directory.glob(f"{stem}-*{suffix}") if path.stem[len(stem) + 1 :].isdecimal()]
     return sorted(found, key=lambda path: _number(path.name) or 0, reverse=True)
 
@@ -87,7 +90,8 @@ def read_numbered(directory: Path, name: str) -> dict[str, Any]:
 def remove_earlier_leftovers(directory: Path, attempt: int) -> None:
     """Remove the temporary files of killed attempts before this one; leave those of a later one."""
     for path in directory.glob(".*"):
-        if (number := _number(path.name)) is not None and number < attempt:
+        number = _number(path.name)
+        if number is not None and number < attempt:
             path.unlink(missing_ok=True)
 
 
@@ -103,7 +107,7 @@ class TensorFile:
 
     Attributes:
         path: The file.
-        attempt: Number of the attempt that wrote it.
+        attempt: The number of the attempt that wrote it.
         number: A running number, such as the steps done.
         digest: The first digits of its SHA-256.
     """
@@ -121,8 +125,11 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
         directory: The run directory.
         kind: What the names begin with, or a pattern of it, such as "evaluation-*".
     """
-    matches = [match for path in directory.glob(f"{kind}-*.pt") if (match := _TENSORS.fullmatch(path.name))]
-    found = [TensorFile(directory / m[0], int(m[2]), int(m[3]), m[4]) for m in matches if fnmatchcase(m[1], kind)]
+    found = []
+    for path in directory.glob(f"{kind}-*.pt"):
+        match = _TENSORS.fullmatch(path.name)
+        if match and fnmatchcase(match[1], kind):
+            found.append(TensorFile(path, int(match[2]), int(match[3]), match[4]))
     return sorted(found, key=lambda file: (file.attempt, file.number), reverse=True)
 
 
@@ -130,13 +137,17 @@ def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
     """List what a finished run does without: earlier attempts' files that no record names, leftovers of kills.
 
     Args:
-        directory: Of a run that is finished, or has come through its tuning.
-        checkpoints: Whether it shall do without the last checkpoint too, which holds the trained weights.
+        directory: The directory of a run that is finished, or has come through its tuning.
+        checkpoints: Whether to list the last checkpoint too, which holds the trained weights.
     """
-    records = [record for record in (read_tuned(directory), read_record(directory)) if record]
-    named = {saved.file for record in records for saved in (record.metrics, record.checkpoint) if saved}
-    kept = [path for path in checkpoint_files(directory) if path.name in named] or checkpoint_files(directory)[:1]
-    found = [path for path in checkpoint_files(directory) if checkpoints or path not in kept]
+    named = set()
+    for record in (read_tuned(directory), read_record(directory)):
+        if record is not None:
+            named |= {file.file for file in (record.metrics, record.checkpoint) if file}
+    written = checkpoint_files(directory)
+    # A run whose record names no checkpoint keeps the newest.
+    kept = [path for path in written if path.name in named] or written[:1]
+    found = [path for path in written if checkpoints or path not in kept]
     for name in ("choice.json", "environment.json", "metrics.jsonl", "scores.json"):
         found += [path for path in numbered_files(directory, name)[1:] if path.name not in named]
     for pattern in ("evaluation-*.pt", "*.damaged", ".*.*", "attempts/.*.*"):

@@ -25,14 +25,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Whether a signal has asked to stop.
+    """Answers signals: outside `deferred`, and within `at_once`, a signal raises `Interrupted`.
 
-    Within `deferred` the first signal is only noted, for the training loop to finish its step and write a checkpoint;
-    a second one, and any elsewhere, raises `Interrupted` at once, and so does any within `at_once`.
+    Within `deferred` a signal is only noted, so that the training loop can finish its step and write a checkpoint; a
+    second Ctrl-C raises `Interrupted` there too.
+
+    Attributes:
+        requested: The number of the first signal that asked to stop; 0 without one.
     """
 
     def __init__(self) -> None:
-        """Begin without a request."""
+        """Begin without a signal."""
         self.requested = 0
         self._deferring = False
 
@@ -48,7 +51,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let what is inside ask `requested` for itself."""
+        """Note signals instead of raising; what is inside looks at `requested`."""
         self._deferring = True
         try:
             yield
@@ -57,10 +60,10 @@ class Interruption:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within `deferred`, let a signal raise after all, for what can be left half-way.
+        """Raise within `deferred` after all, for what can be left half-way.
 
         Raises:
-            Interrupted: Also of a signal that was noted before.
+            Interrupted: For a signal inside, and for one that was noted before.
         """
         deferring, self._deferring = self._deferring, False
         try:
@@ -75,4 +78,5 @@ class Interruption:
             raise Interrupted(number)
         if not self.requested:
             log.info("%s: writing a checkpoint and stopping", signal.Signals(number).name)
+        # The first one counts: by it a Slurm job decides whether to begin again.
         self.requested = self.requested or number

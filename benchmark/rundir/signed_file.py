@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from regbench.errors import RegbenchError
-from regbench.files import digest, is_digest_of_text, parse_json, reason, signed
+from regbench.files import digest, parse_json, read_file, reason, signed
 
 SCHEMA_VERSION: Final = 6
 
@@ -23,8 +22,8 @@ class SignedFile:
 
     Attributes:
         path: Where it was read from.
-        sha256: The digest of its content, once it was written.
-        schema_version: Of the fields.
+        sha256: The digest of all other fields; empty until it is written.
+        schema_version: The version of the fields.
     """
 
     path: Path = Path()
@@ -33,9 +32,9 @@ class SignedFile:
 
     def text(self) -> str:
         """Return the file's content."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = dataclasses.asdict(self)
         del content["path"], content["sha256"]
-        return signed(_plain(content))
+        return signed(content)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -52,23 +51,21 @@ class SignedFile:
         """Return what a file's content holds.
 
         Args:
-            content: Of the file.
-            path: Where it was read from, or what tells it of what was read.
+            content: The bytes of the file.
+            path: Where it was read from, or a function that tells it, given what was read.
 
         Raises:
             ValueError: Saying what is wrong with it.
         """
+        plain = _object(content)
         try:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
         except ValidationError as error:
-            _object(content)  # what it refuses says more
             raise ValueError(reason(error)) from error
-        if b'"schema_version"' not in content or not is_digest_of_text(found.sha256, content):
-            raw = _object(content)
-            raw.pop("sha256", None)
-            if digest(raw) != found.sha256:
-                raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
-        # Nobody has seen it yet, and a copy would take as long as its digest.
+        plain.pop("sha256", None)
+        if digest(plain) != found.sha256:
+            raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")
+        # The class is frozen for those who read; nobody has seen this one yet.
         object.__setattr__(found, "path", path if isinstance(path, Path) else path(found))
         return found
 
@@ -84,12 +81,9 @@ class SignedFile:
             RegbenchError: If it is not what was written.
         """
         try:
-            return cls.read(path)
+            return read_file(path, lambda content: cls.parse(content, path), remedy)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-            raise RegbenchError(f"{path} cannot be read ({why}); {remedy}") from error
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -107,15 +101,6 @@ def _object(content: bytes) -> dict[str, Any]:
     if (version := raw.get("schema_version")) != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r:.40}, this regbench reads {SCHEMA_VERSION}")
     return raw
-
-
-def _plain(value: Any) -> Any:
-    """Turn dataclasses into dictionaries without copying what is plain already."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @functools.cache

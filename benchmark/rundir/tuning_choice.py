@@ -1,4 +1,4 @@
-"""What a tuning chose: `tuning_choice.json` in the folder of its sweep. It opens the test split for the chosen."""
+"""`tuning_choice.json` in the folder of a sweep: the choice that opens the test split for the chosen cells."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class RankedConfiguration:
     """A configuration that a tuning tried.
 
     Attributes:
-        cell_id: Of the first of its cells.
+        cell_id: The id of the first of its cells.
         configuration: The cell's id without its seed.
-        epochs: That it was trained for: fewer than the others if a search stopped it early.
-        value: Its score after these; None if a seed diverged.
+        epochs: How long it was trained: less than the others if a search stopped it early.
+        value: Its score at the end; None if a seed diverged.
         status: "tuned", "stopped" (early) or "diverged".
-        hyperparameters: Those that were searched, by their full names.
+        hyperparameters: The values of the searched settings, by their full names.
     """
 
     cell_id: str
@@ -40,18 +40,18 @@ class RankedConfiguration:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenConfiguration:
-    """What a tuning chose for a method in one setting.
+    """The choice for one method in one setting.
 
     Attributes:
         label: The method's name in tables.
         method: Its registered name.
         setting: Data set, backbone, embedding dimension, batch size and epochs.
-        chosen: The cell id of the best.
-        configuration: Its cell's id without the seed.
-        ranking: All that were tried, the best first; what was stopped early comes after the others.
-        edges: Hyperparameters beyond whose chosen value nothing was tried: full name -> "smallest" or "largest", which
-            the value is of those that were tried. The optimum may lie further out.
-        images: That all its trainings saw, those of shorter trainings included.
+        chosen: The cell id of the best configuration.
+        configuration: That cell's id without the seed.
+        ranking: All configurations, the best first; those that were stopped early come last.
+        edges: Hyperparameters whose chosen value is the smallest or largest that was tried: full name -> "smallest" or
+            "largest". The optimum may lie further out.
+        images: How many images all its trainings saw together.
     """
 
     label: str
@@ -66,15 +66,15 @@ class ChosenConfiguration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TuningChoice(SignedFile):
-    """What a tuning chose.
+    """All choices of a tuning.
 
     Attributes:
-        selected_on: The split.
-        score: The name of the score that decided.
-        budget: The most configurations that any method had.
-        seeds: Of the grid.
-        choices: What was chosen, by method and setting.
-        created: When, ISO 8601.
+        selected_on: The split of the scores that decided.
+        score: The name of these scores.
+        budget: The largest number of configurations that a method had.
+        seeds: The seeds of the grid.
+        choices: The choice for each method and setting.
+        created: When it was made, ISO 8601.
     """
 
     selected_on: str
@@ -86,7 +86,7 @@ class TuningChoice(SignedFile):
 
 
 def read_choice(folder: Path) -> TuningChoice | None:
-    """Read what the tuning in a sweep's folder chose; None if it has not yet.
+    """Read the choices of the tuning in a sweep's folder; None before they are made.
 
     Raises:
         RegbenchError: If it is not what was written.

@@ -20,7 +20,8 @@ from regbench.benchmark.evaluate.monitor import Monitor
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, LeaseLost
-from regbench.benchmark.rundir.record import Saved, Score
+from regbench.benchmark.rundir.record import Score
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_loader, build_network, build_step
 from regbench.benchmark.training.checkpoint_writer import CheckpointWriter

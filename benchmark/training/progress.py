@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.benchmark.rundir.record import NamedFile
+from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.settings.cell import Cell
 from regbench.errors import RegbenchError
 

@@ -66,7 +66,12 @@ API = {
     ),
     "reference/records.md": (
         "Records in Python",
-        ["regbench.reports.find.records", "regbench.benchmark.rundir.record", "regbench.reports"],
+        [
+            "regbench.reports.find.records",
+            "regbench.benchmark.rundir.record",
+            "regbench.benchmark.rundir.record_parts",
+            "regbench.reports",
+        ],
     ),
 }
 

@@ -21,7 +21,8 @@ import numpy as np
 import yaml
 
 from regbench import methods
-from regbench.benchmark.rundir.record import Cost, Images, NamedFile, PastAttempt, Record, Score
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_sweep
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regbench.benchmark.rundir.record import LaterEvaluation, NamedFile, Record, on_test
+from regbench.benchmark.rundir.record import LaterEvaluation, Record, on_test
+from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.files import cell_id, file_sha256, parse_yaml
 from regbench.reports.find.runs import Run

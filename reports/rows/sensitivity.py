@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from regbench.benchmark.rundir.record import Searched
+from regbench.benchmark.rundir.record_parts import Searched
 from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_seeds
 
 POINTS = 1.0

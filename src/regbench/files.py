@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -138,30 +137,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = 19 * b"0"  # does not fit into 64 bits
+
 _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def digest(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of plain data in hexadecimal; the order of keys and the spelling of the file do not matter."""
     return hashlib.sha256(_compact(data).encode()).hexdigest()
-
-
-def is_digest_of_text(sha256: str, content: bytes) -> bool:
-    """Tell whether a file is spelled as `signed` or `signed_line` spells it, and the digest that it states is its own.
-
-    This takes a fraction of the time that it takes to parse the text and to write the data again. Of a file that is
-    spelled in another way, or holds an integer beyond 64 bits, it tells nothing, so that is false.
-    """
-    if _LONG_NUMBER in content.translate(_DIGITS) or _LIKE_A_KEY.search(content):
-        return False
-    text = b"".join(map(bytes.lstrip, content.split(b"\n"))).replace(b'": ', b'":')
-    before, found, after = text.partition(b'"sha256":"%b",' % sha256.encode())
-    return bool(found) and hashlib.sha256(before + after).hexdigest() == sha256
-
-
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = 19 * b"0"  # does not fit into 64 bits
-_LIKE_A_KEY = re.compile(rb'[\\\s:,\[{]": ')  # what ends no key: a quotation mark within a text, or that begins one
 
 
 def cell_id(cell: Mapping[str, Any]) -> str:
@@ -207,7 +191,7 @@ def verified(content: bytes) -> dict[str, Any]:
 
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
     """Read the data of a signed file, with the digest under "sha256"; refuse as `read_json` does."""
-    data = _read(path, verified, remedy)
+    data = read_file(path, verified, remedy)
     return {**data, "sha256": digest(data)}
 
 
@@ -233,10 +217,11 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
             raise ValueError(reason(error)) from error
         return found if dataclasses.is_dataclass(kind) else value  # of other kinds with the keys that are not theirs
 
-    return _read(path, parse, remedy)
+    return read_file(path, parse, remedy)
 
 
-def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
+def read_file(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:
+    """Return what `parse` makes of a file's content; refuse the file as `read_json` does if it raises ValueError."""
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:

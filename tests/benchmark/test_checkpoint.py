@@ -15,7 +15,7 @@ import torch
 
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved, save_checkpoint
 from regbench.benchmark.rundir.directory import checkpoint_files
-from regbench.benchmark.rundir.record import Saved
+from regbench.benchmark.rundir.record_parts import Saved
 
 
 def save(directory: Path, step: int, attempt: int = 1) -> Saved:

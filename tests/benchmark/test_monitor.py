@@ -29,7 +29,8 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import checkpoint_files, numbered_files, run_directory, tensor_files
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import Attempt, last_attempt
-from regbench.benchmark.rundir.record import Record, Saved, read_record
+from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_config
 from regbench.benchmark.settings.sweep import load_run

@@ -44,7 +44,8 @@ from regbench.benchmark.rundir.directory import (
 )
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
-from regbench.benchmark.rundir.record import Record, Saved, Score, Searched, read_record
+from regbench.benchmark.rundir.record import Record, Score, read_record
+from regbench.benchmark.rundir.record_parts import Saved, Searched
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config

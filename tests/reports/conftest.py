@@ -16,15 +16,8 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from regbench.benchmark.rundir.record import (
-    Cost,
-    Images,
-    LaterEvaluation,
-    NamedFile,
-    PastAttempt,
-    Record,
-    Score,
-)
+from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
+from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, signed
 from tests.waiting import PATIENCE_S

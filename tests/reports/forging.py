@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from regbench import methods
-from regbench.benchmark.rundir.record import Cost, Images, NamedFile, PastAttempt, Record, Saved, Score
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt, Saved
 from regbench.benchmark.rundir.tuning_choice import (
     TUNING_CHOICE,
     ChosenConfiguration,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Images
+from regbench.benchmark.rundir.record_parts import Images
 from regbench.cli import main
 from regbench.reports.find.check import check_records
 from tests.records import chosen, ranked, tuning_choice

@@ -19,7 +19,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Images, PastAttempt, Record
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record_parts import Images, PastAttempt
 from regbench.cli import main
 from regbench.reports import Report, write_report
 from regbench.reports.find.records import read_records

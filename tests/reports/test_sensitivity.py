@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from regbench.benchmark.rundir.record import Searched
+from regbench.benchmark.rundir.record_parts import Searched
 from regbench.reports import write_report
 from regbench.reports.rows.sensitivity import Sensitivity, Tolerance, sensitivities
 from regbench.reports.tables.leaderboard import leaderboard_frame

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record import Cost
+from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.files import write_text
 from regbench.sweeps.forecast import largest_fitting, plan, refuse_oversized, rows, summary

@@ -23,7 +23,8 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
-from regbench.benchmark.rundir.record import NamedFile, Record, read_record
+from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.processes import Worker

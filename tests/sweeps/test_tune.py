@@ -20,7 +20,8 @@ from regbench import RegbenchError
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim
-from regbench.benchmark.rundir.record import Record, Saved, Score
+from regbench.benchmark.rundir.record import Record, Score
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime

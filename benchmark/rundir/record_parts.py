@@ -1,0 +1,129 @@
+"""Parts of a record: what a cell took and saw, its files, and the attempts that led to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+LARGEST = 1e100
+Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+"""A measured number. Deviations are made of squares, and those of larger numbers do not fit into a float."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a cell took; None where it was not measured, as for a network without training.
+
+    Attributes:
+        train_s: Seconds of training; checkpoints and evaluations are not counted.
+        checkpoint_s: Seconds that training waited for checkpoints.
+        monitor_s: Seconds of evaluations while training.
+        evaluate_s: Seconds of all evaluations after training.
+        img_per_s: Images a second in training.
+        step_ms: Milliseconds of a training step: here and below, the median over epochs of the medians over steps.
+        data_ms: Milliseconds that a step waits for images, before `step_ms` begins.
+        forward_ms: Milliseconds of the network's forward pass.
+        loss_ms: Milliseconds of the loss with its gradient.
+        backward_ms: Milliseconds of the network's backward pass.
+        optimizer_ms: Milliseconds of the update of the weights.
+        peak_memory_bytes: Peak memory of the process that needed most.
+        peak_reserved_bytes: The same peak of what the allocator held.
+        peak_memory_kind: What the two peaks count.
+        loss_extra_bytes: Peak memory of value and gradient of the loss alone beyond embeddings and gradients, as
+            `regbench cost` measures it; of the process that needed most.
+        energy_gpu_joules: Energy of all GPUs in training.
+        energy_cpu_joules: Energy of the whole machine's processors in training.
+    """
+
+    train_s: Number | None = None
+    checkpoint_s: Number | None = None
+    monitor_s: Number | None = None
+    evaluate_s: Number | None = None
+    img_per_s: Number | None = None
+    step_ms: Number | None = None
+    data_ms: Number | None = None
+    forward_ms: Number | None = None
+    loss_ms: Number | None = None
+    backward_ms: Number | None = None
+    optimizer_ms: Number | None = None
+    peak_memory_bytes: Number | None = None
+    peak_reserved_bytes: Number | None = None
+    peak_memory_kind: str | None = None
+    loss_extra_bytes: Number | None = None
+    energy_gpu_joules: Number | None = None
+    energy_cpu_joules: Number | None = None
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A hyperparameter that a tuning of the method searches.
+
+    Attributes:
+        scale: The scale on which its values are spread evenly, see `regbench.spaces.Range`.
+        balances: Whether it weighs the method's alignment against its regularizer.
+    """
+
+    scale: Literal["log", "linear", "logit"]
+    balances: bool
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file beside the record that belongs to it.
+
+    Attributes:
+        file: Its name.
+        sha256: The digest of its content.
+    """
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Saved(NamedFile):
+    """A file of tensors.
+
+    Attributes:
+        step: How many steps were done when it was written; the number in its name.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images that a cell saw.
+
+    Attributes:
+        source: Where they come from.
+        content_sha256: The digest of each split, by its name.
+    """
+
+    source: str
+    content_sha256: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastAttempt:
+    """An attempt at a run.
+
+    Attributes:
+        number: 1 for the first.
+        started: When it began, ISO 8601.
+        finished: When it ended, ISO 8601.
+        ended: How it ended, such as "done" or "failed".
+        error: What stopped it, if something did.
+        hostname: The machine.
+        from_step: The step of the checkpoint that it went on from.
+    """
+
+    number: int | None = None
+    started: str | None = None
+    finished: str | None = None
+    ended: str | None = None
+    error: str | None = None
+    hostname: str | None = None
+    from_step: int | None = None
