@@ -155,7 +155,8 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
                 queued = jobs[status.cell_id].queued
                 dropped += [name for name, state in queued.items() if state == "PENDING"]
         call_for_jobs(dropped, "scancel")
-        todo, gone = [], []
+        todo: list[CellStatus] = []
+        gone: list[CellStatus] = []
         for status in found:
             known = submitted.get(status.cell_id)
             if known is not None and is_free(status, known.stages):
@@ -217,7 +218,8 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     with locked(folder):
         recover_interrupted(folder)
         jobs = jobs_of(folder)
-        cancelled, names = [], []
+        cancelled: list[CellStatus] = []
+        names: list[str] = []
         for status in _chosen(folder, cells, jobs):
             job = jobs.get(status.cell_id)
             if job is None or job.state is None:

@@ -168,7 +168,7 @@ def _with_job(known: Job | None, job: Job, *, is_later_stage: bool) -> Job:
     queued = dict(known.queued) if known else {}
     if job.is_in_queue:
         queued[job.name] = str(job.state)
-    chain = (job.name,)
+    chain: tuple[str, ...] = (job.name,)
     if known is not None and is_later_stage:  # the stages of one submission belong together
         chain = (*known.chain, job.name)
     shown = job
