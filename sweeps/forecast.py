@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,13 @@ from regbench.instruments.plan import Needs, largest, predict
 log = logging.getLogger("regbench")
 
 GPU_SHARE = 0.9
-"""Of a GPU's memory that a prediction may take: workspaces, the CUDA context and fragments need the rest."""
+"""Share of a GPU's memory for a prediction; workspaces, the CUDA context and fragments need the rest."""
 
 ASSUMED_FLOP_PER_S = 50e12
-"""Of a GPU on which no like cell has run: an A100 trains a ResNet-50 in bf16 with about so many (2,000 images/s)."""
+"""Speed of a GPU on which no like cell has run: an A100 trains a ResNet-50 so in bf16 (2,000 images/s)."""
+
+_Times = Mapping[str, Sequence[tuple[float, float]]]
+"""Kind of cell -> GPU seconds of each that has run: per epoch, and for the rest."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,11 @@ class Planned:
     Attributes:
         cell: The cell.
         done: Whether its record is there.
-        gpus: Of its training, over all nodes.
-        needs: Of a training step; None for an untrained network.
+        gpus: GPUs of its training, over all nodes.
+        needs: Needs of a training step; None for an untrained network.
         fits: Whether that fits the GPUs, if their memory is known.
-        gpu_hours: By the time of like cells that have run, else those of the training by its FLOP; None if neither is
-            known.
-        from_flop: Whether they are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
+        gpu_hours: By the time of like cells that have run, else by the FLOP of its training; None if neither is known.
+        from_flop: Whether the hours are estimated from FLOP, see `ASSUMED_FLOP_PER_S`.
     """
 
     cell: Cell
@@ -60,62 +61,60 @@ class Planned:
 def plan(sweep: Sweep) -> list[Planned]:
     """Tell what each cell of a sweep will take; nothing is run and no GPU is needed.
 
-    Args:
-        sweep: The grid.
-
     Raises:
         RegbenchError: If a batch cannot be shared by a cell's GPUs.
     """
-    folder = Path(sweep.runtime.runs_dir)
-    times = _times(folder)
-    images = functools.cache(functools.partial(_images, Path(sweep.runtime.data_dir)))
-    known: dict[Any, Needs] = {}
+    runs = Path(sweep.runtime.runs_dir)
+    times = _times(runs)
+    shapes: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
     for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=None):
         pretrain = cluster.at("pretrain")
         needs = None
         if cell.epochs:
-            key = _shape(cell, pretrain.processes)
-            if key not in known:
-                known[key] = needs_of(cell, sweep.runtime, pretrain)
-            needs = known[key]
-        limit = pretrain.gpu_memory_gib
-        fits = None if needs is None or limit is None else needs.peak_bytes <= GPU_SHARE * limit * 2**30
-        done = (folder / sweep.name / cell.id / "record.json").exists()
-        known_hours = _known_hours(cell, times) if times and not done else None
-        flop_hours = None
-        if not done and known_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
-            flop_hours = _flop_hours(cell, needs, images(cell.dataset))
-        gpu_hours = known_hours if flop_hours is None else flop_hours
-        planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, flop_hours is not None))
+            shape = _shape(cell, pretrain.processes)
+            if shape not in shapes:
+                shapes[shape] = predict(cell, **_switches(sweep.runtime, pretrain))
+            needs = shapes[shape]
+        fits = None
+        if needs is not None and pretrain.gpu_memory_gib is not None:
+            fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
+        done = (runs / sweep.name / cell.id / "record.json").exists()
+        gpu_hours, from_flop = None, False
+        if not done:
+            gpu_hours = _known_hours(cell, times)
+            # On the machine's own processors FLOP say little about time.
+            if gpu_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
+                gpu_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
+                from_flop = gpu_hours is not None
+        planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, from_flop))
     return planned
 
 
-def _flop_hours(cell: Cell, needs: Needs, images: int | None) -> float | None:
-    """Estimate the GPU hours of a training with so many images; None if their number is not known."""
+def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
+    """Estimate the GPU hours of a training; None if the number of its images is not known."""
+    images = _images(data_dir, cell.dataset)
     if images is None:
         return None
-    return images // cell.batch_size * cell.epochs * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
+    steps = images // cell.batch_size * cell.epochs
+    return steps * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
 
 
 def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
     """Return the number of images of a training; None if it is not known."""
     try:
         manifest = Manifest.load(data_dir, dataset.name)
-        images: int | None = manifest.splits[manifest.pretraining_split]["num_samples"]
+        return int(manifest.splits[manifest.pretraining_split]["num_samples"])
     except RegbenchError:  # not prepared yet
-        published = dataset.source.expected
-        divided = dataset.source.train_per_class if isinstance(dataset.source, DividedFiles) else None
-        per_class = dataset.train_per_class or divided
-        images = per_class and per_class * dataset.num_classes
-        images = images or published.get("unlabeled", published.get("train"))
-    return images
-
-
-def needs_of(cell: Cell, runtime: Runtime, cluster: Cluster) -> Needs:
-    """Predict what a training step of a cell needs where it will run."""
-    return predict(cell, **_switches(runtime, cluster))
+        source = dataset.source
+    per_class = dataset.train_per_class
+    if not per_class and isinstance(source, DividedFiles):
+        per_class = source.train_per_class
+    if per_class:
+        return per_class * dataset.num_classes
+    # A pretraining takes the images without labels where there are any.
+    return source.expected.get("unlabeled", source.expected.get("train"))
 
 
 def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
@@ -123,7 +122,7 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
 
     Args:
         sweep: The grid.
-        gpu_memory_gib: Of the GPU, of which a prediction may take `GPU_SHARE`.
+        gpu_memory_gib: Memory of the GPU, of which a prediction may take `GPU_SHARE`.
 
     Returns:
         The largest power of two for "batch_size" and for "embedding_dim"; None where not even the smallest fits.
@@ -166,9 +165,9 @@ def _shape(cell: Cell, processes: int) -> Any:
     return (method, cell.method.forms, *sizes, cell.network, cell.dataset.image_size, cell.dataset.channels)
 
 
-def _times(runs: Path) -> dict[Any, list[tuple[float, float]]]:
-    """Map kinds of cells to GPU seconds per epoch and for the rest, by the records of all sweeps in a folder."""
-    times: dict[Any, list[tuple[float, float]]] = {}
+def _times(runs: Path) -> _Times:
+    """Collect the times of like cells from the records of all sweeps in a folder."""
+    times: dict[str, list[tuple[float, float]]] = {}
     for path in sorted(runs.glob("*/*/record.json")):
         try:
             record = read_record(path.parent)
@@ -177,38 +176,41 @@ def _times(runs: Path) -> dict[Any, list[tuple[float, float]]]:
             continue
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
-        gpus, cost = record.environment.get("world_size", 1), record.cost
+        cost = record.cost
+        epoch_s = record.environment.get("world_size", 1) * (cost.train_s or 0.0) / record.cell["epochs"]
         rest_s = (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
-        spent = (gpus * (cost.train_s or 0.0) / record.cell["epochs"], rest_s)
         for kind in _kinds(record.method, record.cell):
-            times.setdefault(kind, []).append(spent)
+            times.setdefault(kind, []).append((epoch_s, rest_s))
     return times
 
 
-def _known_hours(cell: Cell, times: dict[Any, list[tuple[float, float]]]) -> float | None:
+def _known_hours(cell: Cell, times: _Times) -> float | None:
     """Return the median GPU hours of like cells; None if none has run."""
-    exact, alike = _kinds(methods.registry_name(cell.method), cell.plain())
-    found = times.get(exact) or times.get(alike)
+    if not times:
+        return None
+    same_method, any_method = _kinds(methods.registry_name(cell.method), cell.plain())
+    found = times.get(same_method) or times.get(any_method)
     if not found:
         return None
-    per_epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
-    return (per_epoch_s * cell.epochs + statistics.median(rest_s for _, rest_s in found)) / 3600
+    epoch_s, rest_s = map(statistics.median, zip(*found, strict=True))
+    return (epoch_s * cell.epochs + rest_s) / 3600
 
 
-def _kinds(method: str, cell: dict[str, Any]) -> tuple[Any, Any]:
-    """Return what cells of like time share: with the method and q, and without."""
-    same = orjson.dumps([cell["dataset"], cell["network"]], option=orjson.OPT_SORT_KEYS)
-    alike = (same, cell["batch_size"], cell["precision"])
-    return (method, cell["embedding_dim"], *alike), alike
+def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:
+    """Name what cells of like time share: with the method and q, and without."""
+    shared = [cell["dataset"], cell["network"], cell["batch_size"], cell["precision"]]
+    like = orjson.dumps(shared, option=orjson.OPT_SORT_KEYS).decode()
+    return f"{method} {cell['embedding_dim']} {like}", like
 
 
 def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
     """Lay out the plan as the rows of a table."""
     for entry in planned:
         cell, needs = entry.cell, entry.needs
-        yield {
+        state = "to run" if entry.fits is not False else "DOES NOT FIT"
+        row = {
             "cell": cell.id,
-            "": "done" if entry.done else "to run" if entry.fits is not False else "DOES NOT FIT",
+            "": "done" if entry.done else state,
             "method": cell.label,
             "q": cell.embedding_dim,
             "n": cell.batch_size,
@@ -217,23 +219,36 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             "data": cell.dataset.name,
             "network": cell.network.architecture,
             "GPUs": entry.gpus,
-            "GB/GPU": f"{needs.peak_bytes / 1e9:.2f}" if needs else "–",
-            "parameters (M)": f"{needs.parameters / 1e6:.1f}" if needs else "–",
-            "TFLOP/step": f"{needs.flop_per_step / 1e12:.3g}" if needs else "–",
-            "sent GB/step": f"{needs.sent_bytes_per_step / 1e9:.3g}" if needs else "–",
-            "checkpoint GB": f"{needs.checkpoint_bytes / 1e9:.3g}" if needs else "–",
-            "GPU hours": "–" if entry.gpu_hours is None else f"{'≈ ' * entry.from_flop}{entry.gpu_hours:.3g}",
         }
+        for head in ("GB/GPU", "parameters (M)", "TFLOP/step", "sent GB/step", "checkpoint GB", "GPU hours"):
+            row[head] = "–"
+        if needs is not None:
+            row["GB/GPU"] = f"{needs.peak_bytes / 1e9:.2f}"
+            row["parameters (M)"] = f"{needs.parameters / 1e6:.1f}"
+            row["TFLOP/step"] = f"{needs.flop_per_step / 1e12:.3g}"
+            row["sent GB/step"] = f"{needs.sent_bytes_per_step / 1e9:.3g}"
+            row["checkpoint GB"] = f"{needs.checkpoint_bytes / 1e9:.3g}"
+        if entry.gpu_hours is not None:
+            row["GPU hours"] = f"{'≈ ' * entry.from_flop}{entry.gpu_hours:.3g}"
+        yield row
 
 
 def summary(planned: Sequence[Planned]) -> str:
     """Say the plan in one line."""
     todo = [entry for entry in planned if not entry.done]
+    timed, estimated, peaks, unknown, misfits = [], [], [], 0, 0
+    disk_bytes = 0
+    for entry in todo:
+        if entry.gpu_hours is None:
+            unknown += 1
+        else:
+            (estimated if entry.from_flop else timed).append(entry.gpu_hours)
+        misfits += entry.fits is False
+        if entry.needs is not None:
+            peaks.append(entry.needs.peak_bytes)
+            # Two checkpoints lie side by side while a cell trains.
+            disk_bytes += 2 * entry.needs.checkpoint_bytes
     parts = [f"{len(planned)} cells, {len(planned) - len(todo)} done, {len(todo)} to run"]
-    timed, estimated = (
-        [entry.gpu_hours for entry in todo if entry.gpu_hours is not None and entry.from_flop == from_flop]
-        for from_flop in (False, True)
-    )
     if timed:
         parts.append(f"{sum(timed):.3g} GPU hours by the time of like cells")
     if estimated:
@@ -242,14 +257,11 @@ def summary(planned: Sequence[Planned]) -> str:
             f"≈ {sum(estimated):.3g} GPU hours for the training{of}: an estimate from FLOP, as no like cell has run "
             f"yet, at {ASSUMED_FLOP_PER_S / 1e12:g} TFLOP/s a GPU"
         )
-    if unknown := len(todo) - len(timed) - len(estimated):
+    if unknown:
         of = f" of {unknown} cells" if unknown < len(todo) else ""
         parts.append(f"GPU hours{of} unknown: no like cell has run yet")
-    peaks = [entry.needs.peak_bytes for entry in todo if entry.needs]
     if peaks:
-        # Two checkpoints lie side by side while a cell trains.
-        disk = sum(2 * entry.needs.checkpoint_bytes for entry in todo if entry.needs)
-        parts.append(f"at most {max(peaks) / 1e9:.2f} GB a GPU (predicted), {disk / 1e9:.3g} GB of disk")
-    if misfits := sum(entry.fits is False for entry in todo):
+        parts.append(f"at most {max(peaks) / 1e9:.2f} GB a GPU (predicted), {disk_bytes / 1e9:.3g} GB of disk")
+    if misfits:
         parts.append(f"{misfits} do not fit")
     return "; ".join(parts)

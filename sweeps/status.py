@@ -215,9 +215,7 @@ def _names_in(directory: Path) -> Sequence[str]:
         return ()
 
 
-def _state(
-    directory: Path, files: Sequence[str], attempt: dict[str, Any] | None, job: Job | None
-) -> tuple[str, str]:
+def _state(directory: Path, files: Sequence[str], attempt: dict[str, Any] | None, job: Job | None) -> tuple[str, str]:
     """Tell state and detail of a cell by what its directory holds, its last attempt and its job."""
     progress = attempt["progress"] if attempt else {}
     detail = progress.get("detail", "")
