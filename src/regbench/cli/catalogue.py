@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from regbench.cli.completion import complete_method
 from regbench.cli.group import main
 from regbench.cli.options import known_methods, make_folder
 from regbench.errors import RegbenchError
+
+if TYPE_CHECKING:
+    from regbench.methods.base import Regularizer
 
 KINDS = {
     "pairwise": "the mean of the two-view loss over the pairs of a global view and another",
@@ -36,56 +39,61 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
       regbench methods vicreg
       regbench methods sfrik rbf quadratic --spectrum --embedding-dim 512 --out spectra.png
     """
-    import inspect
-
-    from tabulate import tabulate
-
     from regbench import methods as registry
 
     if spectrum:
         _show_spectra(names, embedding_dim, orders, out)
-        return
-    if out:
+    elif out:
         raise RegbenchError("--out saves the figure of a spectrum; give --spectrum too")
-    if not names:
-        rows = []
-        for method in registry.names():
-            regularizer = registry.build(method)
-            data = regularizer.metadata
-            rows.append([method, regularizer.label, data.reference, data.time, data.memory])
-        click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
-        click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
-        return
-    for name in names:
-        regularizer = registry.build(name)
-        data = regularizer.metadata
-        source = "; ".join(filter(None, (data.reference, data.url)))
-        click.echo(f"{regularizer.label}   ({source})\n\n  {data.formula}\n")
-        click.echo(inspect.getdoc(regularizer))
-        click.echo("\nHyperparameters (override with method.NAME=VALUE):")
-        for key, value in registry.defaults(name).items():
-            click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
-        _show_space(regularizer)
-        if data.latex:
-            click.echo(f"LaTeX: {data.latex}")
-        click.echo(f"Published: {data.published}.")
-        of_views = data.views or "the choice of this benchmark"
-        click.echo(f"More than two views: {KINDS[regularizer.kind]} ({of_views}).")
-        if data.limitation:
-            click.echo(f"Limitation: {data.limitation}.")
-        click.echo(
-            f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(regularizer.forms)}."
-        )
+    elif names:
+        for name in names:
+            _show_method(registry.build(name), registry.defaults(name))
+    else:
+        _list_methods([(name, registry.build(name)) for name in registry.names()])
 
 
-def _show_space(regularizer: Any) -> None:
+def _list_methods(found: Sequence[tuple[str, Regularizer]]) -> None:
+    from tabulate import tabulate
+
+    rows = []
+    for name, method in found:
+        data = method.metadata
+        rows.append([name, method.label, data.reference, data.time, data.memory])
+    click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))
+    click.echo("\nn = batch, q = embedding dimension. One method in full: regbench methods NAME")
+
+
+def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
+    """Show a method in full."""
+    import inspect
+
+    data = method.metadata
+    source = "; ".join(filter(None, (data.reference, data.url)))
+    click.echo(f"{method.label}   ({source})\n\n  {data.formula}\n")
+    click.echo(inspect.getdoc(method))
+    click.echo("\nHyperparameters (override with method.NAME=VALUE):")
+    for key, value in defaults.items():
+        click.echo(f"  method.{key}={list(value) if isinstance(value, tuple) else value}")
+    _show_space(method)
+    if data.latex:
+        click.echo(f"LaTeX: {data.latex}")
+    click.echo(f"Published: {data.published}.")
+    of_views = data.views or "the choice of this benchmark"
+    click.echo(f"More than two views: {KINDS[method.kind]} ({of_views}).")
+    if data.limitation:
+        click.echo(f"Limitation: {data.limitation}.")
+    click.echo(f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(method.forms)}.")
+
+
+def _show_space(method: Regularizer) -> None:
     """Show what a tuning searches: hyperparameters of the method, and the learning rate as for every method."""
     from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 
     click.echo("Search space (regbench tune --trials):")
-    if not regularizer.space:
-        click.echo(f"    {'not stated' if regularizer.space is None else 'no hyperparameter of the method'}")
-    for key, values in (regularizer.space or {}).items():
+    space = method.space or {}
+    if not space:
+        click.echo(f"    {'not stated' if method.space is None else 'no hyperparameter of the method'}")
+    for key, values in space.items():
         click.echo(f"    method.{key}: {values}")
     for name in OPTIMIZERS.names():
         for key, values in (OPTIMIZERS.of(name).space or {}).items():
@@ -100,14 +108,13 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
     if out and out.suffix not in (".png", ".svg"):
         raise RegbenchError(f"--out: {out} must end in .png or .svg")
     spectra = spectra_of(names, q, order)
-    rows = [
-        [label, order, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")]
-        for label, coefficients in spectra.items()
-        for order, b, share in spectrum_rows(coefficients)
-    ]
-    click.echo(
-        f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; the share is that of b_ℓ in the orders shown, without the constant b_0.\n"
-    )
+    rows = []
+    for label, coefficients in spectra.items():
+        for degree, b, share in spectrum_rows(coefficients):
+            # Rounding may leave a zero with a sign.
+            rows.append([label, degree, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")])
+    share_of = "the share is that of b_ℓ in the orders shown, without the constant b_0"
+    click.echo(f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; {share_of}.\n")
     click.echo(tabulate(rows, headers=["kernel", "order ℓ", "b_ℓ", "share"], disable_numparse=True))
     if out:
         make_folder(out.parent)
@@ -132,25 +139,28 @@ def check(names: Sequence[str]) -> None:
     from regbench.instruments.conformance import check_names, check_sharded, run_check
 
     chosen = {name: registry.build(name) for name in names or registry.names()}
+    checks = check_names()
     failed = 0
-    steps = len(chosen) * len(check_names()) + 1
-    with tqdm(total=steps, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=len(chosen) * len(checks) + 1, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
         sharded = check_sharded(chosen)
         bar.update()
         for name, method in chosen.items():
             findings = []
-            for each in check_names():
-                findings += [finding] if (finding := run_check(method, each)) else []
+            for each in checks:
+                finding = run_check(method, each)
+                if finding:
+                    findings.append(finding)
                 bar.update()
             findings.append(sharded[name])
             bad = [finding for finding in findings if not finding.ok]
             failed += bool(bad)
-            shown = bad if len(chosen) > 1 else findings
             bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
-            if shown:
-                rows = [[f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where] for f in shown]
+            rows = []
+            for f in bad if len(chosen) > 1 else findings:
+                rows.append([f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where])
+            if rows:
                 headers = ["check", "", "error", "allowed", "largest at"]
-                bar.write(tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
+                bar.write(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))
     if failed:
         raise click.ClickException(f"{failed} of {len(chosen)} methods failed")
 
@@ -173,12 +183,13 @@ def settings(prefix: str) -> None:
 
     shown = 0
     for title, found in listing():
-        if chosen := [setting for setting in found if setting.name.startswith(prefix)]:
+        chosen = [setting for setting in found if setting.name.startswith(prefix)]
+        if chosen:
             click.echo(f"{title}\n")
         for setting in chosen:
             default = "" if setting.default is None else f" = {setting.default}"
             click.echo(f"  {setting.name}{default}   ({setting.kind})")
-            click.echo(textwrap.fill(setting.meaning, 100, initial_indent="      ", subsequent_indent="      "))
+            click.echo(textwrap.fill(setting.meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
             shown += 1
         if chosen:
             click.echo()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import signal
 import sys
@@ -60,8 +58,11 @@ class _Printable(logging.Formatter):
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """Tell whether a GPU or this machine has no memory left, without the import of torch."""
-    told = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
-    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(words in str(error) for words in told)
+    if type(error).__name__ in ("MemoryError", "OutOfMemoryError"):
+        return True
+    # What torch says on the CPU, by a RuntimeError.
+    said = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return any(words in str(error) for words in said)
 
 
 def _as_written(text: str | None) -> str | None:
@@ -74,12 +75,6 @@ def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> Non
         raise error
     click.echo(f"regbench: {printable(' '.join(line.split()))}", err=True)
     ctx.exit(code)
-
-
-def _leave() -> None:
-    """Spare Python the search for garbage among all that was imported, which takes 0.3 s at its end."""
-    if "triton" not in sys.modules:  # its bindings would complain that what stays has leaked
-        gc.freeze()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -112,4 +107,3 @@ def main(debug: bool) -> None:
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGTERM, _interrupt)
-    atexit.register(_leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -27,43 +28,37 @@ Settings are given as key=value in Hydra's grammar:
 """
 
 
-def _with_known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse unknown names of plug-ins, before torch is imported."""
     from regbench.plugins import refuse_unknown_in
 
     refuse_unknown_in(overrides)
     return overrides
 
 
-settings = click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_with_known_names)
-
-_RUNS_DIR = "regbench.runs_dir"
-
-
-def _keep_runs_dir(ctx: click.Context, param: click.Parameter, runs_dir: str | None) -> None:
-    if runs_dir == "":
-        raise RegbenchError("--runs-dir must name a folder; give . for this one")
-    if runs_dir is not None:
-        from regbench.settings import quoted
-
-        ctx.meta[_RUNS_DIR] = (f"runtime.runs_dir={quoted(runs_dir)}",)
-
-
-def _with_runs_dir(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
-    given: tuple[str, ...] = ctx.meta.get(_RUNS_DIR, ())
-    return (*_with_known_names(ctx, param, overrides), *given)
+settings = click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_known_names)
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take settings of runs, and the folder of runs by the option that all commands have for it."""
-    command = click.option(
+
+    @functools.wraps(command)
+    def with_runs_dir(*, overrides: tuple[str, ...], runs_dir: str | None, **others: Any) -> Any:
+        if runs_dir == "":
+            raise RegbenchError("--runs-dir must name a folder; give . for this one")
+        if runs_dir is not None:
+            from regbench.settings import quoted
+
+            # The option counts more than a setting.
+            overrides = (*overrides, f"runtime.runs_dir={quoted(runs_dir)}")
+        return command(overrides=overrides, **others)
+
+    folder = click.option(
         "--runs-dir",
         type=click.Path(file_okay=False),
-        is_eager=True,
-        expose_value=False,
-        callback=_keep_runs_dir,
         help="Folder of run directories.  [default: runs, or $REGBENCH_RUNS_DIR]",
-    )(command)
-    return click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_with_runs_dir)(command)
+    )
+    return settings(folder(with_runs_dir))
 
 
 def positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
