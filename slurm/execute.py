@@ -64,16 +64,8 @@ def run_tuning(
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
-    Args:
-        name: A preset of a sweep, or the path of a YAML file.
-        overrides: Settings that change every cell.
-        wait: As in `run_grid`.
-        say: Takes a line on what was submitted, and the table of what was chosen.
-        final_seeds: As in `regbench.sweeps.tune.tune`.
-        leading: As in `regbench.sweeps.tune.tune`.
-        trials: Budget of a search in place of the grid; None: what the sweep's file says.
-        unequal: As in `regbench.sweeps.tune.tune`.
-        oversized: As in `run_grid`.
+    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid; None: what
+    the sweep's file says. The other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
 
     Returns:
         The cells that are left to score on the test split; None if Slurm goes on with the tuning.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +42,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
         rows: How many are shown.
     """
     order = list(_STATES)
+    # What runs comes first, as a terminal may not have a row for each cell.
     shown = sorted(statuses, key=lambda status: order.index(status.state))[:rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("cell", "method", "seed", "state", "epochs", "", "img/s", "left", "loss", "", "score", "", ""):
@@ -74,15 +74,21 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
 
 def read_history(directory: Path) -> list[dict[str, Any]]:
     """Read the epochs that a run has written down so far; what is damaged is left out."""
-    for path in numbered_files(directory, "metrics.jsonl")[:1]:
-        with contextlib.suppress(OSError, ValueError):
-            return [row for line in path.read_bytes().splitlines() if isinstance(row := orjson.loads(line), dict)]
-    return []
+    files = numbered_files(directory, "metrics.jsonl")
+    if not files:
+        return []
+    try:
+        rows = [orjson.loads(line) for line in files[0].read_bytes().splitlines()]
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
     """Return the first score that was measured while training: its name and its values."""
-    scores = [score for row in history for score in row.get("scores", ())]
+    scores: list[dict[str, Any]] = []
+    for row in history:
+        scores += row.get("scores", ())
     name = scores[0]["name"] if scores else ""
     return name, [score["value"] for score in scores if score["name"] == name]
 
@@ -95,8 +101,10 @@ def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
     if not finite:
         return ""
     low, span = min(finite), max(finite) - min(finite)
-
-    def block(value: float) -> str:
-        return _BLOCKS[round((value - low) / span * 7) if span else 0] if math.isfinite(value) else " "
-
-    return "".join(map(block, values))
+    curve = ""
+    for value in values:
+        if not math.isfinite(value):
+            curve += " "  # a step that diverged is a gap
+        else:
+            curve += _BLOCKS[round((value - low) / span * 7) if span else 0]
+    return curve

@@ -124,9 +124,8 @@ Space = Mapping[str, Range | Choice]
 """Hyperparameters by name; those that are left out keep their values."""
 
 
-_PRIMES = (2, 3, 5, 7, 11, 13)
-DIMENSIONS = len(_PRIMES)
-"""The largest number of dimensions that `spread` knows."""
+DIMENSIONS = 6
+"""The most that a search may have: in more, the first points of `spread` lie on few lines."""
 
 
 def spread(index: int, dimensions: int) -> list[float]:
@@ -134,14 +133,11 @@ def spread(index: int, dimensions: int) -> list[float]:
 
     Args:
         index: Number of the point, from 0.
-        dimensions: Dimensions of the cube, at most `DIMENSIONS`.
+        dimensions: Dimensions of the cube.
     """
-    point = []
-    for base in _PRIMES[:dimensions]:
-        left, digit, coordinate = index + 1, 1.0, 0.0
-        while left:
-            left, remainder = divmod(left, base)
-            digit /= base
-            coordinate += remainder * digit
-        point.append(coordinate)
+    from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
+
+    halton = Halton(dimensions, scramble=False)
+    halton.fast_forward(index + 1)  # beyond the origin, which is a corner and not within
+    point: list[float] = halton.random()[0].tolist()
     return point

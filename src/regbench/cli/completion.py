@@ -39,7 +39,7 @@ def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str)
     from regbench import methods
 
     given = ctx.params.get(param.name or "") or ()
-    return _beginning((name for name in methods.names() if name not in given), incomplete)
+    return _beginning([name for name in methods.names() if name not in given], incomplete)
 
 
 def complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,26 +48,35 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
     from regbench.benchmark.settings.listing import listing
     from regbench.benchmark.settings.presets import preset_files
 
-    named = {group: list(preset_files(group)) for group in ("dataset", "augmentation", "network", "cluster")}
-    named |= {place: registry.names() for place, registry in PLUG_INS.items()}
-    known = dict.fromkeys([*named, *(setting.name for _, found in listing() for setting in found)])
-    key, equals, _ = incomplete.partition("=")
+    values: dict[str, Iterable[str]] = {}
+    for group in ("dataset", "augmentation", "network", "cluster"):
+        values[group] = preset_files(group)
+    for place, registry in PLUG_INS.items():
+        values[place] = registry.names()
+    keys = dict.fromkeys(values)
+    for _, found in listing():
+        keys |= dict.fromkeys(setting.name for setting in found)
+    key, equals, beginning = incomplete.partition("=")
     if equals:
-        return _beginning((f"{key}={name}" for name in named.get(key, ())), incomplete)
+        return [CompletionItem(f"{key}={name}") for name in values.get(key, ()) if name.startswith(beginning)]
     # Bash ends words at "=": the key is then a word before this one, and the value alone is to be completed.
     words = [word for word in ctx.params.get("overrides") or () if word != "="]
-    if words and words[-1] in known:
-        return _beginning(named.get(words[-1], ()), incomplete)
-    return _beginning((f"{name}=" for name in known), incomplete)
+    if words and words[-1] in keys:
+        return _beginning(values.get(words[-1], ()), incomplete)
+    return _beginning([f"{name}=" for name in keys], incomplete)
 
 
 def complete_started(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the sweeps that were started."""
-    folders = sorted(Path(ctx.params.get("runs_dir") or "runs").glob(f"{incomplete}*/sweep.json"))
-    return [CompletionItem(path.parent.name) for path in folders]
+    return _folders_with("sweep.json", Path(ctx.params.get("runs_dir") or "runs"), incomplete)
 
 
 def complete_cell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the cells of the sweep that stands before on the command line."""
-    folder = Path(ctx.params.get("runs_dir") or "runs") / str(ctx.params.get("name"))
-    return [CompletionItem(path.parent.name) for path in sorted(folder.glob(f"{incomplete}*/config.yaml"))]
+    sweep = Path(ctx.params.get("runs_dir") or "runs") / str(ctx.params.get("name"))
+    return _folders_with("config.yaml", sweep, incomplete)
+
+
+def _folders_with(file: str, parent: Path, incomplete: str) -> list[CompletionItem]:
+    found = sorted(parent.glob(f"{incomplete}*/{file}"))
+    return [CompletionItem(path.parent.name) for path in found]

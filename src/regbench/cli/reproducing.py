@@ -63,7 +63,9 @@ def _list_recipes() -> None:
 
     rows = []
     for name, description in recipes().items():
-        datasets = {dataset.name: None for cell in load_sweep(name).cells for dataset in cell.datasets}
+        datasets: dict[str, None] = {}
+        for cell in load_sweep(name).cells:
+            datasets |= dict.fromkeys(dataset.name for dataset in cell.datasets)
         rows.append([name, ", ".join(datasets), description])
     click.echo(tabulate(rows, headers=["recipe", "data sets", "what it is"], maxcolwidths=[None, None, 80]))
     click.echo("\nData sets are prepared by: regbench prepare NAME. Sources and deviations: docs/reproduce.md")
@@ -77,8 +79,12 @@ def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides
     from regbench.reports.tables.reproduced import MARK, reproduced
 
     folder = Path(grid.runtime.runs_dir) / grid.name
-    records = [read_record(folder / cell.id) for cell in grid.cells]
-    rows = reproduced(numbers, [record for record in records if record is not None])
+    records = []
+    for cell in grid.cells:
+        record = read_record(folder / cell.id)
+        if record is not None:
+            records.append(record)
+    rows = reproduced(numbers, records)
     # Long texts are wrapped, so that the numbers fit a terminal.
     widths = [30 if column in ("setting", "the published number", "source") else None for column in rows[0]]
     click.echo(tabulate(rows, headers="keys", disable_numparse=True, maxcolwidths=widths))
@@ -87,6 +93,7 @@ def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides
         notes.append(
             f"{MARK} chosen on the test set, so optimistic. Ours chooses nothing there, and is of the last epoch."
         )
+    # Another seed or machine is the same recipe.
     changed = [each for each in overrides if not each.startswith(("seed=", "runtime.", "cluster"))]
     if changed:
         notes.append(f"Ours is not the recipe, but with {' '.join(changed)}.")
