@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.instruments.audit.target import Adapter, Batch, Target, split_target
+from regbench.instruments.audit.target import Adapter, Batch, Call, Target, split_target
+
+MANY = (2, 3, 4)
 
 
 def _global_and_local(loss: Any, batch: Batch) -> Any:
     """Call a loss of global and local views; without local ones all count as both, which leaves means as they are."""
-    stacked = torch.stack(list(batch.views_NQ))
+    stacked = torch.stack(batch.views_NQ)
     seen = batch.global_views
     return loss(global_proj=stacked[:seen], local_proj=stacked[seen:] if seen < len(stacked) else stacked)
 
 
 def _halves(loss: Any, batch: Batch) -> Any:
     """Call a loss of (n, k, q) online and as many momentum embeddings."""
-    stacked = torch.stack(list(batch.views_NQ), dim=1)
-    return loss(*stacked.chunk(2, dim=1))
+    return loss(*torch.stack(batch.views_NQ, dim=1).chunk(2, dim=1))
 
 
 def _drawing(loss: Any, views: Tensor) -> Any:
@@ -40,11 +41,11 @@ def _drawing(loss: Any, views: Tensor) -> Any:
 
 
 def _stacked_at_a_step(loss: Any, batch: Batch) -> Any:
-    return _drawing(loss, torch.stack(list(batch.views_NQ)))
+    return _drawing(loss, torch.stack(batch.views_NQ))
 
 
 def _concatenated_at_a_step(loss: Any, batch: Batch) -> Any:
-    return _drawing(loss, torch.cat(list(batch.views_NQ)))
+    return _drawing(loss, torch.cat(batch.views_NQ))
 
 
 def _both_orders(loss: Any, batch: Batch) -> Any:
@@ -56,14 +57,6 @@ def _both_orders(loss: Any, batch: Batch) -> Any:
 def _reference(loss: Any, batch: Batch) -> Any:
     return loss(batch.views_NQ[0], ref_emb=batch.views_NQ[1])
 
-
-def _indexed(loss: Any, batch: Batch) -> Any:
-    """Call a loss of (V n, q) embeddings and the numbers of their images."""
-    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]))
-    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
-
-
-MANY = (2, 3, 4)
 
 LIGHTLY = {
     "NTXentLoss": Adapter(
@@ -163,7 +156,7 @@ STABLE_PRETRAINING = {
 SOLO_LEARN = {
     "simclr_loss_func": Adapter(
         target="solo.losses.simclr:simclr_loss_func",
-        call=_indexed,
+        call="labelled",
         views=MANY,
         claims="simclr(temperature=0.1)",
         gathers=True,
@@ -223,41 +216,37 @@ LIBRARIES: dict[str, dict[str, Adapter]] = {
 
 
 def find_losses(
-    names: Sequence[str], claims: str, call: str, gathers: bool, views: int = 2
+    names: Sequence[str], claims: str = "", call: str | Call = "arguments", gathers: bool = False, views: int = 2
 ) -> tuple[list[Target], str]:
-    """Find what names stand for, see `targets`, and the options of the command that audits them so.
+    """Find what names stand for, and the options of the command that audits them so.
+
+    Args:
+        names: Libraries (`lightly`), losses of theirs (`lightly:NTXentLoss`), or losses of one's own:
+            `package.module:Class(args)`, `path/file.py:Class(args)`.
+        claims: The regularizer that losses of one's own say they are; like the rest, adapters state it of theirs.
+        call: How they take views, see `Adapter`.
+        gathers: Whether they say that several processes share one batch.
+        views: The largest number of views that they take.
 
     Raises:
         RegbenchError: If a name is none of a target, or the claim none of a regularizer.
     """
-    losses = [
-        loss
-        for name in names
-        for loss in targets(
-            name, Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
-        )
-    ]
+    losses = []
+    for name in names:
+        own = Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
+        losses += _targets(name, own)
     options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
     return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])
 
 
-def targets(name: str, adapter: Adapter | None = None) -> list[Target]:
-    """Find what a name stands for: a library, one of its losses, or a target of one's own.
-
-    Args:
-        name: `lightly`, `lightly:NTXentLoss`, `package.module:Class(args)` or `path/file.py:Class(args)`.
-        adapter: How a target of one's own is called; its `target` is replaced by `name`.
-
-    Raises:
-        RegbenchError: If it is none of these.
-    """
+def _targets(name: str, own: Adapter) -> list[Target]:
     if name in LIBRARIES:
-        return [Target(f"{name}:{loss}", each) for loss, each in LIBRARIES[name].items()]
-    where, expression = split_target(name) if ":" in name else (name, "")
-    if where in LIBRARIES and expression in LIBRARIES[where]:
-        return [Target(name, LIBRARIES[where][expression])]
-    if not expression:
+        return [Target(f"{name}:{loss}", adapter) for loss, adapter in LIBRARIES[name].items()]
+    library, _, loss = name.partition(":")
+    if loss in LIBRARIES.get(library, ()):
+        return [Target(name, LIBRARIES[library][loss])]
+    if ":" not in name:
         known = ", ".join(LIBRARIES)
         raise RegbenchError(f"no adapters of {name!r}; there are some of {known}; or package.module:Class(args)")
-    given = adapter or Adapter(target=name)
-    return [Target(name, given)]
+    split_target(name)
+    return [Target(name, own)]

@@ -66,8 +66,7 @@ def audit(
 
     from regbench.files import write_text
     from regbench.instruments.audit.adapters import find_losses
-    from regbench.instruments.audit.audit import ALL_PROBES, described_machine
-    from regbench.instruments.audit.audit import audit as run
+    from regbench.instruments.audit.auditor import ALL_PROBES, audit_targets, described_machine
     from regbench.instruments.audit.finding import markdown, plain, table
 
     if source is not None:
@@ -78,11 +77,7 @@ def audit(
     chosen = tuple(probes) or ALL_PROBES
     reports = []
     with tqdm(total=len(losses) * len(chosen), desc="audit", leave=False, disable=not sys.stderr.isatty()) as bar:
-
-        def done(probe: str) -> None:
-            bar.update()
-
-        for report in run(losses, chosen, options.strip(), done):
+        for report in audit_targets(losses, chosen, options, bar.update):
             reports.append(report)
             bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
     if any(report.findings for report in reports):
