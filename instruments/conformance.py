@@ -30,7 +30,6 @@ from regbench.instruments.loss_checks import (
     Views,
     corner_cases,
     draw_views,
-    evaluate,
     not_finite,
     permuted,
     relative,
@@ -130,8 +129,9 @@ def value_and_gradients(
     method: Regularizer, views: Views, engine: Engine = AUTO, global_views: int | None = None, seed: int = 0
 ) -> tuple[list[Tensor], float]:
     """Compute value and gradients, and the size that the value is measured against."""
-    value, gradients = evaluate(partial(_total, method, engine=engine, global_views=global_views), views, seed)
-    return [value, *gradients], _size(_evaluate(method, views, engine, global_views, seed))
+    leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
+    loss = _evaluate(method, leaves, engine, global_views, seed)
+    return [loss.total.detach(), *torch.autograd.grad(loss.total, leaves)], _size(loss)
 
 
 def _change(method: Regularizer, views: Views, other: Views) -> float:
