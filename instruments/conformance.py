@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,20 +71,17 @@ class Finding:
         return self.error <= self.bound  # not so for NaN
 
 
-class Outcome(NamedTuple):
-    """A deviation, and where it was."""
-
-    error: float
-    where: str
-
-
+Outcome = tuple[float, str]
+"""A deviation, and where it was."""
 Check = Callable[[Regularizer], Outcome | None]
-_checks: dict[str, tuple[Check, float]] = {}
+_checks: dict[str, tuple[Check, float, str]] = {}
 
 
-def _check(bound: float) -> Callable[[Check], Check]:
+def _check(bound: float, claim: str = "") -> Callable[[Check], Check]:
+    """Register a check; one of a claim is made of methods whose metadata make it."""
+
     def register(function: Check) -> Check:
-        _checks[function.__name__.replace("_", " ")] = function, bound
+        _checks[function.__name__.replace("_", " ")] = function, bound, claim
         return function
 
     return register
@@ -97,11 +94,13 @@ def check_names() -> list[str]:
 
 def run_check(method: Regularizer, check: str) -> Finding | None:
     """Run one check of one method; None if it claims nothing that the check is about."""
-    function, bound = _checks[check]
+    function, bound, claim = _checks[check]
+    if claim and not getattr(method.metadata, claim):
+        return None
     try:
         outcome = function(method)
     except Exception as error:  # whatever a method raises is a finding
-        outcome = Outcome(math.inf, f"{type(error).__name__}: {error}")
+        outcome = math.inf, f"{type(error).__name__}: {error}"
     return Finding(check, bound, *outcome) if outcome else None
 
 
@@ -141,24 +140,22 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
 
 def _errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> Iterator[Outcome]:
     """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
-    yield Outcome(relative(found[0], wanted[0], size), f"value{where}")
+    yield relative(found[0], wanted[0], size), f"value{where}"
     for a, b in zip(found[1:], wanted[1:], strict=True):
-        yield Outcome(relative(a, b, floor), f"gradient{where}")
+        yield relative(a, b, floor), f"gradient{where}"
 
 
 def _worst(outcomes: Sequence[Outcome]) -> Outcome:
     # NaN is the worst of all, and would get lost in max().
-    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome.error) else outcome.error)
+    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
 
 
 # The checks. Each returns the largest deviation and where it was.
 
 
-@_check(1e-6)
-def gradient(method: Regularizer) -> Outcome | None:
+@_check(1e-6, claim="exact_gradient")
+def gradient(method: Regularizer) -> Outcome:
     """Return the largest difference from central differences in float64, relative to the largest derivative."""
-    if not method.metadata.exact_gradient:
-        return None
     outcomes = []
     for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
         views = draw_views(n, q, count)
@@ -168,7 +165,7 @@ def gradient(method: Regularizer) -> Outcome | None:
         # Below it the differences' own rounding would be measured; a loss may be 0 whatever two images it has.
         floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
-        outcomes.append(Outcome(error, f"n={n}, q={q}, {count} views, {global_views} global"))
+        outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
     return _worst(outcomes)
 
 
@@ -176,48 +173,40 @@ def gradient(method: Regularizer) -> Outcome | None:
 def order_of_images(method: Regularizer) -> Outcome:
     """Return the relative change of the value when the images are permuted."""
     views = draw_views(9, 5, 2)
-    return Outcome(_change(method, views, permuted(views)), "n=9, q=5")
+    return _change(method, views, permuted(views)), "n=9, q=5"
 
 
-@_check(1e-10)
-def order_of_views(method: Regularizer) -> Outcome | None:
-    """Return the relative change of the value when the views are exchanged, if it is claimed not to matter."""
-    if not method.metadata.symmetric:
-        return None
+@_check(1e-10, claim="symmetric")
+def order_of_views(method: Regularizer) -> Outcome:
+    """Return the relative change of the value when the views are exchanged."""
     views = draw_views(7, 4, 2)
-    return Outcome(_change(method, views, views[::-1]), "n=7, q=4")
+    return _change(method, views, views[::-1]), "n=7, q=4"
 
 
-@_check(1e-10)
-def rotation(method: Regularizer) -> Outcome | None:
-    """Return the relative change of the value when all embeddings are rotated, if it is claimed not to matter."""
-    if not method.metadata.rotation_invariant:
-        return None
+@_check(1e-10, claim="rotation_invariant")
+def rotation(method: Regularizer) -> Outcome:
+    """Return the relative change of the value when all embeddings are rotated."""
     views = draw_views(8, 5, 2)
     gaussian_QQ = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     turn_QQ = torch.linalg.qr(gaussian_QQ)[0]
-    return Outcome(_change(method, views, [z @ turn_QQ for z in views]), "n=8, q=5")
+    return _change(method, views, [z @ turn_QQ for z in views]), "n=8, q=5"
 
 
-@_check(1e-10)
-def lengths(method: Regularizer) -> Outcome | None:
-    """Return the relative change of the value when each embedding is scaled, if it is claimed not to matter."""
-    if not method.metadata.scale_invariant:
-        return None
+@_check(1e-10, claim="scale_invariant")
+def lengths(method: Regularizer) -> Outcome:
+    """Return the relative change of the value when each embedding is scaled."""
     z1, z2 = draw_views(8, 5, 2)
     factors = torch.linspace(0.1, 7, 8, dtype=torch.float64)[:, None]
-    return Outcome(_change(method, [z1, z2], [factors * z1, z2 / factors]), "factors 0.1 to 7")
+    return _change(method, [z1, z2], [factors * z1, z2 / factors]), "factors 0.1 to 7"
 
 
-@_check(1e-9)
-def minimum(method: Regularizer) -> Outcome | None:
+@_check(1e-9, claim="ordered")
+def minimum(method: Regularizer) -> Outcome:
     """Return how far a single point is from costing more than uniform embeddings, with half-collapsed ones between.
 
     All views are aligned. Uniform: orthonormal frames and their opposites; half-collapsed: the same within half of
     the dimensions. Kernels of order one cannot tell these two. Relative to the spread of the three values.
     """
-    if not method.metadata.ordered:
-        return None
     q = 8
     frames = [torch.linalg.qr(draw_views(q, q, 1, seed)[0])[0] for seed in range(4)]
     uniform = math.sqrt(q) * torch.cat([part for frame in frames for part in (frame, -frame)])
@@ -229,7 +218,7 @@ def minimum(method: Regularizer) -> Outcome | None:
     spread = max(abs(high - low), abs(middle - low), TINY)
     gaps = [low - high + spread / 2, low - middle, middle - high]
     where = f"uniform {low:.6g} <= half-collapsed {middle:.6g} <= constant {high:.6g}, uniform < constant"
-    return Outcome(max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where)
+    return max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where
 
 
 @_check(0.0)
@@ -238,7 +227,7 @@ def views_matter(method: Regularizer) -> Outcome:
     z1, z2 = draw_views(9, 5, 2)
     same, other = _total(method, [z1, z2]).item(), _total(method, [z1, z2.roll(1, dims=0)]).item()
     error = max(same - other, 0.0) / max(abs(same), TINY) if same != other else math.inf
-    return Outcome(error, f"{same:.6g} < {other:.6g}")
+    return error, f"{same:.6g} < {other:.6g}"
 
 
 @_check(1e-4)
@@ -263,7 +252,7 @@ def half_precision(method: Regularizer) -> Outcome:
         with torch.autocast("cpu", torch.bfloat16):
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
-            return Outcome(math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients")
+            return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
         outcomes += _errors(found, wanted, f" in {dtype}")
     return _worst(outcomes)
 
@@ -272,11 +261,10 @@ def half_precision(method: Regularizer) -> Outcome:
 def finite(method: Regularizer) -> Outcome:
     """Return the number of corner cases in which the value or a gradient is not finite."""
     broken = []
-    for name, views in corner_cases().items():
-        for form in ("auto", *method.forms):
-            if not_finite(partial(_total, method, engine=Engine(form=form)), views):
-                broken.append(f"{name} ({form})")
-    return Outcome(len(broken), ", ".join(broken))
+    for (name, views), form in itertools.product(corner_cases().items(), ("auto", *method.forms)):
+        if not_finite(partial(_total, method, engine=Engine(form=form)), views):
+            broken.append(f"{name} ({form})")
+    return len(broken), ", ".join(broken)
 
 
 @_check(0.0)
@@ -303,7 +291,7 @@ def search_space(method: Regularizer) -> Outcome | None:
         broken += [
             f"{case} at {settings}" for case, views in cases.items() if not_finite(partial(_total, there), views)
         ]
-    return Outcome(len(broken), "; ".join(broken))
+    return len(broken), "; ".join(broken)
 
 
 @_check(1e-10)
@@ -320,7 +308,7 @@ def forms(method: Regularizer) -> Outcome:
             found, _ = value_and_gradients(method, views, engine, global_views)
             outcomes += _errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
-            outcomes += [Outcome(relative(own[name], term, size), name + where) for name, term in addends.items()]
+            outcomes += [(relative(own[name], term, size), name + where) for name, term in addends.items()]
     return _worst(outcomes)
 
 
@@ -336,7 +324,7 @@ def configuration(method: Regularizer) -> Outcome:
         for key, value in values.items():
             if getattr(back, key) != value:
                 lost.append(f"{key}={value!r} came back as {getattr(back, key)!r}")
-    return Outcome(len(lost), ", ".join(lost))
+    return len(lost), ", ".join(lost)
 
 
 def _hydra(value: object) -> str:
@@ -364,7 +352,7 @@ def documentation(method: Regularizer) -> Outcome:
         wanted[f"{name} under Attributes"] = re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)
     wanted["the shapes in terms"] = shapes or "(n, q)" in (method.terms.__doc__ or "")
     missing = [name for name, there in wanted.items() if not there]
-    return Outcome(len(missing), ", ".join(missing))
+    return len(missing), ", ".join(missing)
 
 
 # Over ranks.
@@ -386,7 +374,7 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
             try:
                 outcome = _worst(ranks.ask(_compare_with_one, method))
             except WorkFailed as error:
-                outcome = Outcome(math.inf, str(error))
+                outcome = math.inf, str(error)
             found[name] = Finding("sharded", 1e-9, *outcome)
     return found
 
@@ -400,7 +388,7 @@ def _join(here: Place) -> dict[int, Any]:
 
 def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> Outcome:
     rank = dist.get_rank()
-    outcomes = [Outcome(0.0, "")]
+    outcomes = [(0.0, "")]
     for form, (size, rows) in itertools.product(method.forms, SHARDS.items()):
         if rank >= size:
             continue

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.instruments.audit.target import Adapter, Batch, Call, Target, split_target
+from regbench.instruments.audit.target import Adapter, Batch, Call, Target
 from regbench.settings import read_yaml
 
 
@@ -97,7 +97,6 @@ def find_losses(
             listed = ", ".join(libraries())
             raise RegbenchError(f"no adapters of {name!r}; there are some of {listed}; or package.module:Class(args)")
         else:
-            split_target(name)
             losses.append(Target(name, own))
     options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
     return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])

@@ -28,7 +28,7 @@ class Finding:
         severity: See `MEANING`.
         size: How large, in the unit that `text` tells.
         text: A sentence with the numbers.
-        probe: The probe that found it; whoever runs the probe fills it in.
+        probe: The probe that found it; `audit_losses` fills it in.
     """
 
     name: str
@@ -40,16 +40,11 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found of one loss.
+    """What was found of one loss, the worst first.
 
     Attributes:
-        loss: Its name.
-        version: Version of its package, or the digest of its file.
-        claims: The regularizer that it was held against.
-        probes: Those that were run.
-        findings: What was found, the worst first.
+        version: Version of the loss's package, or the digest of its file.
         command: What shows it again, without the probe.
-        seconds_s: How long it took.
     """
 
     loss: str

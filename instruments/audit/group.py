@@ -45,29 +45,21 @@ class Answer:
     refused: str = ""
 
 
-class Ranks:
+class Ranks(Processes):
     """Processes that evaluate losses together, as many at a time as asked."""
 
     def __init__(self) -> None:
         """Start none yet."""
-        self._processes = Processes(max(EVEN), _start)
+        super().__init__(max(EVEN), _start)
 
-    def __enter__(self) -> Ranks:
-        """Start none yet."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the processes."""
-        self._processes.close()
-
-    def ask(self, target: Target, rows: Sequence[int]) -> list[Answer]:
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
         """Evaluate a loss with so many rows on each rank.
 
         Raises:
             WorkFailed: If a process ended, or all took too long.
         """
         assert target.dtype  # found out here, where no rank waits for another
-        return self._processes.ask(_evaluate, target, tuple(rows))[: len(rows)]
+        return self.ask(_evaluate, target, tuple(rows))[: len(rows)]
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -264,10 +263,9 @@ PROBES: dict[str, Probe] = {
 def run_probe(target: Target, name: str) -> list[Finding]:
     """Run one probe; what the loss raises is a finding."""
     try:
-        found = PROBES[name](target)
+        return PROBES[name](target)
     except Exception as error:
-        found = [_failed(error)]
-    return [replace(finding, probe=name) for finding in found]
+        return [_failed(error)]
 
 
 def _failed(error: Exception) -> Finding:

@@ -23,7 +23,7 @@ def ranks(target: Target, group: Ranks) -> list[Finding]:
     for shares in (EVEN, UNEVEN):
         for rows in shares.values():
             try:
-                answers = group.ask(target, rows)
+                answers = group.look(target, rows)
             except WorkFailed as error:
                 answers = [Answer(refused=str(error))]
             refusal = _refusal(rows, answers)

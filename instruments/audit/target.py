@@ -51,12 +51,8 @@ Call = Callable[[Any, Batch], Any]
 
 
 def _labelled(loss: Any, batch: Batch) -> Any:
-    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]), device=batch.views_NQ[0].device)
+    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]))
     return loss(torch.cat(batch.views_NQ), images_N.repeat(len(batch.views_NQ)))
-
-
-def _each(loss: Any, batch: Batch) -> Any:
-    return torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean()
 
 
 CALLS: dict[str, Call] = {
@@ -65,7 +61,7 @@ CALLS: dict[str, Call] = {
     "stacked": lambda loss, batch: loss(torch.stack(batch.views_NQ)),
     "concatenated": lambda loss, batch: loss(torch.cat(batch.views_NQ)),
     "labelled": _labelled,
-    "each": _each,
+    "each": lambda loss, batch: torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean(),
 }
 """loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
 numbers as labels; the mean over views of loss(z)."""
@@ -132,19 +128,14 @@ class Target:
         Raises:
             RegbenchError: If there is no such module or loss.
         """
-        where, expression = split_target(self.adapter.target)
-        module = _import(where)
+        module, expression = _load(self.adapter.target)
         try:
             loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
+            if inspect.isclass(loss):
+                loss = loss()
         except Exception as error:
             what = f"{expression} cannot be made ({type(error).__name__}: {error})"
-            raise RegbenchError(f"{self.name}: {what}") from error
-        if inspect.isclass(loss):
-            try:
-                loss = loss()
-            except Exception as error:
-                what = f"{loss.__name__}() cannot be made ({error})"
-                raise RegbenchError(f"{self.name}: {what}; give its arguments") from error
+            raise RegbenchError(f"{self.name}: {what}; check its name and arguments") from error
         if not callable(loss):
             raise RegbenchError(f"{self.name}: {expression} is no loss that can be called, but {type(loss).__name__}")
         return loss.to(dtype) if isinstance(loss, nn.Module) else loss
@@ -196,9 +187,9 @@ class Target:
     @property
     def version(self) -> str:
         """The version of the installed package, or the digest of the file where it is not one of those."""
-        where = split_target(self.adapter.target)[0]
-        file = Path(str(_import(where).__file__))
-        for name in importlib.metadata.packages_distributions().get(where.split(".")[0], []):
+        module, _ = _load(self.adapter.target)
+        file = Path(str(module.__file__))
+        for name in importlib.metadata.packages_distributions().get(module.__name__.split(".")[0], []):
             package = importlib.metadata.distribution(name)
             # A checkout given by --source hides the package of the same name.
             if file.is_relative_to(str(package.locate_file(""))):
@@ -206,27 +197,23 @@ class Target:
         return f"sha256 {file_sha256(file)[:12]}"
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Split a target into the module or file and the expression.
-
-    Raises:
-        RegbenchError: If it has no colon or nothing beside it.
-    """
-    where, colon, expression = target.partition(":")
-    if not (where and colon and expression):
-        raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
-    return where, expression
-
-
 @functools.cache
-def _import(where: str) -> ModuleType:
+def _load(target: str) -> tuple[ModuleType, str]:
+    """Import the module or file of a target; return the expression, too."""
+    where, _, expression = target.partition(":")
+    if not (where and expression):
+        raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
     if not where.endswith(".py"):
         try:
-            return importlib.import_module(where)
+            return importlib.import_module(where), expression
         except ImportError as error:
             hint = "install it, or give its folder: --source DIR"
             raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
-    path = Path(where).resolve()
+    return _import_file(Path(where).resolve()), expression
+
+
+@functools.cache
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise RegbenchError(f"there is no file {path}; give path/file.py:Class(args)")
     spec = importlib.util.spec_from_file_location(path.stem, path)

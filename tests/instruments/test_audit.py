@@ -199,7 +199,7 @@ class Told(Ranks):
     def __init__(self, factor: Callable[[int], float]) -> None:
         self.factor = factor
 
-    def ask(self, target: Target, rows: Sequence[int]) -> list[Answer]:
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
         views, world = views_of(target, sum(rows)), len(rows)
         value, gradients = evaluate(target.value, views)
         along = (torch.stack(gradients) * torch.stack(directions_of(views))).sum(dim=(0, 2))
