@@ -1,35 +1,42 @@
-"""Adapters of other libraries' losses. Settings that a library leaves open are those of its defaults."""
+"""Losses of other libraries by name, from adapters.yaml, and the calls that only they need."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.instruments.audit.target import Adapter, Batch, Target, split_target
+from regbench.instruments.audit.target import Adapter, Batch, Call, Target
+from regbench.settings import read_yaml
 
 
 def _global_and_local(loss: Any, batch: Batch) -> Any:
-    """Call a loss of global and local views; without local ones all count as both, which leaves means as they are."""
-    stacked = torch.stack(list(batch.views_NQ))
+    stacked = torch.stack(batch.views_NQ)
     seen = batch.global_views
-    return loss(global_proj=stacked[:seen], local_proj=stacked[seen:] if seen < len(stacked) else stacked)
+    # Without local views all count as both, which leaves means as they are.
+    local = stacked[seen:] if seen < len(stacked) else stacked
+    return loss(global_proj=stacked[:seen], local_proj=local)
 
 
 def _halves(loss: Any, batch: Batch) -> Any:
     """Call a loss of (n, k, q) online and as many momentum embeddings."""
-    stacked = torch.stack(list(batch.views_NQ), dim=1)
-    return loss(*stacked.chunk(2, dim=1))
+    return loss(*torch.stack(batch.views_NQ, dim=1).chunk(2, dim=1))
+
+
+def _both_orders(loss: Any, batch: Batch) -> Any:
+    """Call a loss that regularizes its first view only with either view first: the mean is that of both."""
+    z1_NQ, z2_NQ = batch.views_NQ
+    return (loss(z1_NQ, z2_NQ) + loss(z2_NQ, z1_NQ)) / 2
 
 
 def _drawing(loss: Any, views: Tensor) -> Any:
-    """Call a loss that draws directions of the default dtype by a counter of steps; here the generator's seed is that.
-
-    So it draws what the textbook draws.
-    """
+    """Call a loss that draws directions of the default dtype by a counter of steps."""
+    # With the generator's seed for the step, it draws what the textbook draws.
     loss.global_step.fill_(torch.initial_seed())
     usual = torch.get_default_dtype()
     torch.set_default_dtype(views.dtype)
@@ -39,225 +46,57 @@ def _drawing(loss: Any, views: Tensor) -> Any:
         torch.set_default_dtype(usual)
 
 
-def _stacked_at_a_step(loss: Any, batch: Batch) -> Any:
-    return _drawing(loss, torch.stack(list(batch.views_NQ)))
-
-
-def _concatenated_at_a_step(loss: Any, batch: Batch) -> Any:
-    return _drawing(loss, torch.cat(list(batch.views_NQ)))
-
-
-def _both_orders(loss: Any, batch: Batch) -> Any:
-    """Call a loss that regularizes its first view only with either view first: the mean is that of both."""
-    z1_NQ, z2_NQ = batch.views_NQ
-    return (loss(z1_NQ, z2_NQ) + loss(z2_NQ, z1_NQ)) / 2
-
-
-def _reference(loss: Any, batch: Batch) -> Any:
-    return loss(batch.views_NQ[0], ref_emb=batch.views_NQ[1])
-
-
-def _indexed(loss: Any, batch: Batch) -> Any:
-    """Call a loss of (V n, q) embeddings and the numbers of their images."""
-    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]))
-    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
-
-
-MANY = (2, 3, 4)
-
-LIGHTLY = {
-    "NTXentLoss": Adapter(
-        target="lightly.loss:NTXentLoss(gather_distributed=True)", claims="simclr(temperature=0.5)", gathers=True
-    ),
-    "DCLLoss": Adapter(
-        target="lightly.loss:DCLLoss(gather_distributed=True)", claims="dcl(temperature=0.1)", gathers=True
-    ),
-    "DCLWLoss": Adapter(
-        target="lightly.loss:DCLWLoss(gather_distributed=True)",
-        claims="dclw(temperature=0.1, sigma=0.5)",
-        detaches="the weights are detached",
-        gathers=True,
-    ),
-    "BarlowTwinsLoss": Adapter(
-        target="lightly.loss:BarlowTwinsLoss(gather_distributed=True)",
-        claims="barlow_twins(redundancy_weight=0.005, scale=1.0)",
-        gathers=True,
-    ),
-    "VICRegLoss": Adapter(target="lightly.loss:VICRegLoss(gather_distributed=True)", claims="vicreg", gathers=True),
-    "KoLeoLoss": Adapter(
-        target="lightly.loss:KoLeoLoss",
-        call="each",
-        views=MANY,
-        claims="koleo(alignment_weight=0.0, uniformity_weight=1.0)",
-    ),
-    "EMPSSLLoss": Adapter(
-        target="lightly.loss:EMPSSLLoss", call="list", views=MANY, claims="tcr(alignment_weight=200.0, distortion=0.2)"
-    ),
-    "MMCRLoss": Adapter(target="lightly.loss:MMCRLoss(lmda=0.0)", call=_halves, views=(2, 4), claims="mmcr"),
-    "FroSSLLoss": Adapter(
-        target="lightly.loss:FroSSLLoss", call="list", views=MANY, claims="frossl(alignment_weight=1.0, centered=False)"
-    ),
-    "WMSELoss": Adapter(
-        target="lightly.loss:WMSELoss(embedding_dim=q, w_size=n, eps=1e-4, num_samples=views)",
-        call="concatenated",
-        views=MANY,
-        claims="w_mse(epsilon=1e-4)",
-    ),
-    # Without its memory of earlier batches, which the textbook lacks.
-    "TiCoLoss": Adapter(
-        target="lightly.loss:TiCoLoss(beta=0.0, gather_distributed=True)",
-        call=_both_orders,
-        claims="tico",
-        gathers=True,
-    ),
-    "LeJEPALoss": Adapter(
-        target="lightly.loss:LeJEPALoss(gather_distributed=True, sigreg_num_vectors=64)",
-        call=_global_and_local,
-        views=MANY,
-        local_views=True,
-        claims="sigreg(regularization_weight=0.05, directions=64)",
-        gathers=True,
-    ),
-    "VISRegLoss": Adapter(
-        target="lightly.loss:VISRegLoss(gather_distributed=True, num_slices=64)",
-        call=_global_and_local,
-        views=MANY,
-        local_views=True,
-        claims="visreg(directions=64)",
-        gathers=True,
-    ),
+_CALLS: dict[str, Call] = {
+    "global_and_local": _global_and_local,
+    "halves": _halves,
+    "both_orders": _both_orders,
+    "reference": lambda loss, batch: loss(batch.views_NQ[0], ref_emb=batch.views_NQ[1]),
+    "stacked_at_a_step": lambda loss, batch: _drawing(loss, torch.stack(batch.views_NQ)),
+    "concatenated_at_a_step": lambda loss, batch: _drawing(loss, torch.cat(batch.views_NQ)),
 }
 
-PYTORCH_METRIC_LEARNING = {
-    "NTXentLoss": Adapter(
-        target="pytorch_metric_learning.losses:NTXentLoss(temperature=0.5)",
-        call="labelled",
-        views=MANY,
-        claims="simclr(temperature=0.5)",
-    ),
-    "VICRegLoss": Adapter(
-        target="pytorch_metric_learning.losses:VICRegLoss()", call=_reference, claims="vicreg(variance_weight=25.0)"
-    ),
-}
 
-STABLE_PRETRAINING = {
-    "NTXEntLoss": Adapter(
-        target="stable_pretraining.losses:NTXEntLoss()", claims="simclr(temperature=0.5)", gathers=True
-    ),
-    "BarlowTwinsLoss": Adapter(
-        target="stable_pretraining.losses:BarlowTwinsLoss()",
-        claims="barlow_twins(redundancy_weight=0.005, scale=1.0)",
-        gathers=True,
-    ),
-    "VICRegLoss": Adapter(target="stable_pretraining.losses:VICRegLoss()", claims="vicreg", gathers=True),
-    # As its LeJEPA calls it.
-    "SlicedEppsPulley": Adapter(
-        target="stable_pretraining.methods.lejepa:SlicedEppsPulley(num_slices=64)",
-        call=_concatenated_at_a_step,
-        views=MANY,
-        claims="sigreg(regularization_weight=1.0, directions=64)",
-        gathers=True,
-    ),
-}
-
-SOLO_LEARN = {
-    "simclr_loss_func": Adapter(
-        target="solo.losses.simclr:simclr_loss_func",
-        call=_indexed,
-        views=MANY,
-        claims="simclr(temperature=0.1)",
-        gathers=True,
-    ),
-    "barlow_loss_func": Adapter(
-        target="solo.losses.barlow:barlow_loss_func",
-        claims="barlow_twins(redundancy_weight=0.005, scale=0.025)",
-        gathers=True,
-    ),
-    "vicreg_loss_func": Adapter(target="solo.losses.vicreg:vicreg_loss_func", claims="vicreg", gathers=True),
-    "vibcreg_loss_func": Adapter(target="solo.losses.vibcreg:vibcreg_loss_func", claims="vibcreg", gathers=True),
-}
-
-LEJEPA = {
-    "SlicingUnivariateTest": Adapter(
-        target="lejepa:multivariate.SlicingUnivariateTest(univariate.EppsPulley(), num_slices=64)",
-        call=_stacked_at_a_step,
-        views=MANY,
-        claims="sigreg(regularization_weight=1.0, directions=64)",
-        gathers=True,
-    ),
-}
-
-JEPA_SCIENCE = {
-    "SIGReg": Adapter(
-        target="jepa_science:SIGReg(num_slices=64)",
-        call="stacked",
-        views=MANY,
-        claims="sigreg(regularization_weight=1.0, directions=64)",
-    ),
-}
-
-INFO_NCE_PYTORCH = {
-    "InfoNCE": Adapter(target="info_nce:InfoNCE()", claims="info_nce(temperature=0.1)"),
-}
-
-EMP_SSL_PYTORCH = {
-    # What its model maximises.
-    "total_coding_rate": Adapter(
-        target="emp_ssl_pytorch.emp_ssl_pytorch:lambda z: -total_coding_rate(F.normalize(z, dim=1))",
-        call="each",
-        views=MANY,
-        claims="tcr(alignment_weight=0.0, distortion=0.2)",
-    ),
-}
-
-LIBRARIES: dict[str, dict[str, Adapter]] = {
-    "lightly": LIGHTLY,
-    "pytorch-metric-learning": PYTORCH_METRIC_LEARNING,
-    "stable-pretraining": STABLE_PRETRAINING,
-    "solo-learn": SOLO_LEARN,
-    "lejepa": LEJEPA,
-    "jepa-science": JEPA_SCIENCE,
-    "info-nce-pytorch": INFO_NCE_PYTORCH,
-    "emp-ssl-pytorch": EMP_SSL_PYTORCH,
-}
+@functools.cache
+def libraries() -> dict[str, dict[str, Adapter]]:
+    """Read the adapters, by library and loss."""
+    found: dict[str, dict[str, Adapter]] = {}
+    for library, losses in read_yaml(Path(__file__).with_name("adapters.yaml")).items():
+        found[library] = {}
+        for loss, given in losses.items():
+            call = given.get("call", "arguments")
+            how = {**given, "call": _CALLS.get(call, call), "views": tuple(given.get("views", (2,)))}
+            found[library][loss] = Adapter(**how)
+    return found
 
 
 def find_losses(
-    names: Sequence[str], claims: str, call: str, gathers: bool, views: int = 2
+    names: Sequence[str], claims: str = "", call: str | Call = "arguments", gathers: bool = False, views: int = 2
 ) -> tuple[list[Target], str]:
-    """Find what names stand for, see `targets`, and the options of the command that audits them so.
+    """Find what names stand for, and the options of the command that audits them so.
+
+    Args:
+        names: As `regbench.audit.audit` takes them, like the rest, which is for losses without an adapter.
+        claims: The regularizer that they say they are.
+        call: How they take views.
+        gathers: Whether they say that several processes share one batch.
+        views: The largest number of views that they take.
 
     Raises:
         RegbenchError: If a name is none of a target, or the claim none of a regularizer.
     """
-    losses = [
-        loss
-        for name in names
-        for loss in targets(
-            name, Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
-        )
-    ]
+    losses: list[Target] = []
+    for name in names:
+        own = Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
+        library, _, loss = name.partition(":")
+        known = libraries().get(library, {})
+        if name == library and known:
+            losses += [Target(f"{library}:{each}", adapter) for each, adapter in known.items()]
+        elif loss in known:
+            losses.append(Target(name, known[loss]))
+        elif name == library:
+            listed = ", ".join(libraries())
+            raise RegbenchError(f"no adapters of {name!r}; there are some of {listed}; or package.module:Class(args)")
+        else:
+            losses.append(Target(name, own))
     options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
     return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])
-
-
-def targets(name: str, adapter: Adapter | None = None) -> list[Target]:
-    """Find what a name stands for: a library, one of its losses, or a target of one's own.
-
-    Args:
-        name: `lightly`, `lightly:NTXentLoss`, `package.module:Class(args)` or `path/file.py:Class(args)`.
-        adapter: How a target of one's own is called; its `target` is replaced by `name`.
-
-    Raises:
-        RegbenchError: If it is none of these.
-    """
-    if name in LIBRARIES:
-        return [Target(f"{name}:{loss}", each) for loss, each in LIBRARIES[name].items()]
-    where, expression = split_target(name) if ":" in name else (name, "")
-    if where in LIBRARIES and expression in LIBRARIES[where]:
-        return [Target(name, LIBRARIES[where][expression])]
-    if not expression:
-        known = ", ".join(LIBRARIES)
-        raise RegbenchError(f"no adapters of {name!r}; there are some of {known}; or package.module:Class(args)")
-    given = adapter or Adapter(target=name)
-    return [Target(name, given)]

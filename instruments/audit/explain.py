@@ -7,19 +7,19 @@ first, and one counts only if it reproduces every value.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regbench.instruments.audit.closed_forms import named
-from regbench.instruments.audit.finding import Finding, Severity
+from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.target import Target
 from regbench.instruments.audit.variants import Hypothesis, Terms, hypotheses
-from regbench.instruments.conformance import draw_views
+from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
@@ -27,7 +27,18 @@ SIZES = ((8, 4), (12, 3), (6, 9))
 DRAWS = 7
 _EXACT, _CLOSE = 1e-7, 2e-4
 _SINGLE = 1e-4
-_SEEDS = 48
+# The simplest first. `free` is what gets factors: nothing, the textbook's sum, or each of its addends.
+_FITS = (
+    ("equal", "nothing", False),
+    ("factor", "sum", False),
+    ("shift", "nothing", True),
+    ("both", "sum", True),
+    ("addends", "addends", False),
+    ("addends", "addends", True),
+)
+
+Size = tuple[int, int]
+"""n and q."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +46,15 @@ class Samples:
     """Embeddings, and the values that a loss has there.
 
     Attributes:
-        views: Of each draw, shape (n, q) each.
-        sizes: Of each draw, (n, q).
-        values: Of the loss, shape (draws,).
-        unit_values: Of the loss on normalised embeddings, shape (draws,).
+        views: The draws of each size, each the embeddings of two views, shape (n, q).
+        values: Values of the loss for each size, shape (draws,).
+        unit_values: Its values on normalised embeddings, shape (draws,).
         single: Whether the loss takes float32 only.
     """
 
-    views: list[list[Tensor]]
-    sizes: list[tuple[int, int]]
-    values: Tensor
-    unit_values: Tensor
+    views: dict[Size, list[list[Tensor]]]
+    values: dict[Size, Tensor]
+    unit_values: dict[Size, Tensor]
     single: bool
 
 
@@ -53,135 +62,119 @@ def sample(target: Target) -> Samples:
     """Evaluate a loss at some sizes; those that it refuses are left out.
 
     Raises:
-        Exception: Of the loss, if it refuses all of them.
+        Exception: Whatever the loss raises, if it refuses all of them.
     """
+    samples = Samples({}, {}, {}, target.single)
     refusal: Exception | None = None
-    for dtype in (torch.float64, torch.float32):
-        views: list[list[Tensor]] = []
-        sizes: list[tuple[int, int]] = []
-        values: list[float] = []
-        unit_values: list[float] = []
-        for n, q in SIZES:
-            draws = [[z.to(dtype) for z in draw_views(n, q, 2, seed)] for seed in range(DRAWS)]
-            try:
-                values += [target.value(pair).item() for pair in draws]
-                unit_values += [target.value([normalize(z) for z in pair]).item() for pair in draws]
-            except Exception as error:
-                del values[len(views) :], unit_values[len(views) :]
-                refusal = error
-                continue
-            views += draws
-            sizes += [(n, q)] * DRAWS
-        if views:
-            found, unit = (torch.tensor(x, dtype=torch.float64) for x in (values, unit_values))
-            return Samples(views, sizes, found, unit, dtype == torch.float32)
-    assert refusal is not None
-    raise refusal
+    for size in SIZES:
+        draws = [[z.to(target.dtype) for z in draw_views(*size, 2, seed)] for seed in range(DRAWS)]
+        try:
+            values = [target.value(views).item() for views in draws]
+            unit_values = [target.value([normalize(z) for z in views]).item() for views in draws]
+        except Exception as error:
+            refusal = error
+            continue
+        samples.views[size] = draws
+        samples.values[size] = torch.tensor(values, dtype=torch.float64)
+        samples.unit_values[size] = torch.tensor(unit_values, dtype=torch.float64)
+    if not samples.views:
+        assert refusal is not None
+        raise refusal
+    return samples
 
 
 def explain(samples: Samples, method: Regularizer) -> Finding | None:
     """Find what makes a loss differ from the textbook of `method`; None if nothing does.
 
     Args:
-        samples: Of the loss.
+        samples: Values of the loss.
         method: What it claims to be.
     """
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
-    columns = _columns(samples, claimed.terms, method)
-    difference = _relative(columns, samples.values)
+    columns = _columns(claimed.terms, samples, method, list(samples.views))
+    difference = _relative_difference(columns, samples.values)
     if difference <= exact:
         return None
-    fit = _fit(columns, samples.values, samples.sizes, exact)
-    changed = fit and (
-        any(fit.constants) or any(abs(x - 1) > 1e-5 for factors in fit.factors.values() for x in factors)
-    )
-    if difference <= _CLOSE and not changed:
-        return _small(difference)
+    fit = _fit(columns, samples.values, exact)
+    if difference <= _CLOSE and (fit is None or fit.is_plain):
+        text = f"equals the textbook up to {difference:.1g} of the value, as another ε or single precision within does"
+        return Finding("small constant", "note", difference, text)
     close: Finding | None = None
     for hypothesis in (claimed, *others):
-        values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
-        loose = _fit_of(hypothesis, samples, values, method, max(exact, _CLOSE))
+        loose = _fit_of(hypothesis, samples, method, max(exact, _CLOSE))
         if loose is None:
             continue
-        if fit := _fit_of(hypothesis, samples, values, method, exact):
-            return _finding(hypothesis, fit, method)
-        close = close or _finding(hypothesis, loose, method)
+        if fit := _fit_of(hypothesis, samples, method, exact):
+            return _worded(hypothesis, fit)
+        close = close or _worded(hypothesis, loose)
     if close is not None:
         return close
     text = f"differs from {method.label}'s textbook by {difference:.2g} of its value, and nothing tried explains it"
-    return Finding(name="another value", severity="defect", size=difference, text=text, probe="value")
-
-
-def _fit_of(
-    hypothesis: Hypothesis, samples: Samples, values: Tensor, method: Regularizer, tolerance: float
-) -> _Fit | None:
-    """Fit a hypothesis, the draws of one size first: most of them fail there."""
-    for count in (DRAWS, len(samples.sizes)):
-        columns = _columns(samples, hypothesis.terms, method, count)
-        fit = _fit(columns, values[:count], samples.sizes[:count], tolerance) if columns else None
-        if fit is None:
-            return None
-    return fit
-
-
-def textbook(method: Regularizer, views: Sequence[Tensor], global_views: int, seed: int = 0) -> Tensor:
-    """Compute a method's published formula; what it draws follows from the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return torch.stack(list(method.view_terms(views, global_views).values())).sum()
-
-
-Mean = tuple[float, float]
-"""A mean over random numbers, and its standard error: 0 if none were drawn."""
-
-
-def mean_value(target: Target, views: Sequence[Tensor], global_views: int | None = None) -> Mean:
-    """Return a loss's mean over the numbers that it draws."""
-    first, second = (target.value(views, seed=seed, global_views=global_views).item() for seed in (0, 1))
-    if math.isclose(first, second, rel_tol=1e-9):
-        return first, 0.0
-    others = (target.value(views, seed=seed, global_views=global_views).item() for seed in range(2, _SEEDS))
-    return _mean([first, second, *others])
-
-
-def _mean(values: Sequence[float]) -> Mean:
-    found = torch.tensor(values, dtype=torch.float64)
-    return found.mean().item(), (found.var() / len(found)).sqrt().item()
-
-
-def chance(one: Mean, other: Mean) -> float:
-    """Return how far two means may be apart by chance: five standard errors."""
-    return 5 * math.hypot(one[1], other[1])
+    return Finding("another value", "defect", difference, text)
 
 
 def explain_random(target: Target, method: Regularizer, count: int = 2, global_views: int = 2) -> Finding | None:
     """Compare the means over random numbers of a loss and of the textbook, where they draw different ones."""
     views = draw_views(16, 4, count)
-    found = mean_value(target, [z.float() for z in views], global_views)
-    wanted = _mean([textbook(method, views, global_views, seed).item() for seed in range(_SEEDS)])
+    found = mean_value(partial(target.value, global_views=global_views), [z.float() for z in views])
+    wanted = mean_value(partial(textbook, method, global_views=global_views), views)
     if abs(found[0] - wanted[0]) <= chance(found, wanted) + 1e-6 * abs(wanted[0]):
         return None
     ratio, spread = found[0] / wanted[0], math.hypot(found[1], wanted[1]) / abs(wanted[0])
-    text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {_SEEDS} draws, ± {spread:.1g}"
+    text = f"is {ratio:.4g} times {method.label}'s textbook in the mean over {MEAN_SEEDS} draws, ± {spread:.1g}"
     text += f", with {count} views" if count > 2 else ""
-    probe = "views" if count > 2 else "value"
-    return Finding(name="another value in the mean", severity="defect", size=ratio, text=text, probe=probe)
+    return Finding("another value in the mean", "defect", ratio, text)
 
 
-def _columns(samples: Samples, terms: Terms, method: Regularizer, count: int | None = None) -> dict[str, Tensor]:
-    """Evaluate the addends for the first draws; empty if the hypothesis is not made for them."""
-    rows = []
-    for views in samples.views[:count]:
-        dtype = torch.float32 if method.random and samples.single else torch.float64
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+def textbook(method: Regularizer, views: Views, global_views: int, *, seed: int = 0) -> Tensor:
+    """Compute a method's published formula; what it draws follows from the seed."""
+    with seeded(seed):
+        return torch.stack(list(method.view_terms(views, global_views).values())).sum()
+
+
+def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[list[float], float]:
+    """Find the weights of the columns whose sum is nearest to y, and the largest rest."""
+    if not basis:
+        return [], y.abs().max().item()
+    matrix = torch.stack(list(basis), dim=1)
+    lengths = matrix.norm(dim=0).clamp_min(1e-300)
+    solution = torch.linalg.lstsq(matrix / lengths, y[:, None], driver="gelsd").solution[:, 0]
+    rest = (matrix / lengths @ solution - y).abs().max().item()
+    return (solution / lengths).tolist(), rest
+
+
+Columns = Mapping[Size, Mapping[str, Tensor]]
+"""The addends of a hypothesis for each size, shape (draws,) each."""
+
+
+def _columns(terms: Terms, samples: Samples, method: Regularizer, sizes: Sequence[Size]) -> Columns:
+    """Evaluate the addends; empty if the hypothesis is not made for these embeddings."""
+    # A random method has to draw in the loss's own dtype to draw the same numbers.
+    dtype = torch.float32 if method.random and samples.single else torch.float64
+    columns = {}
+    for size in sizes:
+        rows = []
+        for views in samples.views[size]:
             try:
-                rows.append(terms([z.to(dtype) for z in views]))
+                with seeded(0):
+                    rows.append(terms([z.to(dtype) for z in views]))
             except Exception:  # such as a setting that the method refuses
                 return {}
-    found = {name: torch.stack([row[name].double() for row in rows]) for name in rows[0]}
-    return found if all(column.isfinite().all() for column in found.values()) else {}
+        columns[size] = {name: torch.stack([row[name].double() for row in rows]) for name in rows[0]}
+        if not all(column.isfinite().all() for column in columns[size].values()):
+            return {}
+    return columns
+
+
+def _total(addends: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack(list(addends.values())).sum(dim=0)
+
+
+def _relative_difference(columns: Columns, values: Mapping[Size, Tensor]) -> float:
+    wanted = torch.cat(list(values.values()))
+    total = torch.cat([_total(addends) for addends in columns.values()]) if columns else torch.zeros_like(wanted)
+    return float((wanted - total).norm() / max(total.norm().item(), 1e-300))
 
 
 @dataclass(frozen=True)
@@ -189,100 +182,95 @@ class _Fit:
     """Factors and constants by size: values = Σ factors · addends + constant."""
 
     kind: str
-    factors: dict[str, list[float]]
-    constants: list[float]
-    sizes: list[tuple[int, int]]
-    rest: float
+    factors: dict[str, dict[Size, float]]
+    constants: dict[Size, float]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no factor is needed, and no constant."""
+        factors = [factor for by_size in self.factors.values() for factor in by_size.values()]
+        return not any(self.constants.values()) and not any(abs(factor - 1) > 1e-5 for factor in factors)
 
 
-def _fit(columns: dict[str, Tensor], values: Tensor, sizes: Sequence[tuple[int, int]], tolerance: float) -> _Fit | None:
-    total = torch.stack(list(columns.values())).sum(dim=0)
-    groups = list(dict.fromkeys(sizes))
-    where = {size: torch.tensor([other == size for other in sizes]) for size in groups}
-    tries: Iterator[tuple[str, dict[str, Tensor], bool]] = itertools.chain(
-        [("equal", {}, False), ("factor", {"": total}, False), ("shift", {}, True), ("both", {"": total}, True)],
-        [("addends", columns, False), ("addends", columns, True)] if len(columns) > 1 else [],
-    )
-    for kind, free, constant in tries:
-        factors: dict[str, list[float]] = {name: [] for name in free}
-        constants: list[float] = []
+def _fit_of(hypothesis: Hypothesis, samples: Samples, method: Regularizer, tolerance: float) -> _Fit | None:
+    """Fit a hypothesis, the draws of one size first: most of them fail there."""
+    values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
+    sizes = list(samples.views)
+    fit = None
+    for tried in (sizes[:1], sizes):
+        columns = _columns(hypothesis.terms, samples, method, tried)
+        fit = _fit(columns, values, tolerance) if columns else None
+        if fit is None:
+            return None
+    return fit
+
+
+def _fit(columns: Columns, values: Mapping[Size, Tensor], tolerance: float) -> _Fit | None:
+    """Find the simplest fit that leaves no more than the tolerance."""
+    for kind, free, constant in _FITS:
+        fit = _Fit(kind, {}, {})
         worst = 0.0
-        for size in groups:
-            mask = where[size]
-            y = values[mask] if free else (values - total)[mask]
-            varying = {name: column[mask] for name, column in free.items() if _varies(column[mask]) or not constant}
-            basis = [*varying.values(), *([torch.ones_like(y)] if constant else [])]
-            solution, rest = _solve(basis, y)
-            worst = max(worst, rest / _magnitude(values[mask], total[mask]))
-            for name in free:
-                factors[name].append(solution[list(varying).index(name)] if name in varying else math.nan)
-            constants.append(solution[-1] if constant else 0.0)
+        for size, addends in columns.items():
+            if kind == "addends" and len(addends) == 1:
+                return None
+            total = _total(addends)
+            factored = {"nothing": {}, "sum": {"": total}, "addends": addends}[free]
+            rest = _fit_at(size, factored, total, values[size], constant, fit)
+            worst = max(worst, rest)
         if worst <= tolerance:
-            return _Fit(kind, factors, constants, groups, worst)
+            return fit
     return None
 
 
-def _varies(column: Tensor) -> bool:
-    return bool(column.std() > 1e-9 * column.abs().max())
-
-
-def _magnitude(values: Tensor, total: Tensor) -> float:
-    """What a rest is measured against: how much the values differ among draws, or their size where that is small."""
+def _fit_at(
+    size: Size, factored: Mapping[str, Tensor], total: Tensor, values: Tensor, constant: bool, fit: _Fit
+) -> float:
+    """Add the factors and the constant of one size to a fit, and return the rest, relative."""
+    # Beside a constant, an addend that is one has no factor.
+    varying = {name: x for name, x in factored.items() if not constant or x.std() > 1e-9 * x.abs().max()}
+    y = values if factored else values - total
+    solution, rest = least_squares([*varying.values(), *[torch.ones_like(y)] * constant], y)
+    known = dict(zip(varying, solution, strict=False))
+    for name in factored:
+        fit.factors.setdefault(name, {})[size] = known.get(name, math.nan)
+    fit.constants[size] = solution[-1] if constant else 0.0
+    # The rest counts by how much the values differ among draws, or by their size where that is small.
     spread = (values - values.mean()).abs().max().item()
-    return max(spread, 1e-3 * values.abs().max().item(), 1e-3 * total.abs().max().item(), 1e-12)
+    return rest / max(spread, 1e-3 * values.abs().max().item(), 1e-3 * total.abs().max().item(), 1e-12)
 
 
-def _solve(basis: list[Tensor], y: Tensor) -> tuple[list[float], float]:
-    if not basis:
-        return [], y.abs().max().item()
-    matrix = torch.stack(basis, dim=1)
-    lengths = matrix.norm(dim=0).clamp_min(1e-300)
-    solution = torch.linalg.lstsq(matrix / lengths, y[:, None], driver="gelsd").solution[:, 0]
-    rest = (matrix / lengths @ solution - y).abs().max().item()
-    return (solution / lengths).tolist(), rest
-
-
-def _relative(columns: dict[str, Tensor], values: Tensor) -> float:
-    total = torch.stack(list(columns.values())).sum(dim=0) if columns else torch.zeros_like(values)
-    return float((values - total).norm() / max(total.norm().item(), 1e-300))
-
-
-def _small(difference: float) -> Finding:
-    text = f"equals the textbook up to {difference:.1g} of the value, as another ε or single precision within does"
-    return Finding(name="small constant", severity="note", size=difference, text=text, probe="value")
-
-
-def _finding(hypothesis: Hypothesis, fit: _Fit, method: Regularizer) -> Finding:
+def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:
     """Put an explanation into words."""
-    fitted = _fitted(fit)
-    name, severity, size, words = fitted or ("", "note", math.nan, "")
-    what = hypothesis.text or f"{method.label}'s textbook"
-    text = f"equals {what}{words}"
-    if hypothesis.name and severity != "defect":  # a wrong sign is worse than another convention
-        found, size = hypothesis.name, hypothesis.size
-        return Finding(name=found, severity=hypothesis.severity, size=size, text=text, probe="value")
-    return Finding(name=name, severity=severity, size=size, text=text, probe="value")
+    finding = _fitted(fit)
+    finding = replace(finding, text=f"equals {hypothesis.text}{finding.text}")
+    if hypothesis.name and finding.severity != "defect":  # a wrong sign is worse than another convention
+        return Finding(hypothesis.name, hypothesis.severity, hypothesis.size, finding.text)
+    return finding
 
 
-def _fitted(fit: _Fit) -> tuple[str, Severity, float, str] | None:
-    factors = {name: named(values, fit.sizes) for name, values in fit.factors.items()}
-    constant = "" if not any(fit.constants) else f", plus a constant ({named(fit.constants, fit.sizes)})"
+def _fitted(fit: _Fit) -> Finding:
+    """Name the factors and the constant; the text goes on after what the loss equals."""
+    constant = f", plus a constant ({named(fit.constants)})" if any(fit.constants.values()) else ""
     if fit.kind == "equal":
-        return None
+        return Finding("", "note", math.nan, "")
     if fit.kind == "shift":
-        return "shift", "convention", fit.constants[0], constant
+        return Finding("shift", "convention", next(iter(fit.constants.values())), constant)
+    firsts = {name: next(iter(by_size.values())) for name, by_size in fit.factors.items()}
     if fit.kind in ("factor", "both"):
-        (values,) = fit.factors.values()
-        negative = values[0] < 0
-        name = "wrong sign" if negative else "factor"
-        return name, "defect" if negative else "convention", values[0], f" times {factors['']}{constant}"
-    known = {name: values for name, values in fit.factors.items() if not math.isnan(values[0])}
-    for name, values in known.items():
-        if all(abs(value) < 1e-6 for value in values):
-            return "missing term", "defect", 0.0, f" without its {name}{constant}"
-    odd = {name: values for name, values in known.items() if any(abs(value - 1) > 1e-5 for value in values)}
-    words = " and ".join(f"{name} times {factors[name]}" for name in odd)
-    name, value = next(((name, values[0]) for name, values in odd.items() if values[0] < 0), ("", math.nan))
-    if name:
-        return "wrong sign of a term", "defect", value, f" with {words}{constant}"
-    return "weight of a term", "convention", next(iter(odd.values()), [1.0])[0], f" with {words}{constant}"
+        text = f" times {named(fit.factors[''])}{constant}"
+        if firsts[""] < 0:
+            return Finding("wrong sign", "defect", firsts[""], text)
+        return Finding("factor", "convention", firsts[""], text)
+    odd = []
+    for name, by_size in fit.factors.items():
+        if math.isnan(firsts[name]):
+            continue
+        if all(abs(factor) < 1e-6 for factor in by_size.values()):
+            return Finding("missing term", "defect", 0.0, f" without its {name}{constant}")
+        if any(abs(factor - 1) > 1e-5 for factor in by_size.values()):
+            odd.append(name)
+    text = f" with {' and '.join(f'{name} times {named(fit.factors[name])}' for name in odd)}{constant}"
+    for name in odd:
+        if firsts[name] < 0:
+            return Finding("wrong sign of a term", "defect", firsts[name], text)
+    return Finding("weight of a term", "convention", firsts[odd[0]] if odd else 1.0, text)

@@ -11,15 +11,15 @@ from typing import Literal
 from tabulate import tabulate
 
 Severity = Literal["defect", "convention", "note"]
-SEVERITIES: tuple[Severity, ...] = ("defect", "convention", "note")
-MEANING = {
+MEANING: dict[Severity, str] = {
     "defect": "the loss is not what it says, or its gradient is not that of the batch",
     "convention": "another choice of factors, constants or statistics; mind it when settings are carried over",
     "note": "worth knowing",
 }
+"""The severities, the worst first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that was found.
 
@@ -28,28 +28,23 @@ class Finding:
         severity: See `MEANING`.
         size: How large, in the unit that `text` tells.
         text: A sentence with the numbers.
-        probe: The probe that found it.
+        probe: The probe that found it; `audit_losses` fills it in.
     """
 
     name: str
     severity: Severity
     size: float
     text: str
-    probe: str
+    probe: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found of one loss.
+    """What was found of one loss, the worst first.
 
     Attributes:
-        loss: Its name.
-        version: Of its package, or the digest of its file.
-        claims: The regularizer that it was held against.
-        probes: Those that were run.
-        findings: What was found, the worst first.
+        version: Version of the loss's package, or the digest of its file.
         command: What shows it again, without the probe.
-        seconds_s: How long it took.
     """
 
     loss: str
@@ -67,11 +62,10 @@ class Report:
 
 def table(reports: Sequence[Report]) -> str:
     """Set what was found for the terminal."""
-    rows = [
-        [report.loss, finding.severity, finding.name, size(finding.size), finding.text]
-        for report in reports
-        for finding in report.findings
-    ]
+    rows = []
+    for report in reports:
+        for finding in report.findings:
+            rows.append([report.loss, finding.severity, finding.name, size(finding.size), finding.text])
     headers = ["loss", "severity", "finding", "size", ""]
     return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
 
@@ -79,17 +73,16 @@ def table(reports: Sequence[Report]) -> str:
 def markdown(reports: Sequence[Report], machine: str) -> str:
     """Set what was found as a page."""
     lines = ["# Audit of losses", "", machine, ""]
-    lines += [f"- **{severity}**: {MEANING[severity]}." for severity in SEVERITIES]
-    head = ["library and version", "loss", "finding", "size", "severity", "command"]
-    lines += ["", f"| {' | '.join(head)} |", "|---|---|---|---|---|---|"]
+    lines += [f"- **{severity}**: {meaning}." for severity, meaning in MEANING.items()]
+    lines += ["", _row("library and version", "loss", "finding", "size", "severity", "command"), "|---" * 6 + "|"]
     for report in reports:
         library, _, loss = report.loss.partition(":")
-        start = [f"{library} {report.version}", f"`{_cell(loss)}`"]
+        start = [f"{library} {report.version}", f"`{loss}`"]
         for finding in report.findings:
-            row = [*start, f"**{finding.name}**: {_cell(finding.text)}", size(finding.size), finding.severity]
-            lines.append(f"| {' | '.join([*row, f'`{_cell(report.again(finding))}`'])} |")
+            text = f"**{finding.name}**: {finding.text}"
+            lines.append(_row(*start, text, size(finding.size), finding.severity, f"`{report.again(finding)}`"))
         if not report.findings:
-            lines.append(f"| {' | '.join([*start, 'nothing was found', '', '', f'`{_cell(report.command)}`'])} |")
+            lines.append(_row(*start, "nothing was found", "", "", f"`{report.command}`"))
     return "\n".join(lines) + "\n"
 
 
@@ -97,8 +90,12 @@ def plain(reports: Sequence[Report], machine: str) -> str:
     """Write what was found as JSON."""
     entries = []
     for report in reports:
-        findings = [{**_finite(finding), "command": report.again(finding)} for finding in report.findings]
-        entries.append({**asdict(report), "findings": findings})
+        entry = asdict(report)
+        for written, finding in zip(entry["findings"], report.findings, strict=True):
+            written["command"] = report.again(finding)
+            if not math.isfinite(finding.size):
+                written["size"] = str(finding.size)  # JSON has no NaN
+        entries.append(entry)
     return json.dumps({"machine": machine, "losses": entries}, indent=1) + "\n"
 
 
@@ -107,9 +104,6 @@ def size(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _finite(finding: Finding) -> dict[str, object]:
-    return {**asdict(finding), "size": finding.size if math.isfinite(finding.size) else str(finding.size)}
+def _row(*cells: str) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"

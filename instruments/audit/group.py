@@ -16,9 +16,8 @@ import torch.distributed as dist
 import torch.distributed.nn  # before any group is made: its functions keep the default group that there is then
 from torch import Tensor
 
-from regbench.instruments.audit.probes import difference
 from regbench.instruments.audit.target import Target
-from regbench.instruments.conformance import draw_views
+from regbench.instruments.loss_checks import LossOfViews, Views, difference, draw_views, evaluate
 from regbench.processes import Place, Processes, one_line
 
 EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
@@ -32,10 +31,10 @@ class Answer:
     """What one rank saw.
 
     Attributes:
-        value: Of the loss.
-        drawn: The value when each rank draws numbers of its own.
-        gradient: Of its value along a direction in its own rows, as autograd gives it.
-        slopes: Of its value along the same direction in the rows of each rank, by differences.
+        value: The loss.
+        drawn: The loss when each rank draws numbers of its own.
+        gradient: Derivative of its value along a direction in its own rows, as autograd gives it.
+        slopes: Derivatives of its value along the same direction in the rows of each rank, by differences.
         refused: What it raised; empty if nothing.
     """
 
@@ -46,28 +45,21 @@ class Answer:
     refused: str = ""
 
 
-class Ranks:
+class Ranks(Processes):
     """Processes that evaluate losses together, as many at a time as asked."""
 
     def __init__(self) -> None:
         """Start none yet."""
-        self._processes = Processes(max(EVEN), _start)
+        super().__init__(max(EVEN), _start)
 
-    def __enter__(self) -> Ranks:
-        """Start none yet."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the processes."""
-        self._processes.close()
-
-    def ask(self, target: Target, rows: Sequence[int], dtype: torch.dtype) -> list[Answer]:
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
         """Evaluate a loss with so many rows on each rank.
 
         Raises:
             WorkFailed: If a process ended, or all took too long.
         """
-        return self._processes.ask(_evaluate, target, tuple(rows), dtype)[: len(rows)]
+        assert target.dtype  # found out here, where no rank waits for another
+        return self.ask(_evaluate, target, tuple(rows))[: len(rows)]
 
 
 @dataclass
@@ -85,7 +77,7 @@ def _start(place: Place) -> _Here:
     return _Here(place)
 
 
-def _evaluate(here: _Here, target: Target, rows: Sequence[int], dtype: torch.dtype) -> Answer:
+def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
     """Make the default group of as many ranks as there are rows, since a loss asks that one, and evaluate in it."""
     here.round += 1
     rank = here.place.rank
@@ -99,7 +91,7 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int], dtype: torch.dty
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(rows), timeout=patience)
     try:
         dist.barrier()  # nobody leaves while others are still coming
-        answer = _look(target, rows, rank, dtype)
+        answer = _look(target, rows, rank)
         with contextlib.suppress(RuntimeError):  # of a rank that failed, and says so itself
             dist.barrier()
         return answer
@@ -109,33 +101,42 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int], dtype: torch.dty
         dist.destroy_process_group()  # so that the others do not wait for one that failed
 
 
-def _look(target: Target, rows: Sequence[int], rank: int, dtype: torch.dtype) -> Answer:
-    views = views_of(target, sum(rows), dtype)
+def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
+    views = views_of(target, sum(rows))
     first = sum(rows[:rank])
     mine = slice(first, first + rows[rank])
     shares = [z[mine] for z in views]
-    value, gradients = target.value_and_gradients(shares, first)
-    direction = direction_of(views)
-    gradient = sum((g * d[mine]).sum().item() for g, d in zip(gradients, direction, strict=True))
+    directions = [d[mine] for d in directions_of(views)]
+
+    def loss(views: Views, *, seed: int = 0) -> Tensor:
+        return target.value(views, seed=seed, first=first)
+
+    value, gradients = evaluate(loss, shares)
+    gradient = sum((g * d).sum().item() for g, d in zip(gradients, directions, strict=True))
     slopes = []
     for other in range(len(rows)):
-        there = 1.0 if other == rank else 0.0  # every rank evaluates as often, or the others would wait
-
-        def along(shift: float, there: float = there) -> float:
-            moved = [z + shift * there * d[mine] for z, d in zip(shares, direction, strict=True)]
-            return target.value(moved, first).item()
-
-        slopes.append(difference(along, 1e-3 if dtype == torch.float64 else 3e-2))
-    drawn = target.value(shares, first, seed=1 + rank)
+        # Every rank evaluates as often, or the others would wait.
+        moving = directions if other == rank else [torch.zeros_like(d) for d in directions]
+        slopes.append(slope(loss, shares, moving))
+    drawn = loss(shares, seed=1 + rank)
     return Answer(value.item(), drawn.item(), gradient, tuple(slopes))
 
 
-def views_of(target: Target, n: int, dtype: torch.dtype) -> list[Tensor]:
+def slope(loss: LossOfViews, views: Views, directions: Views) -> float:
+    """Differentiate a loss along a direction of all views, by differences."""
+
+    def along(shift: float) -> float:
+        return loss([z + shift * d for z, d in zip(views, directions, strict=True)]).item()
+
+    return difference(along, 1e-3 if views[0].dtype == torch.float64 else 3e-2)
+
+
+def views_of(target: Target, n: int) -> list[Tensor]:
     """Draw the whole batch of n images, as many views as the loss takes; the same on every rank."""
-    return [z.to(dtype) for z in draw_views(n, _Q, max(target.adapter.views), seed=5)]
+    return [z.to(target.dtype) for z in draw_views(n, _Q, max(target.adapter.views), seed=5)]
 
 
-def direction_of(views: Sequence[Tensor]) -> list[Tensor]:
+def directions_of(views: Views) -> list[Tensor]:
     """Draw the direction along which slopes are taken, of the whole batch."""
     generator = torch.Generator().manual_seed(11)
     return [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]

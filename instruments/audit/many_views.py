@@ -12,74 +12,66 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from regbench.instruments.audit.closed_forms import named_by_views
-from regbench.instruments.audit.explain import chance, explain_random, mean_value, textbook
+from regbench.instruments.audit.explain import explain_random, least_squares, textbook
 from regbench.instruments.audit.finding import Finding, Severity
-from regbench.instruments.audit.target import Target
-from regbench.instruments.conformance import draw_views
+from regbench.instruments.audit.target import SIZE, Target
+from regbench.instruments.loss_checks import Views, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
 from regbench.methods.decomposed import Decomposed
 from regbench.methods.pairwise import normalize
 
-SIZE = (12, 4)
-"""n and q of what most probes draw."""
 _DRAWS = 16
 Layout = tuple[int, int]
 """V and G."""
-Part = tuple[str, tuple[int, ...]]
-"""What a textbook is a sum of: the name of a term, and the views that it is of; none if it is of all."""
-
-
-def drawn(target: Target, count: int, seed: int = 7) -> tuple[list[Tensor], bool]:
-    """Draw views, in float32 if the loss refuses float64; whether it does."""
-    views = draw_views(*SIZE, count, seed)
-    try:
-        target.value(views)
-    except Exception:
-        return [z.float() for z in views], True
-    return views, False
+Part = tuple[int, ...]
+"""The views that an addend is of, one or two; none if it is of all."""
 
 
 def left_out(target: Target, layout: Layout) -> list[Finding]:
     """Replace one view after the other: the value has to change."""
     count, global_views = layout
-    views, single = drawn(target, count)
-    other_NQ = draw_views(*SIZE, 1, seed=19)[0].to(views[0])
+    views = target.draw(count)
+    (other_NQ,) = draw_views(*SIZE, 1, seed=19)
     value = target.value(views, global_views=global_views).item()
     changes = []
     for view in range(count):
-        changed = [other_NQ if v == view else z for v, z in enumerate(views)]
+        changed = list(views)
+        changed[view] = other_NQ.to(views[0])
         changes.append(abs(target.value(changed, global_views=global_views).item() - value))
-    least = (1e-5 if single else 1e-9) * max(abs(value), *changes)
+    least = (1e-5 if target.single else 1e-9) * max(abs(value), *changes)
     forgotten = [str(view + 1) for view, change in enumerate(changes) if change <= least]
     if not forgotten:
         return []
-    text = f"{_of(layout)} the value does not depend on view {', '.join(forgotten)}"
-    return [_found("view left out", "defect", len(forgotten), text)]
+    text = f"{_with(layout)} the value does not depend on view {', '.join(forgotten)}"
+    return [Finding("view left out", "defect", len(forgotten), text)]
 
 
 def order(target: Target, layout: Layout) -> list[Finding]:
     """Turn the order of the global views round, and that of the local ones."""
     count, global_views = layout
-    views, single = drawn(target, count)
+    views = target.draw(count)
     turned = [*views[:global_views][::-1], *views[global_views:][::-1]]
-    value, other = (mean_value(target, order, global_views) for order in (views, turned))
+    loss = partial(target.value, global_views=global_views)
+    value, other = mean_value(loss, views), mean_value(loss, turned)
     scale = max(abs(value[0]), 1e-12)
     size = abs(other[0] - value[0]) / scale
-    if size <= (1e-3 if single else 1e-8) + chance(value, other) / scale:
+    if size <= (1e-3 if target.single else 1e-8) + chance(value, other) / scale:
         return []
     method = target.claimed
     if method is not None:
-        orders = ([z.double() for z in order] for order in (views, turned))
-        wanted, turned_wanted = (textbook(method, order, global_views).item() for order in orders)
+        wanted, turned_wanted = (
+            textbook(method, [z.double() for z in each], global_views).item() for each in (views, turned)
+        )
         if abs(wanted - turned_wanted) > 1e-8 * abs(wanted):
             return []
-    text = f"{_of(layout)} the value changes by {size:.2g} when their order is turned round"
-    return [_found("order of views", "defect" if method else "note", size, text)]
+    text = f"{_with(layout)} the value changes by {size:.2g} when their order is turned round"
+    return [Finding("order of views", "defect" if method else "note", size, text)]
 
 
 def values(target: Target, method: Regularizer) -> list[Finding]:
@@ -91,145 +83,147 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             return []
         by_chance = [explain_random(target, method, *layout) for layout in target.adapter.layouts]
         return [finding for finding in by_chance if finding is not None][:1]
-    # What is not there with two views has been told of them.
-    usual = {name: factor for name in two.names if abs(factor := two.factor(name)) > two.tolerance}
+    # An addend that is not there with two views was found there.
+    usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.adapter.layouts:
-        weights = _weights(target, method, layout)
-        if weights is None:
+        terms = _weights(target, method, layout)
+        if terms is None:
             findings.append(_unexplained(method, layout))
             continue
-        for name in [name for name in weights.names if name in usual]:
-            factor = weights.factor(name)
-            if not weights.are(name, factor):
-                findings.append(_uneven(weights, method, name, usual[name], layout))
+        for term in terms:
+            if term.name not in usual:
+                continue
+            factors = grown.setdefault(term.name, {2: usual[term.name]})
+            if not term.is_times(term.factor):
+                findings.append(_uneven(term, method, usual[term.name], layout))
             elif layout[0] == layout[1]:
-                grown.setdefault(name, {2: usual[name]})[layout[0]] = factor
-            else:
-                of_global = grown.get(name, {}).get(layout[0], usual[name])
-                if not weights.are(name, of_global):
-                    ratio = factor / of_global
-                    text = f"{_of(layout)} the {name} has {ratio:.4g} times the weight of global ones only"
-                    findings.append(_found("weight by global views", "convention", ratio, text))
+                factors[layout[0]] = term.factor
+            elif not term.is_times(of_global := factors.get(layout[0], usual[term.name])):
+                ratio = term.factor / of_global
+                text = f"{_with(layout)} the {term.name} has {ratio:.4g} times the weight of global ones only"
+                findings.append(Finding("weight by global views", "convention", ratio, text))
     for name, factors in grown.items():
         if any(abs(factor - usual[name]) > 1e-4 * abs(usual[name]) for factor in factors.values()):
-            form = named_by_views(factors)
-            whose = "value is the textbook's" if len(two.names) == 1 else f"{name} is the textbook's"
-            text = f"the {whose} times {form} with V views: its weight depends on their number"
-            findings.append(_found("weight by views", "convention", factors[max(factors)], text))
+            whose = "value is the textbook's" if len(two) == 1 else f"{name} is the textbook's"
+            text = f"the {whose} times {named_by_views(factors)} with V views: its weight depends on their number"
+            findings.append(Finding("weight by views", "convention", factors[max(factors)], text))
     return findings
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """The weights of a loss and of the textbook on the parts."""
+class _Term:
+    """The weights that a loss and the textbook give to the parts of one term, and how exact they are."""
 
+    name: str
     found: dict[Part, float]
     wanted: dict[Part, float]
     tolerance: float
 
     @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.wanted))
+    def factor(self) -> float:
+        """The weight over all parts, as a multiple of the textbook's."""
+        return sum(self.found.values()) / sum(self.wanted.values())
 
-    def factor(self, name: str) -> float:
-        """The weight of a term over all its parts, as a multiple of the textbook's."""
-        found, wanted = (sum(x for part, x in all_.items() if part[0] == name) for all_ in (self.found, self.wanted))
-        return found / wanted
-
-    def are(self, name: str, factor: float) -> bool:
-        """Tell whether all weights of a term are that multiple of the textbook's."""
-        parts = [part for part in self.wanted if part[0] == name]
-        scale = max(abs(factor * self.wanted[part]) for part in parts)
-        return all(abs(self.found[part] - factor * self.wanted[part]) <= self.tolerance * scale for part in parts)
+    def is_times(self, factor: float) -> bool:
+        """Tell whether all weights are that multiple of the textbook's."""
+        scale = max(abs(factor * weight) for weight in self.wanted.values())
+        return all(abs(self.found[part] - factor * x) <= self.tolerance * scale for part, x in self.wanted.items())
 
 
-def _weights(target: Target, method: Regularizer, layout: Layout) -> _Weights | None:
-    """Find the weights; None if the loss is no sum of the parts."""
+def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term] | None:
+    """Find the weights by least squares over draws; None if the loss is no sum of the parts."""
     count, global_views = layout
-    single = drawn(target, count)[1]
-    columns: dict[Part, list[float]] = {}
+    columns: dict[tuple[str, Part], list[float]] = {}
     found, wanted = [], []
     for seed in range(_DRAWS):
         views = draw_views(*SIZE, count, seed)
         if method.metadata.scale_invariant:
-            views = [normalize(z) for z in views]  # whether it normalises, two views tell
-        found.append(target.value([z.float() if single else z for z in views], global_views=global_views).item())
+            views = [normalize(z) for z in views]  # two views tell whether the loss normalises
+        found.append(target.value([z.to(target.dtype) for z in views], global_views=global_views).item())
         wanted.append(textbook(method, views, global_views).item())
-        for part, value in _parts(method, views, global_views).items():
-            columns.setdefault(part, []).append(value.item())
-    varying = {part: values for part, values in columns.items() if max(values) - min(values) > 1e-9}
-    tolerance = 2e-3 if single else 1e-4  # constants of single precision too
-    fits = [_fit(list(varying.values()), y, tolerance / 10) for y in (found, wanted)]
-    if fits[0] is None or fits[1] is None:
-        return None
-    return _Weights(dict(zip(varying, fits[0], strict=True)), dict(zip(varying, fits[1], strict=True)), tolerance)
+        for key, value in _parts(method, views, global_views).items():
+            columns.setdefault(key, []).append(value.item())
+    varying = {key: values for key, values in columns.items() if max(values) - min(values) > 1e-9}
+    tolerance = 2e-3 if target.single else 1e-4  # constants of single precision too
+    basis = [_centred(values) for values in varying.values()]
+    terms: dict[str, _Term] = {}
+    fits = []
+    for y in (_centred(found), _centred(wanted)):
+        weights, rest = least_squares(basis, y)
+        if not rest <= tolerance / 10 * y.abs().max():
+            return None
+        fits.append(weights)
+    for (name, part), one, other in zip(varying, *fits, strict=True):
+        term = terms.setdefault(name, _Term(name, {}, {}, tolerance))
+        term.found[part], term.wanted[part] = one, other
+    return list(terms.values())
 
 
-def _fit(columns: Sequence[Sequence[float]], y: Sequence[float], tolerance: float) -> list[float] | None:
-    matrix = torch.tensor(columns, dtype=torch.float64).T
-    matrix = matrix - matrix.mean(dim=0)
-    lengths = matrix.norm(dim=0)
-    centered = torch.tensor(y, dtype=torch.float64)
-    centered = centered - centered.mean()
-    solution = torch.linalg.lstsq(matrix / lengths, centered[:, None], driver="gelsd").solution[:, 0]
-    rest = (matrix / lengths @ solution - centered).abs().max()
-    return (solution / lengths).tolist() if rest <= tolerance * centered.abs().max() else None
+def _centred(values: Sequence[float]) -> Tensor:
+    column = torch.tensor(values, dtype=torch.float64)
+    return column - column.mean()
 
 
-def _parts(method: Regularizer, views: Sequence[Tensor], global_views: int) -> dict[Part, Tensor]:
+def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[str, Part], Tensor]:
     """Compute what the textbook is a sum of."""
     pairs = list(itertools.combinations(range(len(views)), 2))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    parts: dict[tuple[str, Part], Tensor] = {}
+    with seeded(0):
         if isinstance(method, Decomposed):
-            units = [normalize(z) if method.unit else z for z in views]
+            units = [normalize(z_NQ) if method.unit else z_NQ for z_NQ in views]
             regularizer = method.regularizer_of_step(units[0])
             scale = method.alignment_scale(units[0].shape[1])
-            parts = {("alignment", (i, j)): scale * (units[i] - units[j]).square().mean() for i, j in pairs}
-            return parts | {
-                ("regularizer", (v,)): torch.stack(list(regularizer(u).values())).sum() for v, u in enumerate(units)
-            }
-        if method.kind == "pairwise":
-            terms = {(i, j): method.terms(views[i], views[j]) for i, j in pairs}
-            return {("loss", pair): torch.stack(list(of_pair.values())).sum() for pair, of_pair in terms.items()}
-        return {(name, ()): term for name, term in method.view_terms(list(views), global_views).items()}
+            for i, j in pairs:
+                parts["alignment", (i, j)] = scale * (units[i] - units[j]).square().mean()
+            for v, u_NQ in enumerate(units):
+                parts["regularizer", (v,)] = torch.stack(list(regularizer(u_NQ).values())).sum()
+        elif method.kind == "pairwise":
+            for i, j in pairs:
+                parts["loss", (i, j)] = torch.stack(list(method.terms(views[i], views[j]).values())).sum()
+        else:
+            for name, term in method.view_terms(list(views), global_views).items():
+                parts[name, ()] = term
+    return parts
 
 
-def _uneven(weights: _Weights, method: Regularizer, name: str, usual: float, layout: Layout) -> Finding:
+def _uneven(term: _Term, method: Regularizer, usual: float, layout: Layout) -> Finding:
     """Name what is wrong with weights that are not in the textbook's proportion."""
-    parts = {part[1]: weights.found[part] / usual for part in weights.found if part[0] == name}
-    wanted = {part[1]: weights.wanted[part] for part in weights.wanted if part[0] == name}
-    largest = max(abs(x) for x in wanted.values())
-    of_pairs = len(next(iter(parts))) == 2
+    weights = {part: weight / usual for part, weight in term.found.items()}
+    wanted = term.wanted
+    least_weight = 1e-3 * max(map(abs, wanted.values()))
+    of_pairs = len(next(iter(wanted))) == 2
     what, many = ("pair of views", "pairs") if of_pairs else ("view", "views")
+    severity = _blame(method)
 
-    def listed(members: Sequence[tuple[int, ...]]) -> str:
-        return ", ".join("–".join(str(v + 1) for v in of) for of in members)
+    def listed(parts: Sequence[Part]) -> str:
+        names = ["–".join(str(v + 1) for v in part) for part in parts]
+        return f"{many if len(parts) > 1 else what} {', '.join(names)}"
 
-    none = [of for of, x in parts.items() if abs(x) <= 1e-3 * largest < abs(wanted[of])]
+    none = [part for part, weight in weights.items() if abs(weight) <= least_weight < abs(wanted[part])]
     if none:
-        title = "pairs left out" if of_pairs else f"view left out of the {name}"
-        text = f"{_of(layout)} the {name} leaves out {many if len(none) > 1 else what} {listed(none)}"
-        return _found(title, _blame(method), len(none), text)
-    ratios = {of: x / wanted[of] for of, x in parts.items() if abs(wanted[of]) > 1e-3 * largest}
+        title = "pairs left out" if of_pairs else f"view left out of the {term.name}"
+        return Finding(title, severity, len(none), f"{_with(layout)} the {term.name} leaves out {listed(none)}")
+    ratios = {part: weights[part] / weight for part, weight in wanted.items() if abs(weight) > least_weight}
     least = min(ratios.values())
-    twice = [of for of, ratio in ratios.items() if abs(ratio - 2 * least) <= 1e-2 * abs(least)]
-    if twice and all(abs(ratio - least) <= 1e-2 * abs(least) for of, ratio in ratios.items() if of not in twice):
-        text = f"{_of(layout)} the {name} counts {many if len(twice) > 1 else what} {listed(twice)} twice"
-        return _found(f"{many} counted twice", _blame(method), len(twice), text)
-    each = ", ".join(f"{listed([of])}: {x:.3g} for {wanted[of]:.3g}" for of, x in parts.items())
-    return _found(
-        "uneven weights of views", _blame(method), max(ratios.values()), f"{_of(layout)} the {name} has {each}"
-    )
+    once = [part for part, ratio in ratios.items() if abs(ratio - least) <= 1e-2 * abs(least)]
+    twice = [part for part, ratio in ratios.items() if abs(ratio - 2 * least) <= 1e-2 * abs(least)]
+    if twice and len(once) + len(twice) == len(ratios):
+        text = f"{_with(layout)} the {term.name} counts {listed(twice)} twice"
+        return Finding(f"{many} counted twice", severity, len(twice), text)
+    each = []
+    for part, weight in weights.items():
+        each.append(f"{'–'.join(str(v + 1) for v in part)}: {weight:.3g} for {wanted[part]:.3g}")
+    text = f"{_with(layout)} the {term.name} has {', '.join(each)}"
+    return Finding("uneven weights of views", severity, max(ratios.values()), text)
 
 
 def _unexplained(method: Regularizer, layout: Layout) -> Finding:
     severity = _blame(method)
     ours = "" if severity == "defect" else "; the publication has two views, ours is the mean over pairs"
-    text = f"{_of(layout)} it is not {method.label}'s, and no sum of its parts{ours}"
-    return _found("another value of many views", severity, float("nan"), text)
+    text = f"{_with(layout)} it is not {method.label}'s, and no sum of its parts{ours}"
+    return Finding("another value of many views", severity, float("nan"), text)
 
 
 def _blame(method: Regularizer) -> Severity:
@@ -237,10 +231,6 @@ def _blame(method: Regularizer) -> Severity:
     return "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
 
 
-def _of(layout: Layout) -> str:
+def _with(layout: Layout) -> str:
     count, global_views = layout
     return f"with {count} views" + (f", {global_views} of them global," if global_views < count else "")
-
-
-def _found(name: str, severity: Severity, size: float, text: str) -> Finding:
-    return Finding(name=name, severity=severity, size=size, text=text, probe="views")

@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,11 @@ from torch import Tensor, nn
 from regbench import methods, settings
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
+from regbench.instruments.loss_checks import Views, draw_views, seeded
 from regbench.methods import Regularizer
+
+SIZE = (12, 4)
+"""n and q of what most probes draw."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Batch:
         first: Number of the first row in the batch of all ranks.
     """
 
-    views_NQ: Sequence[Tensor]
+    views_NQ: list[Tensor]
     global_views: int
     first: int
 
@@ -46,38 +50,18 @@ Call = Callable[[Any, Batch], Any]
 """How a loss is called with a batch."""
 
 
-def _arguments(loss: Any, batch: Batch) -> Any:
-    return loss(*batch.views_NQ)
-
-
-def _list(loss: Any, batch: Batch) -> Any:
-    return loss(list(batch.views_NQ))
-
-
-def _stacked(loss: Any, batch: Batch) -> Any:
-    return loss(torch.stack(list(batch.views_NQ)))
-
-
-def _concatenated(loss: Any, batch: Batch) -> Any:
-    return loss(torch.cat(list(batch.views_NQ)))
-
-
 def _labelled(loss: Any, batch: Batch) -> Any:
-    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]), device=batch.views_NQ[0].device)
-    return loss(torch.cat(list(batch.views_NQ)), images_N.repeat(len(batch.views_NQ)))
-
-
-def _each(loss: Any, batch: Batch) -> Any:
-    return torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean()
+    images_N = torch.arange(batch.first, batch.first + len(batch.views_NQ[0]))
+    return loss(torch.cat(batch.views_NQ), images_N.repeat(len(batch.views_NQ)))
 
 
 CALLS: dict[str, Call] = {
-    "arguments": _arguments,
-    "list": _list,
-    "stacked": _stacked,
-    "concatenated": _concatenated,
+    "arguments": lambda loss, batch: loss(*batch.views_NQ),
+    "list": lambda loss, batch: loss(batch.views_NQ),
+    "stacked": lambda loss, batch: loss(torch.stack(batch.views_NQ)),
+    "concatenated": lambda loss, batch: loss(torch.cat(batch.views_NQ)),
     "labelled": _labelled,
-    "each": _each,
+    "each": lambda loss, batch: torch.stack([scalar(loss(view_NQ)) for view_NQ in batch.views_NQ]).mean(),
 }
 """loss(z1, z2, …); loss([z1, z2, …]); loss of one tensor (V, n, q); of one (V n, q); of one (V n, q) with the images'
 numbers as labels; the mean over views of loss(z)."""
@@ -96,7 +80,6 @@ class Adapter:
         gathers: Whether it says that several processes share one batch; otherwise each sees its own rows only.
         views: The numbers of views that it takes.
         local_views: Whether it is told how many of the views are global; `call` has to be a function then.
-        exact_gradient: Whether its gradient should be that of its value; None: as the regularizer's that it claims.
         detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
     """
 
@@ -106,7 +89,6 @@ class Adapter:
     gathers: bool = False
     views: tuple[int, ...] = (2,)
     local_views: bool = False
-    exact_gradient: bool | None = None
     detaches: str = ""
 
     def __post_init__(self) -> None:
@@ -122,7 +104,10 @@ class Adapter:
     def layouts(self) -> list[tuple[int, int]]:
         """The numbers of views, and of global ones among them, beyond two."""
         many = [count for count in self.views if count > 2]
-        return [(v, v) for v in many] + [(max(many), g) for g in (1, 2) if many and self.local_views]
+        layouts = [(count, count) for count in many]
+        if many and self.local_views:
+            layouts += [(max(many), 1), (max(many), 2)]
+        return layouts
 
 
 @dataclass(frozen=True)
@@ -143,63 +128,56 @@ class Target:
         Raises:
             RegbenchError: If there is no such module or loss.
         """
-        where, expression = split_target(self.adapter.target)
-        module = _import(where)
+        module, expression = _load(self.adapter.target)
         try:
             loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
+            if inspect.isclass(loss):
+                loss = loss()
         except Exception as error:
-            raise RegbenchError(
-                f"{self.name}: {expression} cannot be made ({type(error).__name__}: {error})"
-            ) from error
-        if inspect.isclass(loss):
-            loss = self._instance(loss)
+            what = f"{expression} cannot be made ({type(error).__name__}: {error})"
+            raise RegbenchError(f"{self.name}: {what}; check its name and arguments") from error
         if not callable(loss):
             raise RegbenchError(f"{self.name}: {expression} is no loss that can be called, but {type(loss).__name__}")
         return loss.to(dtype) if isinstance(loss, nn.Module) else loss
 
-    def _instance(self, cls: type) -> Any:
-        try:
-            return cls()
-        except Exception as error:
-            raise RegbenchError(
-                f"{self.name}: {cls.__name__}() cannot be made ({error}); give its arguments"
-            ) from error
-
     def value(
-        self,
-        views_NQ: Sequence[Tensor],
-        first: int = 0,
-        seed: int = 0,
-        loss: Any = None,
-        global_views: int | None = None,
+        self, views_NQ: Views, *, seed: int = 0, first: int = 0, global_views: int | None = None, loss: Any = None
     ) -> Tensor:
         """Compute the loss, a scalar, of this rank's rows.
 
         Args:
             views_NQ: Embeddings of each view, shape (n, q).
+            seed: Seed of what it draws.
             first: Number of the first row in the batch of all ranks.
-            seed: Of what it draws.
-            loss: One that was made; None: a new one.
             global_views: How many views are global; by default all.
+            loss: A loss that was made already; by default a new one.
         """
         count, (n, q) = len(views_NQ), views_NQ[0].shape
         if loss is None:
             loss = self.make(n, q, views_NQ[0].dtype, count)
         call = self.adapter.call
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            batch = Batch(views_NQ, count if global_views is None else global_views, first)
-            return scalar((CALLS[call] if isinstance(call, str) else call)(loss, batch))
+        if isinstance(call, str):
+            call = CALLS[call]
+        with seeded(seed):
+            return scalar(call(loss, Batch(list(views_NQ), global_views or count, first)))
 
-    def value_and_gradients(
-        self, views_NQ: Sequence[Tensor], first: int = 0, seed: int = 0, global_views: int | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Compute the loss and its gradient with respect to each view; see `value`."""
-        leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views_NQ]
-        value = self.value(leaves, first, seed, global_views=global_views)
-        if not value.requires_grad:
-            return value, [torch.zeros_like(leaf) for leaf in leaves]
-        return value.detach(), list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        """float64; float32 if the loss refuses that."""
+        try:
+            self.value(draw_views(*SIZE, 2))
+        except Exception:
+            return torch.float32
+        return torch.float64
+
+    @property
+    def single(self) -> bool:
+        """Whether the loss takes float32 only, so that tolerances have to be wider."""
+        return self.dtype == torch.float32
+
+    def draw(self, count: int = 2, seed: int = 7) -> list[Tensor]:
+        """Draw views in the loss's dtype."""
+        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*SIZE, count, seed)]
 
     @functools.cached_property
     def claimed(self) -> Regularizer | None:
@@ -209,43 +187,39 @@ class Target:
     @property
     def version(self) -> str:
         """The version of the installed package, or the digest of the file where it is not one of those."""
-        where = split_target(self.adapter.target)[0]
-        file = Path(str(_import(where).__file__))
-        for name in importlib.metadata.packages_distributions().get(where.split(".")[0], []):
+        module, _ = _load(self.adapter.target)
+        file = Path(str(module.__file__))
+        for name in importlib.metadata.packages_distributions().get(module.__name__.split(".")[0], []):
             package = importlib.metadata.distribution(name)
+            # A checkout given by --source hides the package of the same name.
             if file.is_relative_to(str(package.locate_file(""))):
                 return package.version
         return f"sha256 {file_sha256(file)[:12]}"
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Split a target into the module or file and the expression.
-
-    Raises:
-        RegbenchError: If it has no colon or nothing beside it.
-    """
-    where, colon, expression = target.partition(":")
-    if not (where and colon and expression):
+@functools.cache
+def _load(target: str) -> tuple[ModuleType, str]:
+    """Import the module or file of a target; return the expression, too."""
+    where, _, expression = target.partition(":")
+    if not (where and expression):
         raise RegbenchError(f"{target!r} is no target; give package.module:Class(args) or path/file.py:Class(args)")
-    return where, expression
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where), expression
+        except ImportError as error:
+            hint = "install it, or give its folder: --source DIR"
+            raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
+    return _import_file(Path(where).resolve()), expression
 
 
 @functools.cache
-def _import(where: str) -> ModuleType:
-    if not where.endswith(".py"):
-        try:
-            return importlib.import_module(where)
-        except ImportError as error:
-            raise RegbenchError(
-                f"{where} cannot be imported ({error}); install it, or give its folder: --source DIR"
-            ) from error
-    path = Path(where).resolve()
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise RegbenchError(f"there is no file {path}; give path/file.py:Class(args)")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[path.stem] = module  # dataclasses in the file look themselves up there
     spec.loader.exec_module(module)
     return module
 
@@ -261,11 +235,9 @@ def scalar(output: Any) -> Tensor:
     if isinstance(output, tuple | list) and output:
         return scalar(output[0])
     if isinstance(output, Mapping):
-        for name in ("loss", "total"):
-            if name in output:
-                return scalar(output[name])
-        if len(output) == 1:
-            return scalar(next(iter(output.values())))
+        names = [name for name in ("loss", "total") if name in output]
+        if names or len(output) == 1:
+            return scalar(output[names[0]] if names else next(iter(output.values())))
     raise RegbenchError(f"a loss must return a tensor, not {type(output).__name__}; write an adapter that takes it out")
 
 
@@ -280,8 +252,8 @@ def build_claim(claim: str) -> Regularizer:
         if isinstance(tree, ast.Name):
             return methods.build(tree.id)
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
-            settings = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
-            return methods.build(tree.func.id, **settings)
+            given = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+            return methods.build(tree.func.id, **given)
     except (SyntaxError, ValueError):
         pass
     raise RegbenchError(f"{claim!r} is no regularizer; write it like simclr or simclr(temperature=0.5)")

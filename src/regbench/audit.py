@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from regbench.instruments import audit as _audit
-from regbench.instruments.audit import ALL_PROBES, assert_sound
+import torch
+
+from regbench import settings
+from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
-from regbench.instruments.audit.finding import Finding, Report
+from regbench.instruments.audit.finding import MEANING, Finding, Report
+from regbench.instruments.audit.group import Ranks
+from regbench.instruments.audit.probes import PROBES, run_probe
+from regbench.instruments.audit.ranks import ranks
+from regbench.instruments.audit.target import SIZE, Call, Target
 
 __all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
+
+ALL_PROBES = (*PROBES, "ranks")
 
 
 def audit(
     *targets: str,
     claims: str = "",
-    call: str = "arguments",
+    call: str | Call = "arguments",
     gathers: bool = False,
     views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
@@ -26,7 +37,8 @@ def audit(
         *targets: Libraries (`lightly`), one of their losses (`lightly:NTXentLoss`), or losses of one's own:
             `package.module:Class(args)`, `path/file.py:Class(args)`.
         claims: The regularizer that they say they are, such as `simclr(temperature=0.5)`; empty if there is none here.
-        call: How they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`.
+        call: How they take views: `arguments`, `list`, `stacked`, `concatenated`, `labelled` or `each`; or a function
+            of the loss and a `regbench.instruments.audit.target.Batch`.
         gathers: Whether they say that several processes share one batch.
         views: The largest number of views that they take.
         probes: Those to run; without `ranks` no process is started.
@@ -38,4 +50,58 @@ def audit(
         RegbenchError: If a probe is unknown or a loss cannot be made.
     """
     losses, options = find_losses(targets, claims, call, gathers, views)
-    return list(_audit.audit(losses, probes, options))
+    return list(audit_losses(losses, probes, options))
+
+
+def assert_sound(
+    target: str,
+    claims: str = "",
+    *,
+    call: str | Call = "arguments",
+    gathers: bool = False,
+    views: int = 2,
+    probes: Sequence[str] = ALL_PROBES,
+) -> None:
+    """Audit a loss in a test of one's own, and fail if there is a defect; for the arguments see `audit`.
+
+    Raises:
+        AssertionError: If a probe finds a defect; the message lists them.
+        RegbenchError: If the target or the claim cannot be made.
+    """
+    defects = []
+    for report in audit(target, claims=claims, call=call, gathers=gathers, views=views, probes=probes):
+        for finding in report.findings:
+            if finding.severity == "defect":
+                defects.append(f"{report.loss}: {finding.name}: {finding.text} ({finding.probe})")
+    assert not defects, "\n".join(defects)
+
+
+def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[Report]:
+    """Audit losses, one after the other; `options` are those of the command that shows it again.
+
+    Raises:
+        RegbenchError: If a probe is unknown or a loss cannot be made.
+    """
+    for name in probes:
+        if name not in ALL_PROBES:
+            raise RegbenchError(settings.unknown("probe", name, ALL_PROBES))
+    severities = list(MEANING)
+    with Ranks() as group:
+        for target in losses:
+            begin_s = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a library's own warnings are not what is looked for
+                target.make(*SIZE, torch.float64)  # what cannot be made is refused, not found
+                findings: list[Finding] = []
+                for name in probes:
+                    found = ranks(target, group) if name == "ranks" else run_probe(target, name)
+                    findings += [replace(finding, probe=name) for finding in found]
+            yield Report(
+                loss=target.name,
+                version=target.version,
+                claims=target.adapter.claims,
+                probes=tuple(probes),
+                findings=tuple(sorted(findings, key=lambda finding: severities.index(finding.severity))),
+                command=f"regbench audit '{target.name}' {options}".strip(),
+                seconds_s=round(time.perf_counter() - begin_s, 2),
+            )

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regbench import methods
-from regbench.instruments.conformance import draw_views, relative, value_and_gradients
+from regbench.instruments.conformance import value_and_gradients
+from regbench.instruments.loss_checks import draw_views, relative
 from regbench.methods import Engine, Regularizer
 
 BOUNDS = {torch.float64: 1e-7, torch.float32: 1e-3}

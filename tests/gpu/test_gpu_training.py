@@ -21,8 +21,8 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.photometric import chains, photometric
-from regbench.instruments.conformance import relative
 from regbench.instruments.cost.images import photo
+from regbench.instruments.loss_checks import relative
 from regbench.instruments.plan import predict
 from tests.gpu.training import SETTINGS, losses_of, run_regbench, state_of, step_of
 from tests.waiting import wait_for

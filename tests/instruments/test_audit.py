@@ -23,10 +23,11 @@ from regbench.audit import assert_sound
 from regbench.cli import main
 from regbench.instruments.audit import adapters
 from regbench.instruments.audit.finding import Finding
-from regbench.instruments.audit.group import Answer, Ranks, direction_of, views_of
+from regbench.instruments.audit.group import Answer, Ranks, directions_of, views_of
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import ranks
 from regbench.instruments.audit.target import Adapter, Batch, Target
+from regbench.instruments.loss_checks import evaluate
 
 FILE = Path(__file__).with_name("audited.py")
 SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
@@ -198,10 +199,10 @@ class Told(Ranks):
     def __init__(self, factor: Callable[[int], float]) -> None:
         self.factor = factor
 
-    def ask(self, target: Target, rows: Sequence[int], dtype: torch.dtype) -> list[Answer]:
-        views, world = views_of(target, sum(rows), dtype), len(rows)
-        value, gradients = target.value_and_gradients(views)
-        along = (torch.stack(gradients) * torch.stack(direction_of(views))).sum(dim=(0, 2))
+    def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
+        views, world = views_of(target, sum(rows)), len(rows)
+        value, gradients = evaluate(target.value, views)
+        along = (torch.stack(gradients) * torch.stack(directions_of(views))).sum(dim=(0, 2))
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
         slopes = tuple(seen.tolist())
         # DistributedDataParallel takes the mean of the gradients.
@@ -314,7 +315,7 @@ def test_adapters_of_libraries_that_are_installed() -> None:
     """What second opinions found by hand, found by itself."""
 
     def found(name: str) -> list[Finding]:
-        (loss,) = adapters.targets(name)
+        (loss,), _ = adapters.find_losses([name])
         return run_probe(loss, "value")
 
     assert found("lightly:NTXentLoss") == found("pytorch-metric-learning:VICRegLoss") == []

@@ -62,12 +62,13 @@ def audit(
       regbench audit my_loss.py:MyLoss --claims vicreg         a file of your own
       regbench audit 'my.package:Loss(0.1)' --call list --views 4 --gathers
     """
+    import torch
     from tqdm import tqdm
 
+    from regbench.audit import ALL_PROBES, audit_losses
+    from regbench.benchmark.machine import hardware, versions
     from regbench.files import write_text
     from regbench.instruments.audit.adapters import find_losses
-    from regbench.instruments.audit.audit import ALL_PROBES, described_machine
-    from regbench.instruments.audit.audit import audit as run
     from regbench.instruments.audit.finding import markdown, plain, table
 
     if source is not None:
@@ -75,19 +76,16 @@ def audit(
     losses, options = find_losses(targets, claims, call, gathers, views)
     options += f" --source {source}" if source is not None else ""
     make_folder(out)
-    chosen = tuple(probes) or ALL_PROBES
+    found = audit_losses(losses, tuple(probes) or ALL_PROBES, options.strip())
     reports = []
-    with tqdm(total=len(losses) * len(chosen), desc="audit", leave=False, disable=not sys.stderr.isatty()) as bar:
-
-        def done(probe: str) -> None:
-            bar.update()
-
-        for report in run(losses, chosen, options.strip(), done):
+    with tqdm(found, total=len(losses), desc="audit", leave=False, disable=not sys.stderr.isatty()) as bar:
+        for report in bar:
             reports.append(report)
             bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")
-    machine = described_machine()
+    packages = ", ".join(f"{name} {version}" for name, version in versions("regbench", "torch").items())
+    machine = f"{hardware(torch.device('cpu'))}; {packages}."
     write_text(out / "audit.md", markdown(reports, machine))
     write_text(out / "audit.json", plain(reports, machine))
     click.echo(f"written: {out / 'audit.md'}, audit.json")
