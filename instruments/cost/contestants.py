@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from regbench.datasets.beton import RAW, Beton
 from regbench.datasets.config import DatasetConfig, Interpolation, ViewConfig, ViewsConfig
 from regbench.datasets.loading import draws
-from regbench.datasets.loading.crops import Boxes, CropLoader, CropShape, Ints, boxes_of
+from regbench.datasets.loading.crops import CropLoader, CropShape, Ints, boxes_of
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.loading.photometric import blur_taps
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
@@ -215,47 +215,41 @@ def _ffcv(task: Task, part: str, interpolation: Interpolation) -> Batches:
 # ------------------------------------------------------------------------------------------------------- regbench
 
 
-def _crop_loader(task: Task, beton: Beton, interpolation: str, backend: str, views: int) -> CropLoader:
-    sizes = (task.dataset.image_size,) * views
-    shape = CropShape(sizes=sizes, channels=task.dataset.channels, interpolation=interpolation)
-    if backend == "torchvision":
-        return TorchvisionCrops(beton, shape, task.workers, pin_memory=False)
-    from regbench.datasets.loading.ffcv_crops import FfcvCrops
-
-    return FfcvCrops(beton, shape, task.batch_size * 2 // views, task.workers, normalize=None)
-
-
-def _boxes(task: Task, beton: Beton, epoch: int) -> Boxes:
-    """Return both views' boxes, (N, 2, 9)."""
-
-    def draw(indices: Ints) -> Ints:
-        both = []
-        for number, view in enumerate(task.views):
-            key = draws.keys(0, epoch, indices, draws.CROP, number)
-            kind = view.of_size(task.dataset.image_size)
-            both.append(boxes_of(kind, 0, key, beton.heights[indices], beton.widths[indices]))
-        return np.stack(both, axis=1)
-
-    return draw
-
-
 def _regbench(task: Task, part: str, interpolation: Interpolation, backend: str = "ffcv") -> Batches:
-    if part == "views":
-        return _two_view_loader(task, interpolation, backend)
-    beton = Beton(task.images.file)
-    crops, size = _crop_loader(task, beton, interpolation, backend, views=2), task.dataset.image_size
+    return (_regbench_crops if part == "crops" else _regbench_views)(task, interpolation, backend)
+
+
+def _regbench_crops(task: Task, interpolation: Interpolation, backend: str) -> Batches:
+    beton, size = Beton(task.images.file), task.dataset.image_size
+    shape = CropShape(sizes=(size, size), channels=task.dataset.channels, interpolation=interpolation)
+    crops: CropLoader
+    if backend == "torchvision":
+        crops = TorchvisionCrops(beton, shape, task.workers, pin_memory=False)
+    else:
+        from regbench.datasets.loading.ffcv_crops import FfcvCrops
+
+        crops = FfcvCrops(beton, shape, task.batch_size, task.workers, normalize=None)
     epochs = itertools.count()
 
     def batches(count: int) -> Iterator[Pair]:
-        order = task.order(len(beton), count)
-        for indices, flat in crops.stream(order, task.batch_size, _boxes(task, beton, next(epochs))):
+        order, epoch = task.order(len(beton), count), next(epochs)
+
+        def draw(indices: Ints) -> Ints:
+            """Draw both views' boxes, (N, 2, 9)."""
+            both = []
+            for number, view in enumerate(task.views):
+                key = draws.keys(0, epoch, indices, draws.CROP, number)
+                both.append(boxes_of(view.of_size(size), 0, key, beton.heights[indices], beton.widths[indices]))
+            return np.stack(both, axis=1)
+
+        for indices, flat in crops.stream(order, task.batch_size, draw):
             first, second = flat.view(2, len(indices), size, size, -1)
             yield first, second
 
     return batches
 
 
-def _two_view_loader(task: Task, interpolation: Interpolation, backend: str) -> Batches:
+def _regbench_views(task: Task, interpolation: Interpolation, backend: str) -> Batches:
     loader = PretrainingLoader(
         task.dataset,
         replace(task.images.augmentation, interpolation=interpolation),
@@ -279,23 +273,6 @@ def _two_view_loader(task: Task, interpolation: Interpolation, backend: str) -> 
 
 def _regbench_torchvision(task: Task, part: str, interpolation: Interpolation) -> Batches:
     return _regbench(task, part, interpolation, "torchvision")
-
-
-def _decode_per_view(task: Task, part: str, interpolation: Interpolation) -> Batches:
-    """Cut the crops of `_regbench` by the same kernel, but decode each image twice and cut one view each time."""
-    beton = Beton(task.images.file)
-    crops, size = _crop_loader(task, beton, interpolation, "ffcv", views=1), task.dataset.image_size
-    epochs = itertools.count()
-
-    def batches(count: int) -> Iterator[Pair]:
-        boxes = _boxes(task, beton, next(epochs))
-        order = np.repeat(task.order(len(beton), count), 2)
-        stream = crops.stream(order, 2 * task.batch_size, lambda indices: boxes(indices[::2]).reshape(-1, 1, 9))
-        for indices, flat in stream:
-            single = flat.view(len(indices), size, size, -1)
-            yield single[::2], single[1::2]
-
-    return batches
 
 
 # ---------------------------------------------------------------------------------------------- the contestants
@@ -326,8 +303,6 @@ CONTESTANTS = (
     Contestant(BASELINE, "bicubic", PARTS, False, _torchvision_pil),
     Contestant("torchvision v2", "bicubic", PARTS, False, _torchvision_v2),
     Contestant("FFCV, a decode per view", "area", ("crops",), True, _ffcv),
-    Contestant("regbench, a decode per view", "bicubic", ("crops",), True, _decode_per_view),
-    Contestant("regbench, a decode per view", "area", ("crops",), True, _decode_per_view),
     Contestant("regbench without FFCV", "bicubic", PARTS, False, _regbench_torchvision),
     Contestant("regbench", "bicubic", PARTS, True, _regbench),
     Contestant("regbench", "area", PARTS, True, _regbench),
@@ -373,19 +348,14 @@ class Opened:
         self.warm = passed
 
     def next(self) -> Pass:
-        """Take a turn."""
-        return take(self._batches, self._count, self._device)
-
-
-def take(batches: Batches, count: int, device: torch.device) -> Pass:
-    """Take `count` batches and measure the time."""
-    images, view = 0, torch.empty(0)
-    start_s = time.perf_counter()
-    for view, second in batches(count):
-        assert view.shape == second.shape and view.dtype == second.dtype
-        images += len(view)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    took_s = time.perf_counter() - start_s
-    shape = "x".join(map(str, view.shape))
-    return Pass(images / took_s, took_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")
+        """Take a turn: load some batches and measure the time."""
+        images, view = 0, torch.empty(0)
+        began_s = time.perf_counter()
+        for view, second in self._batches(self._count):
+            assert view.shape == second.shape and view.dtype == second.dtype
+            images += len(view)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        took_s = time.perf_counter() - began_s
+        shape = "x".join(map(str, view.shape))
+        return Pass(images / took_s, took_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")

@@ -65,22 +65,11 @@ _SMALL = AugmentationConfig(
         "view2": ViewsConfig(crop_scale=(0.2, 1.0), blur_p=0.0, solarize_p=0.0),
     },
 )
+_RAW_32 = {"height": 32, "width": 32, "image_size": 32, "distinct": 1024, "copies": 48}
 SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario(name="256", height=256, width=341, quality=90),
-        Scenario(name="500x375", height=375, width=500, quality=96),
-        Scenario(
-            name="raw32",
-            height=32,
-            width=32,
-            image_size=32,
-            augmentation=_SMALL,
-            quality=None,
-            distinct=1024,
-            copies=48,
-        ),
-    )
+    "256": Scenario(name="256", height=256, width=341, quality=90),
+    "500x375": Scenario(name="500x375", height=375, width=500, quality=96),
+    "raw32": Scenario(name="raw32", quality=None, augmentation=_SMALL, **_RAW_32),
 }
 
 
@@ -101,7 +90,8 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     row, column = np.mgrid[:height, :width]
     for _ in range(12):
         down, along = row - rng.uniform(0, height), column - rng.uniform(0, width)
-        cosine, sine = np.cos(turn := rng.uniform(0, np.pi)), np.sin(turn)
+        turn = rng.uniform(0, np.pi)
+        cosine, sine = np.cos(turn), np.sin(turn)
         long, short = rng.uniform(0.03, 0.35, 2) * min(height, width)
         inside = ((along * cosine + down * sine) / long) ** 2 + ((down * cosine - along * sine) / short) ** 2 < 1
         image[inside] += rng.normal(0, 45, 3)
@@ -216,7 +206,7 @@ def chosen_images(scenarios: Sequence[str], data: str | None, overrides: Sequenc
     Args:
         scenarios: Names in `SCENARIOS`; empty for all, or for none if `data` is given.
         data: Name of a prepared data set's configuration, whose augmentation and folder are its own.
-        overrides: Of this configuration.
+        overrides: Settings of this configuration.
 
     Yields:
         The images, made.
@@ -230,8 +220,14 @@ def chosen_images(scenarios: Sequence[str], data: str | None, overrides: Sequenc
     chosen = []
     if data:
         cell, runtime = load_run([f"dataset={data}", *overrides])
-        own, augmentation = cell.dataset, cell.augmentation
-        chosen.append(Images(name=own.name, dataset=own, augmentation=augmentation, data_dir=Path(runtime.data_dir)))
+        chosen.append(
+            Images(
+                name=cell.dataset.name,
+                dataset=cell.dataset,
+                augmentation=cell.augmentation,
+                data_dir=Path(runtime.data_dir),
+            )
+        )
     with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
         for name in dict.fromkeys(scenarios) if scenarios or data else SCENARIOS:
             chosen.append(make_images(SCENARIOS[name], Path(folder)))

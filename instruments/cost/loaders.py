@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -134,6 +134,7 @@ def _measure_group(
     bar = tqdm(total=len(contestants) * (rounds + 1), desc=title, unit="turn", disable=None, leave=False)
 
     def turn(each: Contestant, what: Callable[[Opened], Pass] = Opened.next) -> Pass | None:
+        """Let a contestant do something, unless it has failed before."""
         bar.update()
         if each in notes:
             return None
@@ -144,36 +145,38 @@ def _measure_group(
             pools[each].close()
             return None
 
+    delivered: dict[Contestant, str] = {}
     with bar, ExitStack() as stack:
-        warm: dict[Contestant, Pass | None] = {}
         for each in contestants:
             if each.needs_ffcv and importlib.util.find_spec("ffcv") is None:
                 notes[each] = "left out: FFCV is not installed: pip install 'regbench[ffcv]'"
                 continue
             pool = Processes(1, Opened, each, part, task, seconds, threads=task.workers)
             pools[each] = stack.enter_context(pool)
-            if (done := turn(each, lambda opened: opened.warm)) and not sys.stderr.isatty():
-                log.info("%s: %s, %s, warm-up: %.0f images/s", title, each.name, each.interpolation, done.img_per_s)
-            warm[each] = done
+            warm = turn(each, lambda opened: opened.warm)
+            if warm is not None:
+                delivered[each] = warm.delivered
+                if not sys.stderr.isatty():
+                    log.info("%s: %s, %s, warm-up: %.0f images/s", title, each.name, each.interpolation, warm.img_per_s)
         passes = take_turns({each: partial(turn, each) for each in contestants}, rounds)
     rates = {each: [done.img_per_s for done in passes[each] if done] for each in contestants}
     base = next((rates[each] for each in contestants if each.name == BASELINE), [])
-    raw = bool((Beton(task.images.file).modes == RAW).all())
-    return [
-        LoaderSpeed(
+    rows = []
+    for each in contestants:
+        row = LoaderSpeed(
             images=task.images.name,
-            raw=raw,
+            raw=bool((Beton(task.images.file).modes == RAW).all()),
             part=part,
             device=task.device,
             contestant=each.name,
             interpolation=each.interpolation,
-            delivered=done.delivered if (done := warm.get(each)) else "",
-            img_per_s=[] if each in notes else rates[each],
-            ratio=[] if each in notes else ratios(rates[each], base),
+            delivered=delivered.get(each, ""),
             note=notes.get(each, ""),
         )
-        for each in contestants
-    ]
+        if each not in notes:
+            row = replace(row, img_per_s=rates[each], ratio=ratios(rates[each], base))
+        rows.append(row)
+    return rows
 
 
 COLUMNS: tuple[Column[LoaderSpeed], ...] = (
@@ -188,16 +191,21 @@ COLUMNS: tuple[Column[LoaderSpeed], ...] = (
 )
 
 
+_DELIVERED = {"crops": "decoded, cropped, flipped", "views": "whole chain, normalised"}
+
+
 def tables(rows: Sequence[LoaderSpeed]) -> str:
     """Set the rows for people: what is compared with what stands together."""
-    parts = []
-    for key in dict.fromkeys((row.images, row.part, row.device) for row in rows):
-        images, part, device = key
-        what = {"crops": "decoded, cropped, flipped", "views": "whole chain, normalised"}[part]
-        where = f"photometry of regbench on the {'GPU' if device == 'cuda' else 'CPU'}" if part == "views" else "CPU"
-        own = [row for row in rows if (row.images, row.part, row.device) == key]
-        parts.append(f"{images}: {what} ({where})\n\n{table(own, COLUMNS)}")
-    return "\n\n".join(parts)
+    groups: dict[tuple[str, str, str], list[LoaderSpeed]] = {}
+    for row in rows:
+        groups.setdefault((row.images, row.part, row.device), []).append(row)
+    texts = []
+    for (images, part, device), own in groups.items():
+        where = "CPU"
+        if part == "views":
+            where = f"photometry of regbench on the {'GPU' if device == 'cuda' else 'CPU'}"
+        texts.append(f"{images}: {_DELIVERED[part]} ({where})\n\n{table(own, COLUMNS)}")
+    return "\n\n".join(texts)
 
 
 LEGEND = """\

@@ -1,24 +1,23 @@
 """What the losses cost: time and memory of value and gradient, over forms, batch, dimension, views and ranks.
 
-All forms of a method at one (n, q), with each number of views, take turns in one process, and ratios are taken within a
-round: both sides see the same machine. The work is done by processes of their own, one for each rank. With several
-ranks the side of one rank is measured at the same load: every process computes the whole batch alone, at the same time.
-
-Time is that of `method.loss(z1, z2, engine=...)` and backward to z1 and z2; of several ranks it is the slowest one's.
+All forms of a method at one (n, q), with each number of views, take turns in processes of their own, one for each rank.
+Ratios are taken within a round, so both sides see the same machine. With several ranks the side of one rank is measured
+at the same load: every process computes the whole batch alone, at the same time.
 
 The GEMM floor is the time of the matrix products that a loss over all pairs needs at least. For each view these are
 half of a Gram matrix and one product for the gradient: with n <= q and h = ⌈n/2⌉, `torch.mm` of (h × q)(q × n) and of
-(n × n)(n × q), together about 3 n² q FLOP; with q < n the same with n and q exchanged, about 3 n q² FLOP. For P ranks
-it is that of the whole batch, divided by P.
+(n × n)(n × q), together about 3 n² q FLOP; with q < n the same with n and q exchanged. For P ranks it is that of the
+whole batch, divided by P.
 
-Extra memory is the highest sum of live allocations during loss and backward beyond what was there before, z1.grad and
-z2.grad not counted. On a CPU it is exact: the allocator's own events, in a pass that is not timed. On CUDA it is the
-allocator's peak, less what was allocated before and less the gradients.
+Extra memory is the highest sum of live allocations during loss and backward beyond what was there before, gradients not
+counted. On a CPU it is exact: the allocator's own events, in a pass that is not timed. On CUDA it is the allocator's
+peak.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -180,33 +179,28 @@ def cases(grid: Grid) -> list[LossCost]:
     """List the cases in the order of the table; what cannot be measured has its note already."""
     rows = []
     itemsize = getattr(torch, grid.dtype).itemsize
-    for name in grid.methods:
+    for name, n, q in itertools.product(grid.methods, grid.n, grid.q):
         method = methods.build(name)
-        for n in grid.n:
-            for q in grid.q:
-                auto = method.form_at("auto", n, q)
-                forms = dict.fromkeys(auto if form == "auto" else form for form in grid.forms or method.forms)
-                rows += [
-                    LossCost(
-                        method=name,
-                        form=form,
-                        auto=form == auto,
-                        n=n,
-                        q=q,
-                        views=views,
-                        ranks=ranks,
-                        embedding_bytes=views * n * q * itemsize,
-                    )
-                    for ranks in grid.ranks
-                    for form in forms
-                    for views in grid.views
-                ]
-    return [replace(row, note=_impossible(row, grid)) for row in rows]
+        auto = method.form_at("auto", n, q)
+        forms = dict.fromkeys(auto if form == "auto" else form for form in grid.forms or method.forms)
+        for ranks, form, views in itertools.product(grid.ranks, forms, grid.views):
+            row = LossCost(
+                method=name,
+                form=form,
+                auto=form == auto,
+                n=n,
+                q=q,
+                views=views,
+                ranks=ranks,
+                embedding_bytes=views * n * q * itemsize,
+                note="" if form in method.forms else f"has no {form} form",
+            )
+            rows.append(replace(row, note=row.note or _impossible(row, grid)))
+    return rows
 
 
 def _impossible(row: LossCost, grid: Grid) -> str:
-    if row.form not in methods.build(row.method).forms:
-        return f"has no {row.form} form"
+    """Say why so many ranks cannot share the batch, or nothing."""
     if row.n < row.ranks:
         return "fewer embeddings than ranks"
     if grid.device == "cuda" and row.ranks > torch.cuda.device_count():
@@ -223,6 +217,7 @@ class _Session:
         self._predictions: dict[tuple[str, Variant, int, int], Prediction | None] = {}
 
     def run(self, rows: list[LossCost]) -> list[LossCost]:
+        """Measure what has no note, a method at one size at a time, the cheapest first."""
         groups: dict[tuple[str, int, int, int], list[int]] = {}
         for i, row in enumerate(rows):
             if not row.note:
@@ -230,13 +225,13 @@ class _Session:
         total = sum(len(group) for group in groups.values())
         # tqdm is silent where the standard error is no terminal.
         with tqdm(total=total, desc="predicting", unit="case", disable=None, leave=False) as bar:
-            costs = {key: sum(self._seconds(rows[i]) for i in group) for key, group in groups.items()}
-            for key in sorted(costs, key=lambda key: costs[key]):
+            seconds = {key: sum(self._seconds(rows[i]) for i in group) for key, group in groups.items()}
+            for key in sorted(groups, key=seconds.__getitem__):
                 bar.set_description("{} n={} q={} ranks={}".format(*key))
-                group = groups[key]
-                for i, row in zip(group, self._measure([rows[i] for i in group]), strict=True):
+                measured = self._measure([rows[i] for i in groups[key]])
+                for i, row in zip(groups[key], measured, strict=True):
                     rows[i] = row
-                bar.update(len(group))
+                bar.update(len(measured))
         return rows
 
     def _case(self, row: LossCost) -> Case:
@@ -247,8 +242,8 @@ class _Session:
         key = (row.method, row.variant, row.n, row.q)
         if key not in self._predictions:
             try:
-                case, limit = self._case(row), self._grid.limit_bytes
-                (self._predictions[key],) = self._pools[1].ask(predict, case, row.variant, limit)
+                limit = self._grid.limit_bytes
+                (self._predictions[key],) = self._pools[1].ask(predict, self._case(row), row.variant, limit)
             except WorkFailed:
                 # A method may have reasons to refuse a probe's small sizes: unknown, so it is tried.
                 self._predictions[key] = None
@@ -259,24 +254,27 @@ class _Session:
         prediction = self._predict(row)
         if prediction is None:
             return 0.0
-        crowd = 1.0
+        # Two more: the pass for the memory, and the warm-up.
+        seconds = prediction.seconds * (self._grid.repeats + 2 if self._grid.repeats else 1)
+        if row.ranks > 1:  # shared and alone
+            seconds *= 2
         if self._grid.device == "cpu":
-            crowd = max(1.0, row.ranks * self._grid.threads / len(os.sched_getaffinity(0)))
-        # Two more: the pass for the memory, and the warm-up. With several ranks shared and alone.
-        rounds = self._grid.repeats + 2 if self._grid.repeats else 1
-        return prediction.seconds * rounds * crowd * (1 if row.ranks == 1 else 2)
+            seconds *= max(1.0, row.ranks * self._grid.threads / len(os.sched_getaffinity(0)))
+        return seconds
 
     def _over(self, row: LossCost, planned_s: float) -> str:
         """Say why a case is left out, or nothing."""
         prediction, limit = self._predict(row), self._grid.limit_bytes
         if prediction is None:
             return ""
-        needed = (prediction.bytes + 3 * row.embedding_bytes) * (row.ranks if self._grid.device == "cpu" else 1)
+        needed = prediction.bytes + 3 * row.embedding_bytes
+        if self._grid.device == "cpu":
+            needed *= row.ranks
         if needed > limit:
             return f"left out: about {_size(needed)} of memory, over the limit of {_size(limit)}"
-        seconds = self._seconds(row)
-        if time.perf_counter() - self._start_s + planned_s + seconds > self._grid.budget_s:
-            return f"left out: about {seconds:.2g} s, over what is left of the budget of {self._grid.budget_s:g} s"
+        seconds, budget_s = self._seconds(row), self._grid.budget_s
+        if time.perf_counter() - self._start_s + planned_s + seconds > budget_s:
+            return f"left out: about {seconds:.2g} s, over what is left of the budget of {budget_s:g} s"
         return ""
 
     def _measure(self, rows: Sequence[LossCost]) -> list[LossCost]:
@@ -284,11 +282,10 @@ class _Session:
         notes: dict[Variant, str] = {}
         planned_s = 0.0
         for row in sorted(rows, key=self._seconds):
-            if note := self._over(row, planned_s):
-                notes[row.variant] = note
-            else:
+            notes[row.variant] = self._over(row, planned_s)
+            if not notes[row.variant]:
                 planned_s += self._seconds(row)
-        variants = [row.variant for row in rows if row.variant not in notes]
+        variants = [row.variant for row in rows if not notes[row.variant]]
         result = Measured()
         if variants:
             try:
@@ -297,12 +294,15 @@ class _Session:
                 failed = result.failed
             except WorkFailed as error:
                 failed = dict.fromkeys(variants, str(error))
-            notes |= {variant: f"failed: {line}" for variant, line in failed.items()}
-        return [replace(row, note=notes[row.variant]) if row.variant in notes else _filled(row, result) for row in rows]
+            for variant, line in failed.items():
+                notes[variant] = f"failed: {line}"
+        return [_filled(replace(row, note=notes[row.variant]), result) for row in rows]
 
 
 def _filled(row: LossCost, result: Measured) -> LossCost:
-    """Enter what was measured."""
+    """Enter what was measured, unless a note says why it was not."""
+    if row.note:
+        return row
     row = replace(row, extra_bytes=result.extra_bytes[row.variant])
     times_ms = result.shared_ms.get(row.variant)
     if not times_ms:
@@ -338,7 +338,7 @@ COLUMNS: tuple[Column[LossCost], ...] = (
     Column("views", lambda row: str(row.views)),
     Column("ranks", lambda row: str(row.ranks)),
     Column("median ms", lambda row: number(row.median_ms)),
-    Column("min–max", lambda row: span([ms for ms in (row.low_ms, row.high_ms) if ms is not None])),
+    Column("min–max", lambda row: span(None if row.low_ms is None else (row.low_ms, row.high_ms or 0.0))),
     Column("vs textbook", lambda row: number(row.vs_textbook)),
     Column("vs 1 rank", lambda row: number(row.vs_one_rank)),
     Column("vs 2 views", lambda row: number(row.vs_two_views)),

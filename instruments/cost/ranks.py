@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -89,8 +89,10 @@ class Case:
         """Draw those of each view, the same each time."""
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(self.n, self.q, generator=generator)
-        others = (0.5 * torch.randn(self.n, self.q, generator=generator) for _ in range(views - 1))
-        return [z_NQ.to(device, getattr(torch, self.dtype)) for z_NQ in (first_NQ, *(first_NQ + z for z in others))]
+        drawn = [first_NQ]
+        for _ in range(views - 1):
+            drawn.append(first_NQ + 0.5 * torch.randn(self.n, self.q, generator=generator))
+        return [z_NQ.to(device, getattr(torch, self.dtype)) for z_NQ in drawn]
 
 
 class Variant(NamedTuple):
@@ -152,16 +154,16 @@ def predict(here: Rank, case: Case, variant: Variant, memory_limit_bytes: int) -
     are within the limit is not probed for memory: the answer is 0 bytes.
     """
     regularizer, n, q = methods.build(case.method), case.n, case.q
-    scale = 1
-    while (n // scale) * (q // scale) * (max(n, q) // scale) > _PROBE_WORK and min(n, q) // scale >= 16:
-        scale *= 2
+    divisor = 1
+    while (n // divisor) * (q // divisor) * (max(n, q) // divisor) > _PROBE_WORK and min(n, q) // divisor >= 16:
+        divisor *= 2
 
     def probe(divisor: int) -> tuple[Run, float]:
-        small = Case(method=case.method, n=max(2, n // divisor), q=max(1, q // divisor), dtype=case.dtype)
+        small = replace(case, n=max(2, n // divisor), q=max(1, q // divisor))
         views = small.embeddings(here.device, variant.views)
         return value_and_gradient(regularizer, views, Engine(form=variant.form)), max(n / small.n, q / small.q)
 
-    run, ratio = probe(scale)
+    run, ratio = probe(divisor)
     run()
     seconds = min(_milliseconds(here, run, 1) for _ in range(2)) / 1e3 * ratio**3
     if 32 * max(n, q) ** 2 * 4 <= memory_limit_bytes:
@@ -169,7 +171,7 @@ def predict(here: Rank, case: Case, variant: Variant, memory_limit_bytes: int) -
     measured = peak_extra_bytes(run, here.device)
     exponent = 2.0
     if ratio > 1 and measured * ratio**2 > memory_limit_bytes:
-        smaller, smaller_ratio = probe(2 * scale)
+        smaller, smaller_ratio = probe(2 * divisor)
         growth = measured / max(1, peak_extra_bytes(smaller, here.device))
         exponent = min(2.0, max(0.0, math.log(growth, smaller_ratio / ratio)))
     return Prediction(seconds, int(measured * ratio**exponent))
@@ -210,7 +212,7 @@ def measure_variants(here: Rank, case: Case, variants: Sequence[Variant], repeat
     Args:
         here: This process.
         case: The method and the size.
-        variants: Of the method.
+        variants: Forms and numbers of views.
         repeats: Rounds; 0 for memory only.
     """
     regularizer = methods.build(case.method)
@@ -237,11 +239,10 @@ def measure_variants(here: Rank, case: Case, variants: Sequence[Variant], repeat
     calls["floor", None] = gemm_floor(whole[:2])
     warm_ms = here.largest([_milliseconds(here, run, 1) for run in calls.values()])
     round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
-    numbers = [max(1, min(50, int(round_ms / max(ms, 1e-3)))) for ms in warm_ms]
-    turns = {
-        key: partial(_milliseconds, here, run, number)
-        for (key, run), number in zip(calls.items(), numbers, strict=True)
-    }
+    turns = {}
+    for (key, run), ms in zip(calls.items(), warm_ms, strict=True):
+        times = max(1, min(50, int(round_ms / max(ms, 1e-3))))
+        turns[key] = partial(_milliseconds, here, run, times)
     for (kind, timed), own_ms in take_turns(turns, repeats).items():
         slowest_ms = here.largest(own_ms)
         if timed is None:

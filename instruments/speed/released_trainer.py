@@ -1,4 +1,4 @@
-"""Trains as the authors of SFRIK released it, and by regbench: python instruments/speed/released_trainer.py [IMAGES].
+"""Trains as the authors of SFRIK released it, and by regbench: `python instruments/speed/released_trainer.py [IMAGES]`.
 
 A ResNet-18 at 64 px on JPEG files of 341 x 256 px, with loading, on a CPU. The other side is written in the manner of
 the released trainer (github.com/valeoai/sfrik): torchvision's transforms on Pillow images in worker processes, each
@@ -8,13 +8,12 @@ for CUDA alone, so it computes in float32. What only serves several GPUs is left
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,20 +23,9 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
-from torchvision.transforms import (
-    ColorJitter,
-    Compose,
-    InterpolationMode,
-    Lambda,
-    Normalize,
-    RandomApply,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ToTensor,
-)
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
@@ -49,42 +37,47 @@ ROUNDS, BATCH, SIDE_PX, Q = 3, 64, 64, 2048
 WEIGHT_OF_ALIGNMENT, WEIGHTS = 4000.0, (1.0, 40.0, 40.0)
 
 
-def _blur(image: Image.Image) -> Image.Image:
+def blur(image: Image.Image) -> Image.Image:
+    """Blur by a random amount."""
     return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
 
 
-def _view(blur_p: float, solarize_p: float) -> Compose:
-    """Make one of the two chains, which are VICReg's."""
-    return Compose(
-        [
-            RandomResizedCrop(SIDE_PX, interpolation=InterpolationMode.BICUBIC),
-            RandomHorizontalFlip(),
-            RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
-            RandomGrayscale(0.2),
-            RandomApply([Lambda(_blur)], blur_p),
-            RandomApply([Lambda(ImageOps.solarize)], solarize_p),
-            ToTensor(),
-            Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
+class TwoViews:
+    """Makes two views of an image by VICReg's two chains."""
 
-
-class _TwoViews:
     def __init__(self) -> None:
-        self._first, self._second = _view(1.0, 0.0), _view(0.1, 0.2)
+        """Make the chains."""
+        self._first, self._second = self._chain(1.0, 0.0), self._chain(0.1, 0.2)
+
+    def _chain(self, blur_p: float, solarize_p: float) -> transforms.Compose:
+        bicubic = transforms.InterpolationMode.BICUBIC
+        steps = [
+            transforms.RandomResizedCrop(SIDE_PX, interpolation=bicubic),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+            transforms.RandomGrayscale(0.2),
+            transforms.RandomApply([transforms.Lambda(blur)], blur_p),
+            transforms.RandomApply([transforms.Lambda(ImageOps.solarize)], solarize_p),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+        return transforms.Compose(steps)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Make both."""
         return self._first(image), self._second(image)
 
 
-class _Lars(torch.optim.Optimizer):
+class PlainLars(torch.optim.Optimizer):
     """LARS without adaptation or decay of biases and normalizations, one parameter after the other."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        """Optimize with momentum 0.9."""
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change each parameter."""
         for group in self.param_groups:
             for weight in group["params"]:
                 change = weight.grad
@@ -99,25 +92,28 @@ class _Lars(torch.optim.Optimizer):
                 weight.add_(momentum, alpha=-group["lr"])
 
 
-def _uniformity(z_NQ: Tensor) -> Tensor:
+def uniformity(z_NQ: Tensor) -> Tensor:
     """Compute the mean over all pairs of the kernel of degrees 1 to 3."""
     q, t = z_NQ.shape[1], z_NQ @ z_NQ.T
     second, third = 1 / (q - 1), 3 / (q - 1)
-    degrees = (t, (1 + second) * t**2 - second, (1 + third) * t**3 - third * t)
-    weighted = [weight * degree for weight, degree in zip(WEIGHTS, degrees, strict=True)]
-    return (weighted[0] + weighted[1] + weighted[2]).mean()
+    first_degree, second_degree = t, (1 + second) * t**2 - second
+    third_degree = (1 + third) * t**3 - third * t
+    return (WEIGHTS[0] * first_degree + WEIGHTS[1] * second_degree + WEIGHTS[2] * third_degree).mean()
 
 
-class _Released:
+class ReleasedTrainer:
     """The other side: a network that goes on from epoch to epoch."""
 
     def __init__(self, folder: Path, workers: int) -> None:
+        """Make the network and the loader of a folder of images."""
         backbone = resnet18(zero_init_residual=True)
         width, backbone.fc = backbone.fc.in_features, nn.Identity()
-        hidden = [[nn.Linear(i, Q), nn.BatchNorm1d(Q), nn.ReLU(True)] for i in (width, Q)]
-        self._network = nn.Sequential(backbone, *itertools.chain(*hidden), nn.Linear(Q, Q, bias=False))
-        self._optimizer = _Lars(self._network.parameters(), lr=0.01)
-        images = ImageFolder(str(folder), _TwoViews())
+        layers: list[nn.Module] = [backbone]
+        for inputs in (width, Q):
+            layers += [nn.Linear(inputs, Q), nn.BatchNorm1d(Q), nn.ReLU(True)]
+        self._network = nn.Sequential(*layers, nn.Linear(Q, Q, bias=False))
+        self._optimizer = PlainLars(self._network.parameters(), lr=0.01)
+        images = ImageFolder(str(folder), TwoViews())
         self._loader = DataLoader(images, BATCH, shuffle=True, num_workers=workers, drop_last=True)
 
     def epoch_s(self) -> float:
@@ -127,26 +123,26 @@ class _Released:
             self._optimizer.zero_grad()
             x, y = (nn.functional.normalize(self._network(view)) for view in views)
             alignment = nn.functional.mse_loss(x, y)
-            loss = WEIGHT_OF_ALIGNMENT * alignment + (_uniformity(x) + _uniformity(y)) / 2
+            loss = WEIGHT_OF_ALIGNMENT * alignment + (uniformity(x) + uniformity(y)) / 2
             loss.backward()
             self._optimizer.step()
             loss.item()
         return time.perf_counter() - began_s
 
 
-def _ours_s(images: Images, runs: Path, precision: str, numbers: Iterator[int]) -> float:
+def regbench_epoch_s(images: Images, precision: str) -> float:
     """Train two epochs by regbench, and return the seconds of the second."""
     settings = [
         *images.overrides,
         *("augmentation=imagenet", "network=resnet18", f"embedding_dim={Q}", f"batch_size={BATCH}"),
         *("method=sfrik_l3", f"precision={precision}", "epochs=2", "optimizer.base_lr=0.01"),
-        *("optimizer.warmup_epochs=0", "evaluation.protocols=[]"),
-        *("runtime.device=cpu", f"runtime.runs_dir={runs / str(next(numbers))}"),
+        *("optimizer.warmup_epochs=0", "evaluation.protocols=[]", "runtime.device=cpu"),
     ]
-    cell, runtime = load_run(settings)
-    record = run_cell(cell, runtime, "speed")
-    assert record is not None
-    return float(record.history[-1]["epoch_s"])
+    with tempfile.TemporaryDirectory() as runs:
+        cell, runtime = load_run([*settings, f"runtime.runs_dir={runs}"])
+        record = run_cell(cell, runtime, "speed")
+        assert record is not None
+        return float(record.history[-1]["epoch_s"])
 
 
 def main() -> None:
@@ -154,18 +150,16 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 512
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
-    form = SCENARIOS["256"]
-    scenario = replace(form, name="jpegs", image_size=SIDE_PX, distinct=count, copies=1)
+    scenario = replace(SCENARIOS["256"], name="jpegs", image_size=SIDE_PX, distinct=count, copies=1)
     with tempfile.TemporaryDirectory() as name:
         images = make_images(scenario, Path(name))
         files, stored = Path(name) / "files" / "made", Beton(images.file)
         files.mkdir(parents=True)
         for i in range(count):
             (files / f"{i}.jpg").write_bytes(stored.stored_bytes(i).tobytes())
-        released, numbers = _Released(files.parent, cores), itertools.count()
-        turns: dict[str, Callable[[], float]] = {"as released": released.epoch_s}
+        turns: dict[str, Callable[[], float]] = {"as released": ReleasedTrainer(files.parent, cores).epoch_s}
         for precision in ("fp32", "bf16"):
-            turns[f"regbench, {precision}"] = partial(_ours_s, images, Path(name), precision, numbers)
+            turns[f"regbench, {precision}"] = partial(regbench_epoch_s, images, precision)
         take_turns(turns, 1)  # warms up
         found = take_turns(turns, ROUNDS)
         print(Machine.here("cpu", ("torch", "torchvision", "pillow"), rounds=ROUNDS, threads=cores))

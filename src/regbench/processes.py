@@ -109,10 +109,9 @@ class Worker:
     @staticmethod
     def wait(workers: Collection[Worker], timeout_s: float) -> None:
         """Wait until the job of one of these workers ends, not longer than `timeout_s`."""
-        busy = {worker._ended: worker for worker in workers if worker.busy}
-        for ended in wait(list(busy), timeout_s):
-            busy[ended].busy = False  # type: ignore[index]
-            ended.close()  # type: ignore[union-attr]
+        worker_of: dict[Any, Worker] = {worker._ended: worker for worker in workers if worker.busy}
+        for ended in wait(list(worker_of), timeout_s):
+            worker_of[ended].busy = False
 
 
 def _run_job(alive: Connection, folder: Path, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -166,7 +165,7 @@ class Processes:
             threads: Threads of each process.
         """
         self._world, self._threads = world, threads
-        self._setup = (setup, arguments, {})
+        self._setup: tuple[Any, ...] = (setup, arguments, {})
         self._running: list[tuple[Any, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -227,10 +226,11 @@ class Processes:
         rank_of: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(self._running)}
         answers: dict[int, Any] = {}
         while rank_of:
-            for connection in wait(list(rank_of)):
+            ready: list[Any] = wait(list(rank_of))
+            for connection in ready:
                 rank = rank_of.pop(connection)
                 try:
-                    succeeded, answer = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                    succeeded, answer = pickle.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     succeeded, answer = False, None
                 if not succeeded:

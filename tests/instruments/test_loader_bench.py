@@ -115,25 +115,6 @@ def test_it_delivers_two_different_views(
     assert not torch.equal(first[0], first[1])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
-def test_a_decode_per_view_makes_the_same_crops(jpegs: Images) -> None:
-    task = task_of(jpegs)
-    once, per_view = (
-        [
-            (one.clone(), two.clone())
-            for one, two in next(c for c in CONTESTANTS if (c.name, c.interpolation) == (name, "area")).make(
-                task, "crops", "area"
-            )(2)
-        ]
-        for name in ("regbench", "regbench, a decode per view")
-    )
-    assert len(once) == len(per_view) == 2
-    for pair, other in zip(once, per_view, strict=True):
-        assert torch.equal(pair[0], other[0])
-        assert torch.equal(pair[1], other[1])
-
-
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
