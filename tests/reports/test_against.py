@@ -83,6 +83,15 @@ def test_rows_that_came_went_and_changed(runs: Path, record: Make) -> None:
     assert rows["SimCLR"]["seeds"] == "– → 1"
 
 
+def test_a_row_that_may_belong_to_any_of_several_is_new(runs: Path, record: Make) -> None:
+    for q in (256, 512):
+        record("VICReg", sweep="old", cell={"embedding_dim": q})
+    record("VICReg", sweep="new", cell={"embedding_dim": 1024})
+    found = changes(task(runs / "new"), [task(runs / "old")])
+    assert found is not None
+    assert [(change.now is None, change.before is None) for change in found] == [(False, True), *[(True, False)] * 2]
+
+
 def test_what_the_test_split_chose_is_compared_with_its_like(runs: Path, record: Make) -> None:
     for split in ("tuning", "test"):
         record(sweep=split, choice={"hyperparameters": {"selected_on": split}})

@@ -227,6 +227,16 @@ def test_tunings_of_two_lengths_are_no_steps_of_a_search(tmp_path: Path) -> None
     assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "2")}
 
 
+def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "lab-a.zip")
+    brief = parts.shorten(next(record for record in parts.final if record["method"] == "vicreg"))
+    brief |= {"sweep": "brief", "choice": {"hyperparameters": GIVEN}}
+    parts.write(tmp_path / "both.zip")
+    (page,) = pages(tmp_path, "tasks")
+    found = Counter((row["method"], row["epochs"]) for row in tables_in(page)["Leaderboard"])
+    assert found == {("AUH", "2"): 1, ("VICReg", "2"): 1, ("VICReg", "1"): 1}
+
+
 def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
     bundles: Path, tmp_path: Path
 ) -> None:
@@ -289,6 +299,17 @@ def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 2, bundles: 1, tasks: 2;" in done.output
     assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
+
+
+def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None:
+    """A name of a file has 255 letters at most."""
+    parts = Parts(bundles / "other" / "lab-b.zip")
+    (record,) = parts.records
+    record["cell"]["dataset"]["name"] = "plants" * 50
+    parts.settle(record)
+    parts.write(tmp_path / "plants.zip")
+    (page,) = pages(tmp_path, "tasks")
+    assert "plants" * 50 in page.read_text()
 
 
 def test_a_cost_whose_square_is_no_number_is_refused(bundles: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from regbench import RegbenchError
 from regbench.reports.find.records import load_records, read_records
 from regbench.reports.rows.grouping import summarize
-from tests.reports.conftest import backbone, later, resign, score
+from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score
 
 Make = Callable[..., Path]
 
@@ -116,6 +116,13 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0]
 
 
+def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(runs: Path, record: Make) -> None:
+    chosen = {"selected_on": "test"}
+    later(record(choice={"hyperparameters": chosen}), score("voc07_map", 80.0), choice={"voc07_rate": chosen})
+    found = read_records(runs)
+    assert (found.records[0].score("voc07_map", "test"), found.skipped) == (80.0, ())
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -131,6 +138,18 @@ def test_an_evaluation_that_does_not_fit_is_set_aside(
     assert found.records[0].score("voc07_map", "test") is None
     assert [s.path for s in found.skipped] == [path]
     assert reason in found.skipped[0].reason
+
+
+def test_copies_deeper_down_are_no_runs(runs: Path, record: Make) -> None:
+    sweep = record().parent.parent
+    shutil.copytree(sweep, runs / "kept" / sweep.name)
+    found = read_records(runs)
+    assert (len(found.records), found.skipped) == (1, ())
+
+
+def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(runs: Path, record: Make) -> None:
+    record(choice={"hyperparameters": GIVEN, "probe_learning_rate": {**RATE, "selected_on": "test"}})
+    assert set(load_records(runs)["selected_on"]) == {"test"}
 
 
 def test_the_history(runs: Path, record: Make) -> None:
