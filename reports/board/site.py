@@ -232,7 +232,8 @@ class _Pages:
                 first += place == 0
                 cells += len(row.records)
                 reference = row.first.regularizer.get("reference", reference)
-            entries = (Linked(label, address=page), reference, str(len(tasks)), str(first), f"{cells:,}")
+            entries: list[Entry | str] = [Linked(label, address=page), reference]
+            entries += [str(len(tasks)), str(first), f"{cells:,}"]
             lines.append(dict(zip(heads, entries, strict=True)))
         note = "First in: in how many tasks one of its rows has the highest mean."
         return simple_table("methods", "Methods", heads, lines, note)
