@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +30,6 @@ OF_EMBEDDINGS = ("effective_rank", "alignment")
 """Of the last epoch, what the site shows."""
 
 Key = tuple[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BundledRecord(Record):
-    """A record whose history is not beside it.
-
-    Attributes:
-        ends: The numbers `OF_EMBEDDINGS` of the last epoch.
-    """
-
-    ends: dict[str, float] = field(default_factory=dict)
-
-    @functools.cached_property
-    def at_end(self) -> dict[str, float]:
-        """The numbers `OF_EMBEDDINGS` of the last epoch."""
-        return self.ends
 
 
 @dataclass(frozen=True)
@@ -105,18 +88,23 @@ def gather(folder: Path) -> Gathered:
     Raises:
         RegbenchError: If there is none that can be taken.
     """
-    paths = sorted(path for path in folder.rglob("*.zip") if path.is_file())
-    large = sum(path.stat().st_size for path in paths) > _LARGE_BYTES and len(paths) > 1
+    paths = sorted(filter(Path.is_file, folder.rglob("*.zip")))
+    names, size_bytes = [], 0
+    for path in paths:
+        names.append(str(path.relative_to(folder).with_suffix("")))
+        size_bytes += path.stat().st_size
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterable[Submission | tuple[str, str]]] = map
-        if large:
+        if size_bytes > _LARGE_BYTES and len(paths) > 1:
             spawn = multiprocessing.get_context("spawn")  # this process may have threads
             run = stack.enter_context(ProcessPoolExecutor(mp_context=spawn)).map
-        read = run(_read, paths, [str(path.relative_to(folder).with_suffix("")) for path in paths])
-        shown = tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=not sys.stderr.isatty())
-        taken = list(shown)
-    submissions = [one for one in taken if isinstance(one, Submission)]
-    refused = [one for one in taken if not isinstance(one, Submission)]
+        submissions, refused = [], []
+        read = run(_read, paths, names)
+        for one in tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=not sys.stderr.isatty()):
+            if isinstance(one, Submission):
+                submissions.append(one)
+            else:
+                refused.append(one)
     if not submissions:
         why = f"; the first of {len(refused)} was refused: {refused[0][1]}" if refused else ""
         raise RegbenchError(f"no bundle in {folder}{why}; make one with `regbench submit`")
@@ -142,7 +130,7 @@ def _short(bundle: Bundle) -> frozenset[str]:
     lengths: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     for choice in bundle.choices.values():
         for entry in choice.choices:
-            settings = (entry.setting.get(key) for key in ("dataset", "backbone", "embedding_dim", "batch_size"))
+            settings = map(entry.setting.get, ("dataset", "backbone", "embedding_dim", "batch_size"))
             lengths[entry.label, *settings].add(entry.setting.get("epochs", 0))
     found = []
     for record in bundle.records:
@@ -154,27 +142,31 @@ def _short(bundle: Bundle) -> frozenset[str]:
     return frozenset(found)
 
 
-def _slim(bundle: Bundle) -> tuple[BundledRecord, ...]:
+def _slim(bundle: Bundle) -> tuple[Record, ...]:
     """Let records share what is the same in all: of a hundred thousand, each would keep some 40 kB of its own."""
     shared: dict[bytes, Any] = {}
 
     def share(value: Any) -> Any:
         return shared.setdefault(orjson.dumps(value), value) if isinstance(value, dict | list) else value
 
-    def slim(record: Record) -> BundledRecord:
-        ends = finite_numbers(bundle.last_epoch(record))
-        fields = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
-        fields |= {
-            "cell": {key: share(value) for key, value in record.cell.items()},
-            "environment": share(record.environment),
-            "regularizer": share(record.regularizer),
-            "choice": {what: share(entry) for what, entry in record.choice.items()},
-            "metrics": None,  # the history is not here
-            "ends": {name: ends[name] for name in OF_EMBEDDINGS if name in ends},
-        }
-        return BundledRecord(**fields)
+    def share_values(group: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(group, map(share, group.values()), strict=True))
 
-    return tuple(map(slim, bundle.records))
+    records = []
+    for record in bundle.records:
+        slim = dataclasses.replace(
+            record,
+            cell=share_values(record.cell),
+            environment=share(record.environment),
+            regularizer=share(record.regularizer),
+            choice=share_values(record.choice),
+            metrics=None,
+        )
+        ends = finite_numbers(bundle.last_epoch(record))
+        # The history lies in no file beside the record, so what a record reads of it is put there.
+        vars(slim)["at_end"] = {name: ends[name] for name in OF_EMBEDDINGS if name in ends}
+        records.append(slim)
+    return tuple(records)
 
 
 def _by_cell(submissions: list[Submission]) -> dict[Key, tuple[Version, ...]]:
@@ -182,12 +174,19 @@ def _by_cell(submissions: list[Submission]) -> dict[Key, tuple[Version, ...]]:
     for submission in submissions:
         for record in submission.records:
             of_cell = runs.setdefault(key_of(record), {})
-            known = of_cell.get(record.sha256)  # the same run may be in several bundles
-            names = (*known.bundles, submission.name) if known else (submission.name,)
-            most = record if known is None else max(known.record, record, key=lambda each: len(each.scores))
-            of_cell[record.sha256] = Version(most, names)  # later evaluations may be in one of them only
+            most = record
+            names: tuple[str, ...] = (submission.name,)
+            if (known := of_cell.get(record.sha256)) is not None:  # the same run may be in several bundles
+                names = (*known.bundles, submission.name)
+                # Later evaluations may be in one of them only.
+                most = max(known.record, record, key=lambda each: len(each.scores))
+            of_cell[record.sha256] = Version(most, names)
+    cells = {}
+    for key, versions in runs.items():
+        cells[key] = tuple(sorted(versions.values(), key=_order))
+    return cells
 
-    def order(version: Version) -> tuple[bool, str, str]:
-        return version.record.status == "tuned", version.record.finished, version.record.sha256
 
-    return {key: tuple(sorted(versions.values(), key=order)) for key, versions in runs.items()}
+def _order(version: Version) -> tuple[bool, str, str]:
+    """Sort runs of a cell: those with final scores first, then by when they were finished."""
+    return version.record.status == "tuned", version.record.finished, version.record.sha256

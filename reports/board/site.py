@@ -6,15 +6,15 @@ Each page stands alone, as a report does, so the site opens from a disk.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regbench.errors import RegbenchError
 from regbench.files import write_bytes
-from regbench.reports.board.gather import Gathered, gather, key_of
-from regbench.reports.board.tasks import Repeated, Slugs, repeated, tasks_of
+from regbench.reports.board.gather import Gathered, Key, gather, key_of
+from regbench.reports.board.tasks import Slugs, difference, tasks_of
 from regbench.reports.collecting import uncollected
 from regbench.reports.page.drawing import Style, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
@@ -23,7 +23,7 @@ from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.sensitivity import sensitivity, width_text
-from regbench.reports.tables.table import Column, Entry, Table, difference, spread
+from regbench.reports.tables.table import Entry, spread
 
 _SHOWN_REFUSED = 20
 _FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
@@ -90,15 +90,26 @@ class _Pages:
         self.found, self.tasks = found, tasks
         self.rows: dict[str, list[tuple[str, int]]] = {}
         """The slug and the place of each row of a method, by label."""
+        self.widths: dict[int, dict[str, Entry | str]] = {}
+        """How far the two main hyperparameters of a row may be off, by the row's `id` and the head of a column."""
+        self.differences: dict[Key, float] = {}
+        """How much the runs of a cell differ, where several labs ran it."""
         for slug, summary in tasks.items():
             for place, row in enumerate(summary.rows):
                 if not row.untrained:
                     self.rows.setdefault(row.label, []).append((slug, place))
-        slugs = Slugs()
-        self.methods = {label: f"methods/{slugs.of(label)}.html" for label in sorted(self.rows, key=str.casefold)}
+            for one in sensitivities(summary):
+                if one.role in _WIDTHS:
+                    self.widths.setdefault(id(one.row), {}).setdefault(_WIDTHS[one.role], width_text(one))
+            for key in map(key_of, all_records(summary)):
+                if (differs := difference(summary, found.cells[key])) is not None:
+                    self.differences[key] = differs
         self.style: dict[str, Style] = styles(self.rows)
-        self.widths = {slug: _widths(summary) for slug, summary in tasks.items()}
-        self.repeated = {slug: repeated(summary, found.cells) for slug, summary in tasks.items()}
+        self.methods: dict[str, str] = {}
+        """The page of each method, by label."""
+        slugs = Slugs()
+        for label in sorted(self.rows, key=str.casefold):
+            self.methods[label] = f"methods/{slugs.of(label)}.html"
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield the name and the content of every file; the start page is there only when all that it leads to is."""
@@ -112,8 +123,6 @@ class _Pages:
         tables = tables_of(summary)
         if (made := sensitivity(summary)) is not None:
             tables["sensitivity"], _ = made
-        if self.repeated[slug]:
-            tables["repeated"] = _repeated_table(self.repeated[slug])
         methods = methods_of([summary], self.style)
         for method in methods:
             method["page"] = f"../{self.methods[method['label']]}"
@@ -134,22 +143,23 @@ class _Pages:
         """Collect what the page tells of each run: that which tables show, then those of other labs."""
         told = []
         for record, cell in zip(all_records(summary), cells_of(summary, 1, self.style), strict=True):
-            first, *others = self.found.cells[key_of(record)]
-            told.append(cell | {"bundles": first.bundles})
+            key = key_of(record)
+            first, *others = self.found.cells[key]
+            told.append(cell | {"bundles": first.bundles, "differs": self.differences.get(key)})
             for other in others:
                 told.append(cell | about(other.record) | {"bundles": other.bundles, "again": True})
         return told
 
     def _method(self, label: str) -> str:
-        summaries = [self.tasks[slug] for slug in dict.fromkeys(slug for slug, _ in self.rows[label])]
-        cards = [card for card in methods_of(summaries, self.style) if card["label"] == label]
+        slug, _ = self.rows[label][0]
+        cards = methods_of([self.tasks[slug]], self.style)
         return render(
             "method.html",
             title=label,
             lead="A method, and how it does in every task.",
             footer=_FOOTER,
             pages=[("All tasks", "../index.html"), ("All methods", "../index.html#methods")],
-            methods=cards,
+            methods=[card for card in cards if card["label"] == label],
             results=self._results(label),
         )
 
@@ -165,20 +175,18 @@ class _Pages:
                 best = summary.best(name)
                 shown = Entry(spread(row.score(name), 2), place in best.rows, best.reason(place))
                 line[summary.scores[name].head] = shown
-            line["place"] = f"{place + 1} of {sum(not each.untrained for each in summary.rows)}"
+            line["place"] = f"{place + 1} of {len(summary.rows) - summary.rows[-1].untrained}"
             line["n"] = str(len(row.records))
             line["tuned among"] = str(summary.budget(row) or DASH)
             line |= _measured(row)
-            line |= self.widths[slug].get(id(row), {})
+            line |= self.widths.get(id(row), {})
             for head in line:
                 heads.setdefault(head, head not in ("task", "setting"))
             lines.append(line)
-        rows = [[line.get(head, DASH) for head in heads] for line in lines]
         note = "On the test split; mean ± standard deviation over n seeds. A task's name leads to the cells."
-        return simple_table("results", "Results", heads, rows, note)
+        return simple_table("results", "Results", heads, lines, note)
 
     def _index(self) -> str:
-        doubles = [one for found in self.repeated.values() for one in found]
         return render(
             "index.html",
             title="regbench: leaderboard",
@@ -189,53 +197,70 @@ class _Pages:
             tables=[self._task_table(), self._method_table(), self._bundle_table()],
             refused=self.found.refused[:_SHOWN_REFUSED],
             refused_in_all=len(self.found.refused),
-            repeated=len({key_of(one.first.record) for one in doubles}),
-            largest=max((abs(one.difference) for one in doubles), default=0.0),
+            repeated=len(self.differences),
+            largest=max(self.differences.values(), default=0.0),
         )
 
     def _task_table(self) -> dict[str, object]:
-        rows: list[list[Entry | str]] = []
+        heads = {"task": False, "cells": True, "methods": True, "best row": False, "its score": True, "score": False}
+        lines = []
         for slug, summary in self.tasks.items():
             records, head = all_records(summary), summary.headline
-            trained = [row for row in summary.rows if not row.untrained]
-            best, score = DASH, DASH
-            if trained and head:
-                best, score = trained[0].name, f"{spread(trained[0].score(head), 2)}"
-            newest = max(record.finished[:10] for record in records)
-            methods = len({row.label for row in trained})
-            title = summary.scores[head].head if head else DASH
-            link = Linked(summary.name, address=f"tasks/{slug}.html")
-            rows.append([link, f"{len(records):,}", str(methods), best, score, title, newest])
-        heads = {"task": False, "cells": True, "methods": True, "best row": False, "its score": True}
-        return simple_table("tasks", "Tasks", heads | {"score": False, "newest": False}, rows)
+            labels = {row.label for row in summary.rows if not row.untrained}
+            line: dict[str, Entry | str] = {
+                "task": Linked(summary.name, address=f"tasks/{slug}.html"),
+                "cells": f"{len(records):,}",
+                "methods": str(len(labels)),
+                "newest": max(record.finished[:10] for record in records),
+            }
+            # Rows are sorted by the score, the untrained network last.
+            if labels and head:
+                best = summary.rows[0]
+                line |= {"best row": best.name, "its score": spread(best.score(head), 2)}
+                line["score"] = summary.scores[head].head
+            lines.append(line)
+        return simple_table("tasks", "Tasks", heads | {"newest": False}, lines)
 
     def _method_table(self) -> dict[str, object]:
-        rows: list[list[Entry | str]] = []
+        heads = {"method": False, "published": False, "tasks": True, "first in": True, "cells in rows": True}
+        lines = []
         for label, page in self.methods.items():
-            first, cells, reference = 0, 0, ""
+            first, cells, tasks, reference = 0, 0, set(), ""
             for slug, place in self.rows[label]:
                 row = self.tasks[slug].rows[place]
+                tasks.add(slug)
                 first += place == 0
                 cells += len(row.records)
                 reference = row.first.regularizer.get("reference", reference)
-            tasks = len({slug for slug, _ in self.rows[label]})
-            rows.append([Linked(label, address=page), reference, str(tasks), str(first), f"{cells:,}"])
-        heads = {"method": False, "published": False, "tasks": True, "first in": True, "cells in rows": True}
+            entries: list[Entry | str] = [Linked(label, address=page), reference]
+            entries += [str(len(tasks)), str(first), f"{cells:,}"]
+            lines.append(dict(zip(heads, entries, strict=True)))
         note = "First in: in how many tasks one of its rows has the highest mean."
-        return simple_table("methods", "Methods", heads, rows, note)
+        return simple_table("methods", "Methods", heads, lines, note)
 
     def _bundle_table(self) -> dict[str, object]:
-        rows = []
+        heads = {"bundle": False, "cells": True, "sweeps": False, "hardware": False, "code": False, "finished": False}
+        lines = []
         for submission in self.found.submissions:
-            records = submission.records
-            days = sorted(record.finished[:10] for record in records if record.finished)
-            row = [submission.name, f"{len(records):,}", _some(record.sweep for record in records)]
-            for key in ("hardware", "git"):
-                row.append(_some(str(record.environment.get(key) or DASH) for record in records))
-            finished = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else DASH
-            rows.append([*row, finished, submission.sha256])
-        heads = {"bundle": False, "cells": True, "sweeps": False, "hardware": False, "code": False}
-        return simple_table("bundles", "Bundles", heads | {"finished": False, "sha256": False}, rows)
+            sweeps, hardware, code, days = set(), set(), set(), set()
+            for record in submission.records:
+                sweeps.add(record.sweep)
+                hardware.add(str(record.environment.get("hardware") or DASH))
+                code.add(str(record.environment.get("git") or DASH))
+                days.add(record.finished[:10])
+            days -= {""}
+            line: dict[str, Entry | str] = {
+                "bundle": submission.name,
+                "cells": f"{len(submission.records):,}",
+                "sweeps": _some(sweeps),
+                "hardware": _some(hardware),
+                "code": _some(code),
+                "sha256": submission.sha256,
+            }
+            if days:
+                line["finished"] = " to ".join(sorted({min(days), max(days)}))
+            lines.append(line)
+        return simple_table("bundles", "Bundles", heads | {"sha256": False}, lines)
 
 
 def _measured(row: Row) -> dict[str, Entry | str]:
@@ -248,31 +273,6 @@ def _measured(row: Row) -> dict[str, Entry | str]:
         if value := row.cost(name):
             found[head] = spread(value, decimals, divisor)
     return found
-
-
-def _widths(summary: Summary) -> dict[int, dict[str, str]]:
-    """Return how far the two main hyperparameters of each row may be off, by the row's `id` and the column's head."""
-    found: dict[int, dict[str, str]] = {}
-    for one in sensitivities(summary):
-        if one.role in _WIDTHS:
-            found.setdefault(id(one.row), {}).setdefault(_WIDTHS[one.role], width_text(one))
-    return found
-
-
-def _repeated_table(found: Sequence[Repeated]) -> Table:
-    heads = {"cell": False, "method": False, "seed": True, "score": False, "first in": False, "score there": True}
-    columns = [Column(*head) for head in (heads | {"also in": False, "score in it": True, "difference": True}).items()]
-    rows = []
-    for one in found:
-        record = one.first.record
-        texts = [record.label, str(record.seed), one.head, ", ".join(one.first.bundles), f"{one.values[0]:.2f}"]
-        texts += [", ".join(one.second.bundles), f"{one.values[1]:.2f}", difference(one.difference)]
-        rows.append([Linked(record.cell_id, address=f"#cell-{record.cell_id}"), *map(Entry, texts)])
-    note = (
-        "The same settings and the same seed, run in several places: what differs is the machine, the versions, or the "
-        "truth. On the same kind of CPU with the same versions the difference is 0."
-    )
-    return Table("repeated", "Cells that several labs ran", columns, rows, [note])
 
 
 def _some(texts: Iterable[str]) -> str:

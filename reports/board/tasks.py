@@ -1,38 +1,14 @@
-"""The tasks of a leaderboard, and the cells that several labs ran."""
+"""The tasks of a leaderboard, and how far runs of a cell differ."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.board.gather import Gathered, Key, Version, key_of
-from regbench.reports.page.page import all_records
+from regbench.reports.board.gather import Gathered, Version
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """A leading score of a cell that two labs ran.
-
-    Attributes:
-        first: The run that tables show.
-        second: The other one.
-        head: The score's title and unit.
-        values: The score of both.
-    """
-
-    first: Version
-    second: Version
-    head: str
-    values: tuple[float, float]
-
-    @property
-    def difference(self) -> float:
-        """The second value minus the first."""
-        return self.values[1] - self.values[0]
 
 
 class Slugs:
@@ -85,14 +61,12 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     return tasks
 
 
-def repeated(summary: Summary, cells: Mapping[Key, tuple[Version, ...]]) -> list[Repeated]:
-    """Find the leading scores of a task's cells that several labs ran."""
-    found = []
-    for record in all_records(summary):
-        first, *others = cells[key_of(record)]
-        for second in others:
-            for name in summary.leading:
-                one, other = first.record.score(name, "test"), second.record.score(name, "test")
-                if one is not None and other is not None:
-                    found.append(Repeated(first, second, summary.scores[name].head, (one, other)))
-    return found
+def difference(summary: Summary, versions: Sequence[Version]) -> float | None:
+    """Return the largest difference of a leading score between the runs of a cell; None where there is one run."""
+    largest = None
+    for name in summary.leading:
+        values = [version.record.score(name, "test") for version in versions]
+        known = [value for value in values if value is not None]
+        if len(known) > 1:
+            largest = max(largest or 0.0, max(known) - min(known))
+    return largest

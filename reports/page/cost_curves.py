@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from regbench.errors import RegbenchError
 from regbench.reports.page.drawing import (
     INK,
     PAPER_INK,
-    UNTRAINED,
     Drawing,
     Label,
     Marks,
@@ -36,7 +33,7 @@ FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
 _QUANTITIES = {"median_ms": ("time (ms)", 1.0), "extra_bytes": ("extra memory (MiB)", 2.0**20)}
 _NAMES = {"n": "batch n", "q": "embedding dimension q"}
 _TEXTS = {"method", "form", "auto", "hardware", "threads", "torch", "dtype"}
-_LEGEND_LINE_IN = 0.19
+_LOOKS = "solid: Gram form; dashed: covariance; dotted: textbook's"
 
 Line = Mapping[str, str]
 
@@ -66,8 +63,7 @@ def read_cost(path: Path) -> list[Line]:
 def cost_png(text: str) -> bytes | None:
     """Draw time and extra memory on logarithmic axes, for the fewest ranks and views; None if nothing was measured.
 
-    The axis is the batch where several were measured, else the embedding dimension; if both vary, there is a row of
-    panels for each dimension. A method has one colour and one marker, a form one style of line.
+    The axis is the batch where several were measured, else the embedding dimension; the other is the largest.
 
     Args:
         text: What `regbench cost` wrote as cost.csv.
@@ -76,25 +72,14 @@ def cost_png(text: str) -> bytes | None:
     if not lines:
         return None
     along, fixed = ("n", "q") if len(_sizes(lines, "n")) > 1 else ("q", "n")
-    levels = _sizes(lines, fixed)
+    level = _sizes(lines, fixed)[-1]
+    lines = _at(lines, fixed, level)
     style = styles(line["method"] for line in lines)
-    handles = []
-    for name, s in style.items():
-        handles.append(Line2D([], [], color=s.colour, marker=s.marker, ms=5, label=name))
-    measured_forms = {line["form"] for line in lines}
-    for form, dash in FORM_DASHES.items():
-        if form in measured_forms:
-            handles.append(Line2D([], [], color=UNTRAINED, ls=dash, label=form))
     with matplotlib_in(PAPER_INK):
-        height_in = max(2.7 * len(levels), _LEGEND_LINE_IN * (len(handles) + 1)) + 0.7
-        figure = Figure(figsize=(9.6, height_in), layout="constrained")
-        panels = figure.subplots(len(levels), len(_QUANTITIES), squeeze=False)
-        for row, level in zip(panels, levels, strict=True):
-            own = _at(lines, fixed, level)
-            for axes, key in zip(row, _QUANTITIES, strict=True):
-                _panel(axes, own, key, along, style, Marks())
-                axes.set_title(f"{fixed} = {level}", loc="left", fontsize=9)
-        figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=2.6)
+        figure, panels = figure_with_labels(len(_QUANTITIES), list(style), top_in=0.6)
+        for axes, key in zip(panels, _QUANTITIES, strict=True):
+            place_labels(axes, _panel(axes, lines, key, along, style, Marks()), marker=True)
+            axes.set_title(f"{fixed} = {level}; {_LOOKS}", loc="left", fontsize=8)
         figure.suptitle(f"Value and gradient: {cost_machine(lines)}", fontsize=9, x=0.01, ha="left")
         return to_png(figure)
 

@@ -46,6 +46,7 @@ _LONGEST = 120  # letters of a text in a figure
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
+_BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
 
 
 @dataclass(frozen=True)
@@ -138,23 +139,28 @@ def matplotlib_in(ink: str) -> AbstractContextManager[None]:
     )
 
 
-def figure_with_labels(panels: int, names: Sequence[str], labels: int | None = None) -> tuple[Figure, list[Axes]]:
+def figure_with_labels(
+    panels: int, names: Sequence[str], labels: int | None = None, top_in: float = 0.15
+) -> tuple[Figure, list[Axes]]:
     """Make panels side by side, each with a column for labels at the right, high enough for all of them.
 
     Args:
         panels: How many.
         names: The labels' texts; the longest decides the column's width.
         labels: How many labels a panel has, where it is not the number of names.
+        top_in: Room above the plots, in inches.
     """
     label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
-    height_in = max(3.1, _LABEL_GAP_IN * ((len(names) if labels is None else labels) + 1) + 0.7)
+    lines = len(names) if labels is None else labels
+    height_in = max(2.95, _LABEL_GAP_IN * (lines + 1) + 0.55) + top_in
     figure = Figure(figsize=(panels * width_in, height_in))
     figure.patch.set_alpha(0)
     axes = []
     for i in range(panels):
         left = (i * width_in + _MARGIN_IN) / (panels * width_in)
-        box = (left, 0.5 / height_in, _PLOT_WIDTH_IN / (panels * width_in), 1 - 0.65 / height_in)
+        width, height = _PLOT_WIDTH_IN / (panels * width_in), 1 - (_BELOW_IN + top_in) / height_in
+        box = (left, _BELOW_IN / height_in, width, height)
         ax = figure.add_axes(box)
         ax.patch.set_alpha(0)
         grid(ax)

@@ -1,4 +1,4 @@
-"""Line figures of a task: curves while training, spectra of kernels, what depends on a size, the profile over tasks."""
+"""Line figures of a task: curves while training, spectra of kernels, and what depends on a size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from regbench.reports.page.drawing import (
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
-from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 
 T = TypeVar("T")
@@ -158,31 +157,29 @@ def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
     """Draw the best rows' accuracy while training, by epoch and by time: mean over the seeds, band of a deviation."""
     drawings = []
     for name, score in curve_scores(summary).items():
-        longest_s, by_epoch, by_time = 0.0, [], []
+        found = {}
         for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
             points = curve(row, name)
-            if not points:
-                continue
-            last = points[-1]
-            longest_s = max(longest_s, last.train_s)
-            told = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
-            epochs, times = [], []
-            for point in _some(points):
-                value = point.value.mean, point.value.spread or 0.0
-                epochs.append((float(point.epoch), *value))
-                times.append((point.train_s, *value))
-            by_epoch.append(Curve(row.name, style[row.label], [place], told, epochs))
-            by_time.append(Curve(row.name, style[row.label], [place], told, times))
-        if not by_epoch:
+            if points:
+                found[place] = points
+        if not found:
             continue
-        unit = time_unit(longest_s)
-        by_time = [_in_unit(line, unit.divisor) for line in by_time]
-        title, head = f"{capital(score.title)} while training", f"{score.title}, {score.split} ({score.unit})"
-        time_head, of_each = f"training time ({unit.name})", "of each method by"
-        drawings += [
-            curves_drawing(f"{title}, by epoch", ("epoch", head), f"{of_each} epoch.", by_epoch, _epochs_axis),
-            curves_drawing(f"{title}, by time", (time_head, head), f"{of_each} {time_head}.", by_time, _from_zero),
-        ]
+        unit = time_unit(max(points[-1].train_s for points in found.values()))
+        head = f"{score.title}, {score.split} ({score.unit})"
+        for along, x_head, finish in (
+            ("epoch", "epoch", _epochs_axis),
+            ("time", f"training time ({unit.name})", _from_zero),
+        ):
+            curves = []
+            for place, points in found.items():
+                row, last, line = summary.rows[place], points[-1], []
+                for point in _some(points):
+                    x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
+                    line.append((x, point.value.mean, point.value.spread or 0.0))
+                told = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+                curves.append(Curve(row.name, style[row.label], [place], told, line))
+            title = f"{capital(score.title)} while training, by {along}"
+            drawings.append(curves_drawing(title, (x_head, head), f"of each method by {x_head}.", curves, finish))
     return drawings
 
 
@@ -277,36 +274,6 @@ def _size_curves(
         if len(points) > 1:
             curves.append(Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points))
     return curves
-
-
-def profile_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
-    """Draw in how many of the blocks each method is within so many percentage points of the best one there."""
-    curves = []
-    farthest = max(one.shortfalls[-1] for one in comparison.standings)
-    for one in comparison.standings:
-        reached = {0.0: 0.0}  # the share of the blocks by shortfall: of equal ones, that of the last
-        for count, shortfall in enumerate(one.shortfalls, start=1):
-            reached[shortfall] = 100 * count / comparison.blocks
-        share = reached.pop(0.0)
-        points = [(0.0, share, 0.0)]
-        for shortfall, percent in reached.items():
-            points += [(shortfall, points[-1][1], 0.0), (shortfall, percent, 0.0)]
-        points.append((farthest, points[-1][1], 0.0))
-        told = f"the best in {share:.0f} % of the blocks; at most {one.shortfalls[-1]:.2f} points below it"
-        curves.append(Curve(one.label, style[one.label], [], told, points))
-
-    def finish(axes: Axes) -> None:
-        axes.set_xlim(0, farthest or 1)
-        axes.set_ylim(-3, 103)
-
-    heads = ("percentage points below the best", "share of the blocks (%)")
-    about = "in which each method is within so many percentage points of the best."
-    return curves_drawing("Performance profile", heads, about, curves, finish)
-
-
-def _in_unit(line: Curve, divisor: float) -> Curve:
-    points = [(x / divisor, mean, spread) for x, mean, spread in line.points]
-    return Curve(line.name, line.style, line.rows, line.tooltip, points)
 
 
 def _some(points: list[T]) -> list[T]:

@@ -224,6 +224,7 @@ class Cells {
       { name: "training (s)", numeric: true, digits: 1, value: (cell) => cell.cost.train_s },
       { name: "git", value: (cell) => cell.environment.git },
       ...(this.cells.some((cell) => cell.bundles) ? [{ name: "bundles", value: (cell) => cell.bundles.join(", ") }] : []),
+      ...(this.cells.some((cell) => cell.differs != null) ? [{ name: "runs differ by", numeric: true, digits: 2, value: (cell) => cell.differs }] : []),
     ];
     this.box = h("input", { type: "search", placeholder: "Filter cells", "aria-label": "Filter the cells" });
     this.count = h("output");

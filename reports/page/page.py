@@ -7,7 +7,7 @@ thousand cells as elements would take a browser minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record
@@ -18,26 +18,24 @@ from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawing
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,
-    profile_drawing,
     size_drawings,
     spectrum_drawings,
     training_drawings,
 )
 from regbench.reports.page.sensitivity import sensitivity_drawings
-from regbench.reports.page.template import numbered, placed, render, safe_url
+from regbench.reports.page.template import numbered, placed, render
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
 from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = (
-    *("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity"),
-    "repeated",
-)
-_HYPERPARAMETERS_SHOWN = 4
+_PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
+
+# What a method's card says beside its formula.
+_SAID = {"Published with": "published", "Limitation": "limitation", "Time": "time", "Extra memory": "memory"}
 
 # What the page tells of a cell under the names of its record.
 _OF_RECORD = (
@@ -88,7 +86,7 @@ def render_page(
         paper=[placed(table) for table in paper],
         methods=methods_of(summaries, style),
         costs=_costs(costs),
-        together=None if together is None else _together(*together, style),
+        together=placed(together[1]) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
@@ -139,86 +137,97 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: M
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
     """Say what was run, as (name, text) pairs."""
-    records = summary.records
-    trained = [r for r in records if not r.untrained] or list(records)
-    started = min((r.started for r in records if r.started), default="")
-    finished = max((r.finished for r in records if r.finished), default="")
-    days = dict.fromkeys([started[:10], finished[:10]])
-    diverged = sum(r.status == "diverged" for r in records)
-
-    def of_cells(key: str) -> str:
-        return _distinct(r.cell[key] for r in trained)
-
-    def environment(key: str) -> str:
-        return _distinct(None if r.environment.get(key) is None else str(r.environment[key]) for r in records)
-
+    records, days, diverged = summary.records, {""}, 0
+    for record in records:
+        days |= {record.started[:10], record.finished[:10]}
+        diverged += record.status == "diverged"
+    told = {name: _distinct(map(of, records)) for name, of in _FACTS.items()}
+    told["Cells"] = f"{len(records)} finished" + (f" ({diverged} diverged)" if diverged else "")
+    days.remove("")
+    if days:
+        told["Date (UTC)"] = " to ".join(sorted({min(days), max(days)}))
     versions = []
     for name in ("regbench", "python", "torch"):
-        if text := environment(name):
-            versions.append(f"{name} {text}")
-    told = {
-        "Data set": _distinct(map(_data_set, records)),
-        "Network": _distinct(r.backbone for r in records),
-        "Embedding dimension": of_cells("embedding_dim"),
-        "Batch size": of_cells("batch_size"),
-        "Epochs": of_cells("epochs"),
-        "Cells": f"{len(records)} finished" + (f" ({diverged} diverged)" if diverged else ""),
-        "Seeds": _distinct(r.seed for r in records),
-        "Hardware": environment("hardware"),
-        "Loader": environment("loader"),
-        "Date (UTC)": " to ".join(filter(None, days)),
-        "Versions": ", ".join(versions),
-        "Code": environment("git"),
-    }
+        text = _distinct(map(_of_environment(name), records))
+        versions += [f"{name} {text}"] if text else []
+    told["Versions"] = ", ".join(versions)
     return [(name, text) for name, text in told.items() if text]
 
 
+def _of_environment(name: str) -> Callable[[Record], object]:
+    def of(record: Record) -> object:
+        value = record.environment.get(name)
+        return None if value is None else str(value)  # a stranger's may be of any kind
+
+    return of
+
+
+def _of_training(name: str) -> Callable[[Record], object]:
+    return lambda record: None if record.untrained else record.cell[name]
+
+
+def _data_set(record: Record) -> str:
+    """Describe a record's data set: name, images of a class if limited, the first digits of the content's digest."""
+    dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
+    parts = []
+    if limit := dataset.get("train_per_class"):
+        parts.append(f"{limit} training images per class")
+    if digest:
+        parts.append(f"train split's sha256 {digest[:12]}…")
+    return f"{dataset['name']} ({', '.join(parts)})" if parts else str(dataset["name"])
+
+
+# What is said of a task: the different values that its records have.
+_FACTS: Mapping[str, Callable[[Record], object]] = {
+    "Data set": _data_set,
+    "Network": lambda record: record.backbone,
+    "Embedding dimension": _of_training("embedding_dim"),
+    "Batch size": _of_training("batch_size"),
+    "Epochs": _of_training("epochs"),
+    "Seeds": lambda record: record.seed,
+    "Hardware": _of_environment("hardware"),
+    "Loader": _of_environment("loader"),
+    "Code": _of_environment("git"),
+}
+
+
+def _distinct(values: Iterable[object]) -> str:
+    """List the known values in order, without repeats."""
+    known = set(values) - {None}
+    # Numbers do not compare with texts.
+    return ", ".join(map(str, sorted(known, key=lambda value: (isinstance(value, str), value))))
+
+
 def methods_of(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Describe each method by label: what its authors say, and the hyperparameters that it ran with here."""
-    rows: dict[str, list[Row]] = {}
+    """Describe each method by label, as its authors do."""
+    first: dict[str, Record] = {}
     for summary in summaries:
         for row in summary.rows:
             # Weights from elsewhere have no regularizer.
             if not row.untrained and row.first.regularizer:
-                rows.setdefault(row.label, []).append(row)
-    return [_method(label, rows[label], style[label]) for label in sorted(rows, key=str.casefold)]
-
-
-def _method(label: str, rows: Sequence[Row], style: Style) -> dict[str, Any]:
-    said = rows[0].first.regularizer
-    used = list(dict.fromkeys(_hyperparameters(row) for row in rows))
-    if len(used) > _HYPERPARAMETERS_SHOWN:
-        used[_HYPERPARAMETERS_SHOWN:] = [f"and {len(used) - _HYPERPARAMETERS_SHOWN} more"]
-    forms = set()
-    for row in rows:
-        forms |= {str(r.environment["loss_form"]) for r in row.records if "loss_form" in r.environment}
-    texts = {
-        "Published with": said.get("published"),
-        "Limitation": said.get("limitation"),
-        "Time": said.get("time"),
-        "Extra memory": said.get("memory"),
-        "Form": _distinct(forms),
-        "Used here": "; ".join(used),
-    }
-    return {
-        "label": label,
-        "page": "",
-        "style": style,
-        "name": rows[0].first.method,
-        "reference": said.get("reference", ""),
-        "url": safe_url(said.get("url", "")),
-        "formula": said.get("formula", ""),
-        "texts": {name: text for name, text in texts.items() if text},
-    }
-
-
-def _hyperparameters(row: Row) -> str:
-    """List the method's own hyperparameters."""
-    own = []
-    for key, value in row.first.settings.items():
-        if key.startswith("method.") and key != "method.name":
-            own.append(f"{key.removeprefix('method.')} = {value}")
-    return ", ".join(own)
+                first.setdefault(row.label, row.first)
+    methods = []
+    for label in sorted(first, key=str.casefold):
+        said = first[label].regularizer
+        texts = {}
+        for title, key in _SAID.items():
+            if said.get(key):
+                texts[title] = said[key]
+        url = said.get("url", "")
+        methods.append(
+            {
+                "label": label,
+                "page": "",
+                "style": style[label],
+                "name": first[label].method,
+                "reference": said.get("reference", ""),
+                # A stranger's address may be a script.
+                "url": url if url.startswith(("https://", "http://")) else "",
+                "formula": said.get("formula", ""),
+                "texts": texts,
+            }
+        )
+    return methods
 
 
 def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:
@@ -297,35 +306,8 @@ def _shared(summary: Summary) -> list[tuple[str, str]]:
     return list((shared or {}).items())
 
 
-def _together(comparison: Comparison, table: Table, style: Mapping[str, Style]) -> dict[str, object]:
-    """Prepare the section over all tasks."""
-    labels = sorted(one.label for one in comparison.standings)
-    return {
-        "table": placed(table, keys={label: style[label].key for label in labels}),
-        "legend": {label: style[label] for label in labels},
-        "drawings": numbered([profile_drawing(comparison, style)], "together"),
-    }
-
-
 def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
     """Draw the cost curves and their legend; None where there are none."""
     style = styles((line["method"] for line in lines), "c")
     drawings = numbered(cost_drawings(lines, style), "cost")
     return {"drawings": drawings, "legend": style, "machine": cost_machine(lines)} if drawings else None
-
-
-def _distinct(values: Iterable[object]) -> str:
-    """List the known values in order, without repeats."""
-    known = set(values) - {None}
-    return ", ".join(str(v) for v in sorted(known, key=lambda v: (isinstance(v, str), v)))
-
-
-def _data_set(record: Record) -> str:
-    """Describe a record's data set: name, images of a class if limited, the first digits of the content's digest."""
-    dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
-    parts = []
-    if limit := dataset.get("train_per_class"):
-        parts.append(f"{limit} training images per class")
-    if digest:
-        parts.append(f"train split's sha256 {digest[:12]}…")
-    return f"{dataset['name']} ({', '.join(parts)})" if parts else str(dataset["name"])

@@ -15,6 +15,7 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regbench.reports.page.drawing import Drawing, unique_ids
+from regbench.reports.rows.summary import DASH
 from regbench.reports.tables.table import Column, Entry, Table
 from regbench.text import printable
 
@@ -109,14 +110,25 @@ def placed(
 
 
 def simple_table(
-    slug: str, title: str, heads: Mapping[str, bool], rows: Iterable[Sequence[Entry | str]], *notes: str
+    slug: str, title: str, heads: Mapping[str, bool], lines: Sequence[Mapping[str, Entry | str]], *notes: str
 ) -> dict[str, object]:
-    """Prepare a table of texts; `heads` says of each column whether it has numbers."""
-    columns = [Column(name, numeric) for name, numeric in heads.items()]
-    body = []
-    for row in rows:
-        body.append([entry if isinstance(entry, Entry) else Entry(entry) for entry in row])
-    return placed(Table(slug, title, columns, body, list(notes)))
+    """Prepare a table of texts.
+
+    Args:
+        slug: Its id on the page.
+        title: What it shows.
+        heads: The columns, and whether each has numbers.
+        lines: What stands in them, with a dash where a column has nothing.
+        notes: Below the table.
+    """
+    rows = []
+    for line in lines:
+        row = []
+        for head in heads:
+            entry = line.get(head, DASH)
+            row.append(entry if isinstance(entry, Entry) else Entry(entry))
+        rows.append(row)
+    return placed(Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes)))
 
 
 def numbered(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
@@ -125,11 +137,6 @@ def numbered(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
     for number, drawing in enumerate(drawings):
         out.append(replace(drawing, svg=unique_ids(drawing.svg, f"{prefix}{number}")))
     return out
-
-
-def safe_url(url: str) -> str:
-    """Return an address that a link may lead to; empty for others, such as scripts."""
-    return url if url.startswith(("https://", "http://")) else ""
 
 
 def _packed(data: object) -> str:

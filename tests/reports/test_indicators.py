@@ -14,7 +14,7 @@ from regbench.reports import write_report
 from regbench.reports.rows.indicators import Indication, indications
 from regbench.reports.tables.indicators import indicators
 from tests.reports.conftest import METHODS, dataset, score
-from tests.reports.reading import Drawn, Make, grid, task
+from tests.reports.reading import Make, grid, task
 
 
 def weighted(label: str, weight: float) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_without_enough_configurations_nothing_is_said(runs: Path, record: Make)
 
 
 def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
-    """Files and page have both sections, and the profile's lines stand where the shortfalls are."""
+    """Files and page have both sections."""
     accuracies = {"VICReg": 80.0, "AUH": 78.0, "SimCLR": 70.0}
     for seed in range(3):
         for label, accuracy in accuracies.items():
@@ -144,7 +144,4 @@ def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
         assert {row["measure"] for row in csv.DictReader(file)} >= {"training loss"}
     page = report.page.read_text()
     assert "Does the loss tell?" in page
-    profile = Drawn(page, "Performance profile")
-    assert profile.heads == ["percentage points below the best", "share of the blocks (%)"]
-    corners = np.array(profile.markers("AUH"))
-    assert corners == pytest.approx(np.array([[0, 0], [2, 100], [2, 0], [10, 100]]), abs=0.1)
+    assert "All tasks together" in page
