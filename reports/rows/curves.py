@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from regbench.benchmark.rundir.record import Measured, Record, Score
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.summary import Row, Stat, Summary, stat
 
-# A threshold is a multiple of so many per cent.
+# A threshold is a multiple of so many per cent: a round number that reports of one task are likely to share.
 _STEP = 5
 
 
@@ -21,7 +20,7 @@ class Point:
     Attributes:
         epoch: After which it was measured.
         train_s: Seconds of training until then, the mean over the seeds.
-        value: Of the score, over the seeds.
+        value: Mean and spread of the score over the seeds.
     """
 
     epoch: int
@@ -31,7 +30,11 @@ class Point:
 
 def curve_scores(summary: Summary) -> dict[str, Score]:
     """Return one score of each name that was measured while training, for what they share."""
-    return {each.score.name: each.score for row in summary.rows for record in row.records for each in record.measured}
+    found = {}
+    for row in summary.rows:
+        for record in row.records:
+            found.update({each.score.name: each.score for each in record.measured})
+    return found
 
 
 def curve(row: Row, name: str) -> list[Point]:
@@ -40,11 +43,12 @@ def curve(row: Row, name: str) -> list[Point]:
     for record in row.records:
         for each in _of(record, name):
             by_epoch.setdefault(each.epoch, []).append(each)
-    return [
-        Point(epoch, math.fsum(each.train_s for each in found) / len(found), value)
-        for epoch, found in sorted(by_epoch.items())
-        if (value := stat(each.score.value for each in found))
-    ]
+    points = []
+    for epoch, found in sorted(by_epoch.items()):
+        value = stat(each.score.value for each in found)
+        if value is not None:
+            points.append(Point(epoch, math.fsum(each.train_s for each in found) / len(found), value))
+    return points
 
 
 def threshold(summary: Summary, name: str) -> int | None:
@@ -54,14 +58,15 @@ def threshold(summary: Summary, name: str) -> int | None:
     """
     if curve_scores(summary)[name].unit != "%":
         return None
-    highest = (
-        min((max(each.score.value for each in found) for found in _seeds(row, name)), default=None)
-        for row in summary.rows
-    )
-    reached = sorted((value for value in highest if value is not None), reverse=True)
-    if not reached:
+    highest = []
+    for row in summary.rows:
+        seeds = _seeds(row, name)
+        if seeds:
+            highest.append(min(max(each.score.value for each in found) for found in seeds))
+    if not highest:
         return None
-    return _STEP * math.floor(reached[(len(reached) - 1) // 2] / _STEP) or None
+    highest.sort(reverse=True)
+    return _STEP * math.floor(highest[(len(highest) - 1) // 2] / _STEP) or None
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ class Reached:
     """When a row reached an accuracy, over those of its seeds that did.
 
     Attributes:
-        epochs: None if no seed reached it, here as below.
-        train_s: Seconds of training.
+        epochs: Epochs until then; None if no seed reached it, like the next.
+        train_s: Seconds of training until then.
         seeds: How many have a curve.
     """
 
@@ -82,27 +87,32 @@ class Reached:
 def reached(row: Row, name: str, percent: float) -> Reached:
     """Find when the seeds of a row first had a score of so many per cent; diverged ones do not count."""
     seeds = _seeds(row, name)
-    first = [each for found in seeds if (each := next((m for m in found if m.score.value >= percent), None))]
+    first = []
+    for found in seeds:
+        enough = [each for each in found if each.score.value >= percent]
+        first += enough[:1]
     return Reached(stat(each.epoch for each in first), stat(each.train_s for each in first), len(seeds))
 
 
 def curve_notes(summary: Summary) -> list[str]:
     """Say what the curves are: on which split, how often, and on what hardware their time was taken."""
     records = [record for row in summary.rows for record in row.records if record.measured]
-    splits = " and ".join(dict.fromkeys(each.score.split for record in records for each in record.measured))
+    splits: dict[str, None] = {}
+    for record in records:
+        splits.update(dict.fromkeys(each.score.split for each in record.measured))
     every = sorted({int(record.cell["evaluation"]["every_epochs"]) for record in records})
     how_often = "each epoch" if every == [1] else f"every {' or '.join(map(str, every))} epochs and after the last"
     machines = sorted({machine(record) for record in records})
     where = machines[0] if len(machines) == 1 else f"unequal machines, so compare within one: {'; '.join(machines)}"
     return [
-        f"Accuracy while training is of the {splits} split, after {how_often}.",
+        f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",
         f"Its time is that of training alone, without checkpoints and evaluations, on {where}.",
     ]
 
 
 def _seeds(row: Row, name: str) -> list[list[Measured]]:
     """Return what was measured of each seed that came to its end."""
-    of_seeds: Iterable[list[Measured]] = (_of(record, name) for record in row.records if record.status == "done")
+    of_seeds = [_of(record, name) for record in row.records if record.status == "done"]
     return [found for found in of_seeds if found]
 
 

@@ -10,7 +10,7 @@ lost by choosing each method's configuration by the measure in place of the labe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,22 +21,23 @@ from regbench.reports.rows.summary import Configuration, Stat, Summary, stat
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""
 
-_DRAWN = 2_000_000  # numbers of a bootstrap: 1,000 samples of up to 2,000 configurations, fewer samples of more
-_SAMPLES = 1000
+# A bootstrap draws 1,000 samples of up to 2,000 configurations, and fewer samples of more: memory grows with both.
+_SAMPLES, _LEAST_SAMPLES = 1000, 100
+_DRAWN = 2_000_000
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a run measures without labels.
+    """A quantity that a run measures without labels.
 
     Attributes:
-        key: In the last line of the history, or the name of a score.
+        key: Name in the last line of the history, or of a score.
         title: What tables call it.
         better: "lower", "higher" or "nearest 1": where theory expects the accurate configurations.
-        is_score: Whether it is a score of an evaluation, of the representation; else it is of the last epoch, of the
-            embeddings.
+        is_score: Whether it is a score of an evaluation, which sees the representation. Else it is a number of the last
+            epoch, which sees the embeddings.
         comparable: Whether its values of two methods compare.
     """
 
@@ -54,7 +55,9 @@ class Measure:
             found = configuration.at_end(self.key)
         if found is None:
             return None
-        return {"lower": -found.mean, "higher": found.mean, "nearest 1": -abs(found.mean - 1)}[self.better]
+        if self.better == "nearest 1":
+            return -abs(found.mean - 1)
+        return found.mean if self.better == "higher" else -found.mean
 
 
 MEASURES = (
@@ -119,46 +122,66 @@ def indications(summary: Summary) -> list[Indication]:
     """
     name, split = accuracy_of(summary)
     groups = summary.scored(name, split)
-    found = (_indication(measure, groups) for measure in MEASURES)
+    found = [_indication(measure, _measured(measure, groups)) for measure in MEASURES]
     return [one for one in found if one.within or one.between]
 
 
-def _indication(measure: Measure, groups: dict[tuple[str, ...], list[tuple[Configuration, float]]]) -> Indication:
-    measured: dict[str, Array] = {}
+def _measured(
+    measure: Measure, groups: Mapping[tuple[str, ...], Sequence[tuple[Configuration, float]]]
+) -> dict[str, Array]:
+    """Return the measure and the accuracy of each configuration, (2, n), by the name of the method and its setting."""
+    measured = {}
     for place, scored in groups.items():
-        pairs = [(value, accuracy) for c, accuracy in scored if (value := measure.of(c)) is not None]
+        pairs = []
+        for configuration, accuracy in scored:
+            value = measure.of(configuration)
+            if value is not None:
+                pairs.append((value, accuracy))
         if pairs:
-            measured[", ".join(part for part in place if part)] = np.array(pairs).T
+            measured[", ".join(filter(None, place))] = np.array(pairs).T
+    return measured
+
+
+def _indication(measure: Measure, measured: Mapping[str, Array]) -> Indication:
     rng = np.random.default_rng(0)
     by_method, samples, lost = {}, [], {}
     for name, (values, accuracies) in measured.items():
         if len(values) > 1:
             # Of equal values any may be chosen: what is lost is the mean over them.
             lost[name] = float(accuracies.max() - accuracies[values == values.max()].mean())
-        if len(values) >= MIN_CONFIGURATIONS:
-            rhos = _spearman(values, accuracies, _weights(rng, len(values)))
-            if not math.isnan(rhos[0]):
-                by_method[name] = _correlation(rhos, 1, len(values))
-                samples.append(rhos)
-    within = None
-    if samples:
-        count = min(map(len, samples))
-        rhos = np.stack([rhos[:count] for rhos in samples])
-        with np.errstate(invalid="ignore"):  # a sample of which no method has two different configurations
-            rhos = np.nansum(rhos, axis=0) / (~np.isnan(rhos)).sum(axis=0)
-        within = _correlation(rhos, len(samples), sum(one.configurations for one in by_method.values()))
+        rhos = _bootstrapped(values, accuracies, rng)
+        if rhos is not None:
+            by_method[name] = _correlation(rhos, 1, len(values))
+            samples.append(rhos)
+    within = _mean_correlation(samples, sum(one.configurations for one in by_method.values())) if samples else None
     between = None
     if measure.comparable and measured:
         values, accuracies = np.concatenate(list(measured.values()), axis=1)
-        if len(values) >= MIN_CONFIGURATIONS:
-            rhos = _spearman(values, accuracies, _weights(rng, len(values)))
-            between = None if math.isnan(rhos[0]) else _correlation(rhos, len(measured), len(values))
+        rhos = _bootstrapped(values, accuracies, rng)
+        between = None if rhos is None else _correlation(rhos, len(measured), len(values))
     return Indication(measure, within, by_method, between, stat(lost.values()), lost)
+
+
+def _bootstrapped(values: Array, accuracies: Array, rng: np.random.Generator) -> Array | None:
+    """Return Spearman's ρ and then that of each bootstrap sample; None where it says nothing."""
+    if len(values) < MIN_CONFIGURATIONS:
+        return None
+    rhos = _spearman(values, accuracies, _weights(rng, len(values)))
+    return None if math.isnan(rhos[0]) else rhos
+
+
+def _mean_correlation(samples: Sequence[Array], configurations: int) -> Correlation:
+    """Average over methods, sample by sample."""
+    count = min(map(len, samples))
+    rhos = np.stack([rhos[:count] for rhos in samples])
+    with np.errstate(invalid="ignore"):  # a sample of which no method has two different configurations
+        means = np.nansum(rhos, axis=0) / (~np.isnan(rhos)).sum(axis=0)
+    return _correlation(means, len(samples), configurations)
 
 
 def _weights(rng: np.random.Generator, n: int) -> Array:
     """Say how often each of n configurations is in each sample, (n, samples): first once, then as they are drawn."""
-    samples = max(100, min(_SAMPLES, _DRAWN // n))
+    samples = max(_LEAST_SAMPLES, min(_SAMPLES, _DRAWN // n))
     drawn = rng.integers(n, size=(n, samples)) * samples + np.arange(samples)
     times = np.bincount(drawn.ravel(), minlength=n * samples).reshape(n, samples)
     return np.concatenate([np.ones((n, 1)), times], axis=1)
@@ -166,6 +189,8 @@ def _weights(rng: np.random.Generator, n: int) -> Array:
 
 def _spearman(x: Array, y: Array, weights: Array) -> Array:
     """Compute Spearman's ρ of each sample; NaN where all of its values are equal.
+
+    SciPy would sort each sample anew. Here the values are sorted once, and weights say how often each was drawn.
 
     Args:
         x: Values, (n,).
@@ -200,4 +225,5 @@ def _correlation(rhos: Array, methods: int, configurations: int) -> Correlation:
 
 def best_measure(found: Sequence[Indication]) -> Indication | None:
     """Return the measure by which choosing loses least; None without any."""
-    return min((one for one in found if one.lost), key=lambda one: one.lost.mean if one.lost else 0.0, default=None)
+    losing = [one for one in found if one.lost]
+    return min(losing, key=lambda one: one.lost.mean if one.lost else 0.0, default=None)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.significance import LEVEL
-from regbench.reports.rows.summary import Row, Summary
+from regbench.reports.rows.summary import Summary
+
+_FAILURES_SHOWN = 5
+_UNTESTED_SHOWN = 5
 
 
 def task_notes(summary: Summary) -> list[str]:
@@ -19,8 +22,19 @@ def task_notes(summary: Summary) -> list[str]:
             "Chosen on the test set: hyperparameters or the probe's learning rate were picked by scores on the "
             "split that the table reports, so its numbers are optimistic. Compare them with each other only."
         )
-    notes += _budget_notes(summary)
-    notes += _view_notes(summary)
+    return [
+        *notes,
+        *_budget_notes(summary),
+        *_view_notes(summary),
+        *_choice_notes(summary),
+        *_missing_notes(summary),
+        *_origin_notes(summary),
+    ]
+
+
+def _choice_notes(summary: Summary) -> list[str]:
+    """Say how rows were chosen among configurations, and which diverged or lie at an edge of what was tried."""
+    notes = []
     chosen_by = f"{summary.selection_title} on the {summary.selection_split} split"
     if any(row.tried > 1 for row in summary.rows):
         notes.append(
@@ -34,29 +48,52 @@ def task_notes(summary: Summary) -> list[str]:
         )
     if summary.waiting:
         notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(summary.waiting)}.")
-    if diverged := [row for row in summary.rows if row.diverged]:
-        counts = ", ".join(f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in diverged)
-        notes.append(f"† diverged (loss not finite, or embeddings collapsed) and not counted in the means: {counts}.")
-    if edged := [row for row in summary.rows if row.edges]:
-        listed = "; ".join(f"{row.name} ({_edges(row)})" for row in edged)
+    diverged = [f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in summary.rows if row.diverged]
+    if diverged:
+        notes.append(
+            "† diverged (loss not finite, or embeddings collapsed) and not counted in the means: "
+            f"{', '.join(diverged)}."
+        )
+    edged = []
+    for row in summary.rows:
+        if row.edges:
+            edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items())
+            edged.append(f"{row.name} ({edges})")
+    if edged:
+        listed = "; ".join(edged)
         notes.append(f"‡ chosen at the edge of what was tried, so a better value may lie beyond: {listed}.")
-    if absent := sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing):
+    return notes
+
+
+def _missing_notes(summary: Summary) -> list[str]:
+    """Say what is planned and not finished, and what failed."""
+    notes = []
+    absent = sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing)
+    if absent:
         notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
     if summary.failures:
-        kinds = Counter((f.label or f.cell_id, f.failure) for f in summary.failures)
-        counts = "; ".join(
-            f"{label}, {n} {'cell' if n == 1 else 'cells'} ({why})" for (label, why), n in kinds.most_common(5)
-        )
-        more = f"; and {len(kinds) - 5} more kinds" if len(kinds) > 5 else ""
-        notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}{more}.")
-    trained = [r for r in summary.records if not r.untrained]
-    machines = {machine(r) for r in trained if r.status == "done"}
+        kinds = Counter((cell.label or cell.cell_id, cell.failure) for cell in summary.failures)
+        listed = []
+        for (label, why), n in kinds.most_common(_FAILURES_SHOWN):
+            listed.append(f"{label}, {n} {'cell' if n == 1 else 'cells'} ({why})")
+        if len(kinds) > _FAILURES_SHOWN:
+            listed.append(f"and {len(kinds) - _FAILURES_SHOWN} more kinds")
+        counts = "; ".join(listed)
+        notes.append(f"Failed, {len(summary.failures)} in all, and to be tried again: {counts}.")
+    return notes
+
+
+def _origin_notes(summary: Summary) -> list[str]:
+    """Say where numbers do not compare, because machines, ways of measuring or the code differ."""
+    notes = []
+    trained = [record for record in summary.records if not record.untrained]
+    machines = {machine(record) for record in trained if record.status == "done"}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
-    kinds_of_memory = {r.cost.peak_memory_kind for r in trained if r.cost.peak_memory_kind}
+    kinds_of_memory = {record.cost.peak_memory_kind for record in trained if record.cost.peak_memory_kind}
     if len(kinds_of_memory) > 1:
         notes.append(f"Peak memory was measured in unequal ways: {', '.join(sorted(kinds_of_memory))}.")
-    commits = {str(r.environment.get("git") or "unknown") for r in summary.records}
+    commits = {str(record.environment.get("git") or "unknown") for record in summary.records}
     if len(commits) > 1:
         notes.append(f"The cells come from more than one state of the code: {', '.join(sorted(commits))}.")
     return notes
@@ -64,22 +101,24 @@ def task_notes(summary: Summary) -> list[str]:
 
 def no_better_than_untrained(summary: Summary) -> str:
     """Say which rows learned nothing by the score that orders them; empty where all did, or nothing tells."""
-    name = summary.headline
-    gains = {row.name: gain for row in summary.rows if name and (gain := summary.gain(row, name)) is not None}
-    if not name or not gains:
+    if summary.headline is None:
         return ""
-    title, sign = summary.scores[name].title, 1 if summary.scores[name].higher_is_better else -1
-    below = [row for row, gain in gains.items() if sign * gain <= 0]
-    if len(below) == len(gains):
-        return (
-            f"No row is better than the untrained network by {title}: nothing was learned here. Train for more steps, "
-            "or choose another learning rate."
-        )
-    return f"Not better than the untrained network by {title}: {', '.join(below)}." if below else ""
-
-
-def _edges(row: Row) -> str:
-    return ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in row.edges.items())
+    score = summary.scores[summary.headline]
+    below, compared = [], 0
+    for row in summary.rows:
+        gain = summary.gain(row, summary.headline)
+        if gain is not None:
+            compared += 1
+            if gain <= 0 if score.higher_is_better else gain >= 0:
+                below.append(row.name)
+    if not below:
+        return ""
+    if len(below) < compared:
+        return f"Not better than the untrained network by {score.title}: {', '.join(below)}."
+    return (
+        f"No row is better than the untrained network by {score.title}: nothing was learned here. Train for more "
+        "steps, or choose another learning rate."
+    )
 
 
 def _budget_notes(summary: Summary) -> list[str]:
@@ -96,11 +135,11 @@ def _budget_notes(summary: Summary) -> list[str]:
     if len(budgets) == 1:
         (count,) = budgets
         return [f"Equal tuning budget: {count} configurations for each row, chosen {split}."]
-    listed = "; ".join(
-        f"{'given, not tuned' if count is None else f'{count} tried'}: {_few(list(names))}"
-        for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0)
-    )
-    return [f"Unequal tuning budgets, so compare with care ({listed})."]
+    listed = []
+    for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
+        tried = "given, not tuned" if count is None else f"{count} tried"
+        listed.append(f"{tried}: {_few(list(names))}")
+    return [f"Unequal tuning budgets, so compare with care ({'; '.join(listed)})."]
 
 
 def _few(names: Sequence[str]) -> str:
@@ -128,22 +167,24 @@ def _view_notes(summary: Summary) -> list[str]:
 
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     """Say what bold means in the columns of some test scores, and what could not be tested."""
-    found = [summary.best(name) for name in names]
-    if not any(one.tested for one in found):
+    found = {name: summary.best(name) for name in names}
+    if not any(best.tested for best in found.values()):
         return ["Bold: the best mean of its column. Differences were not tested: that takes three seeds in common."]
-    least = [
-        f"{one.least:.2g} ({summary.scores[name].title})"
-        for name, one in zip(names, found, strict=True)
-        if not math.isnan(one.least)
-    ]
+    least = []
+    untested: dict[str, None] = {}
+    for name, best in found.items():
+        if not math.isnan(best.least):
+            least.append(f"{best.least:.2g} ({summary.scores[name].title})")
+        untested.update(dict.fromkeys(summary.rows[place].name for place in best.untested))
     notes = [
         f"Bold: the best mean of its column, and every row that Tukey's test (all rows, seeds as blocks) cannot tell "
         f"from it at {100 * LEVEL:.0f} %. Means over three seeds can be told apart from a difference of "
         f"{', '.join(least)}."
     ]
-    untested = dict.fromkeys(summary.rows[i].name for one in found for i in one.untested)
     if untested:
-        shown = [*list(untested)[:5], *([f"{len(untested) - 5} more"] if len(untested) > 5 else [])]
+        shown = list(untested)[:_UNTESTED_SHOWN]
+        if len(untested) > _UNTESTED_SHOWN:
+            shown.append(f"{len(untested) - _UNTESTED_SHOWN} more")
         notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
 

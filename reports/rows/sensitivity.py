@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,10 @@ POINTS = 1.0
 MIN_VALUES = 3
 """With fewer a range says nothing."""
 
+_Scored = tuple[Mapping[str, str], float | None]
+"""Settings of a configuration, and its accuracy; None if it diverged."""
+
+# Places on a scale of a value and back: equal steps are tried equally often by a search.
 _FORWARD: Mapping[str, Callable[[float], float]] = {
     "log": math.log10,
     "linear": float,
@@ -86,7 +89,9 @@ class Sensitivity:
     @property
     def role(self) -> str:
         """What kind of hyperparameter it is: "weight" if it balances the loss's terms, "base_lr" or "other"."""
-        return "weight" if self.searched.balances else "base_lr" if self.key == "optimizer.base_lr" else "other"
+        if self.searched.balances:
+            return "weight"
+        return "base_lr" if self.key == "optimizer.base_lr" else "other"
 
     @property
     def best(self) -> float:
@@ -107,75 +112,66 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
     """Find how each row's accuracy moves with the hyperparameters of which several values were tried.
 
     Accuracy is the score that chose, on the split that chose. Values of methods whose records state no range for them
-    are left out. A summary is searched once, for its table, its figures and the leaderboard.
+    are left out.
     """
-    if summary not in _FOUND:
-        _FOUND[summary] = _sensitivities(summary)
-    return _FOUND[summary]
-
-
-_FOUND: WeakKeyDictionary[Summary, list[Sensitivity]] = WeakKeyDictionary()
-
-
-def _sensitivities(summary: Summary) -> list[Sensitivity]:
     # Where rows differ in their epochs, a short training might belong to any of them.
-    briefly = [] if "epochs" in summary.varying else summary.short
+    by_epochs = "epochs" in summary.varying
+    short = [] if by_epochs else summary.short
     keys = [key for key in summary.varying if key != "epochs"]
     groups: dict[tuple[str, ...], dict[int, list[Configuration]]] = {}
-    for c in (*summary.configurations, *briefly):
+    for c in (*summary.configurations, *short):
         trained = not c.untrained and "external" not in c.first.cell
         if trained and (c.diverged or c.score(summary.selection, summary.selection_split)):
             groups.setdefault(c.place(keys), {}).setdefault(int(c.first.cell["epochs"]), []).append(c)
     found = []
     for row in summary.rows:
-        lengths = groups.get(row.place(keys), {})
-        if "epochs" in summary.varying:
-            lengths = {epochs: each for epochs, each in lengths.items() if epochs == row.first.cell["epochs"]}
-        if row.untrained or not lengths:
+        lengths = {} if row.untrained else groups.get(row.place(keys), {})
+        if by_epochs:
+            own = row.first.cell["epochs"]
+            lengths = {own: lengths[own]} if own in lengths else {}
+        if not lengths:
             continue
         epochs = max(lengths, key=lambda length: (len(lengths[length]), length))
         scored = _scored(lengths[epochs], summary)
         for key, searched in row.first.searched.items():
-            made = _sensitivity(row, key, searched, epochs, scored)
-            found += [made] if made else []
+            one = _sensitivity(row, key, searched, epochs, scored)
+            if one is not None:
+                found.append(one)
     return found
 
 
-def _scored(configurations: Sequence[Configuration], summary: Summary) -> list[tuple[Mapping[str, str], float | None]]:
+def _scored(configurations: Sequence[Configuration], summary: Summary) -> list[_Scored]:
     """Return the settings and the accuracy of each, over the seeds that all have."""
-    scored: list[tuple[Mapping[str, str], float | None]] = []
+    scored: list[_Scored] = []
     for c, same in zip(configurations, of_same_seeds(configurations), strict=True):
         found = same.score(summary.selection, summary.selection_split)
         scored.append((c.first.settings, found.mean if found and not c.diverged else None))
     return scored
 
 
-def _sensitivity(
-    row: Row, key: str, searched: Searched, epochs: int, scored: Sequence[tuple[Mapping[str, str], float | None]]
-) -> Sensitivity | None:
-    """Hold accuracy against a hyperparameter; None where fewer than two values were tried."""
+def _sensitivity(row: Row, key: str, searched: Searched, epochs: int, scored: Sequence[_Scored]) -> Sensitivity | None:
+    """Compare the accuracy at the values of a hyperparameter; None where fewer than two values were tried."""
+    points: list[tuple[float, float | None]] = []
+    # The sets of the other hyperparameters that each value was tried with.
     others: dict[float, set[tuple[str | None, ...]]] = {}
-    for settings, _ in scored:
-        if (value := _on_scale(settings, key, searched)) is not None:
+    for settings, accuracy in scored:
+        value = _on_scale(settings, key, searched)
+        if value is not None:
+            points.append((value, accuracy))
             others.setdefault(value, set()).add(tuple(settings.get(k) for k in row.first.searched if k != key))
-    unequal = len(set(map(frozenset, others.values()))) > 1
-    points = sorted(
-        (
-            (value, accuracy)
-            for settings, accuracy in scored
-            if (value := _on_scale(settings, key, searched)) is not None
-        ),
-        key=lambda point: point[0],
-    )
+    points.sort(key=lambda point: point[0])
     chosen = _on_scale(row.first.settings, key, searched)
     best: dict[float, float] = {}
     for value, accuracy in points:
         best[value] = max(best.get(value, 0.0), accuracy or 0.0)
     if len(best) < 2 or chosen is None or not any(best.values()):
         return None
-    places = np.array([forward(searched.scale, value) for value in best])
     envelope = _falling_off(np.array(list(best.values())))
-    tolerance = _tolerance(places, envelope, searched.scale, unequal=unequal) if len(best) >= MIN_VALUES else None
+    tolerance = None
+    if len(best) >= MIN_VALUES:
+        unequal = len(set(map(frozenset, others.values()))) > 1
+        places = np.array([forward(searched.scale, value) for value in best])
+        tolerance = _tolerance(places, envelope, searched.scale, unequal=unequal)
     along = tuple(zip(best, envelope.tolist(), strict=True))
     return Sensitivity(row, key, searched, epochs, tuple(points), along, chosen, tolerance)
 
@@ -206,6 +202,6 @@ def _tolerance(places: NDArray[np.float64], envelope: NDArray[np.float64], scale
         low = np.interp(level, envelope[[first - 1, first]], places[[first - 1, first]])
     if last < len(places) - 1:
         high = np.interp(level, envelope[[last + 1, last]], places[[last + 1, last]])
-    opens = first == 0, last == len(places) - 1
+    opens = first == 0, last == len(places) - 1  # no worse value was tried on that side
     back = _BACK[scale]
     return Tolerance(back(float(low)), back(float(high)), *opens, float(high - low), unequal or any(opens))

@@ -13,7 +13,7 @@ from regbench.reports.rows.against import RATIOS, Change, Difference, changes
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import Column, Entry, Table
+from regbench.reports.tables.table import Column, Entry, Table, entries, number_columns, text_columns
 
 _HEADS = {
     "train_s": "train time (×)",
@@ -22,7 +22,7 @@ _HEADS = {
     "peak_memory_bytes": "peak memory (×)",
     "loss_extra_bytes": "loss memory (×)",
 }
-_SHOWN = 4  # settings that differ; the CSV file has all
+_SHOWN = 4  # of the settings that differ; the CSV file has all
 
 
 def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
@@ -38,26 +38,38 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
         return None
     scores = [name for name in reversed(summary.leading) if any(name in change.differences for change in found)]
     ratios = [name for name in RATIOS if any(name in change.ratios for change in found)]
-    settings = list(next((row.settings for row in summary.rows), {}))
-    heads = [Column("method", numeric=False), *map(Column, settings), Column("changed", numeric=False)]
-    for i, name in enumerate(scores):
-        title = summary.scores[name].title
-        heads += [Column(f"{summary.scores[name].head}", spare=3 * i), Column(f"{title}: difference", spare=3 * i)]
-        heads += [Column(f"{title}: p", spare=3 * i)]
-    heads += [Column("seeds", spare=1)]
-    heads += [Column(_HEADS[name], spare=0 if name == "train_s" else 4 + i) for i, name in enumerate(ratios)]
-    body = []
+    settings = list(summary.rows[0].settings) if summary.rows else []
+    body = [_line(change, settings, scores, ratios) for change in found]
+    sweeps: dict[str, None] = {}
     for change in found:
-        row = change.row
-        entries = [Entry(row.label), *(Entry(row.settings.get(key, DASH)) for key in settings), Entry(_changed(change))]
-        for name in scores:
-            entries += _entries(change.differences.get(name))
-        entries.append(Entry(_seeds(change)))
-        entries += [Entry(f"{change.ratios[name]:.2f}" if name in change.ratios else DASH) for name in ratios]
-        body.append(entries)
-    before = " + ".join(dict.fromkeys(record.sweep for c in found if c.before for record in c.before.records))
-    table = Table("against", f"Against {before}", heads, body, _notes(found, before))
-    return table, pd.DataFrame([line for change in found for line in _lines(change)])
+        if change.before:
+            sweeps.update(dict.fromkeys(record.sweep for record in change.before.records))
+    before = " + ".join(sweeps)
+    columns = _columns(summary, settings, scores, ratios)
+    table = Table("against", f"Against {before}", columns, body, _notes(found, before))
+    return table, pd.DataFrame([line for change in found for line in _numbers(change)])
+
+
+def _columns(summary: Summary, settings: Sequence[str], scores: Sequence[str], ratios: Sequence[str]) -> list[Column]:
+    columns = [*text_columns("method"), *number_columns(*settings), *text_columns("changed")]
+    for place, name in enumerate(scores):
+        score, spare = summary.scores[name], 3 * place
+        columns += [Column(score.head, spare=spare), Column(f"{score.title}: difference", spare=spare)]
+        columns.append(Column(f"{score.title}: p", spare=spare))
+    columns.append(Column("seeds", spare=1))
+    for place, name in enumerate(ratios, 4):
+        columns.append(Column(_HEADS[name], spare=0 if name == "train_s" else place))
+    return columns
+
+
+def _line(change: Change, settings: Sequence[str], scores: Sequence[str], ratios: Sequence[str]) -> list[Entry]:
+    line = entries(change.row.label, *(change.row.settings.get(key, DASH) for key in settings), _changed(change))
+    for name in scores:
+        line += _difference_entries(change.differences.get(name))
+    line.append(Entry(_seeds(change)))
+    for name in ratios:
+        line.append(Entry(f"{change.ratios[name]:.2f}" if name in change.ratios else DASH))
+    return line
 
 
 def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[str, tuple[Table, pd.DataFrame]]:
@@ -66,9 +78,13 @@ def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[st
     Raises:
         RegbenchError: If they have none in common.
     """
-    found = {summary.name: made for summary in summaries if (made := against(summary, others)) is not None}
+    found = {}
+    for summary in summaries:
+        made = against(summary, others)
+        if made is not None:
+            found[summary.name] = made
     if not found:
-        ours, theirs = (", ".join(each.name for each in side) for side in (summaries, others))
+        ours, theirs = ", ".join(each.name for each in summaries), ", ".join(each.name for each in others)
         raise RegbenchError(
             f"{ours} and {theirs} have no task in common: data set, network and evaluation of a cell must be the same; "
             "name another sweep after --against"
@@ -76,34 +92,36 @@ def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[st
     return found
 
 
-def _entries(one: Difference | None) -> list[Entry]:
+def _difference_entries(one: Difference | None) -> list[Entry]:
     if one is None:
-        return [Entry(DASH)] * 3
-    told, significant = f"{one.value:+.2f}", one.p_holm <= LEVEL
-    how = f"paired over {one.pairs} seeds" if one.pairs else "two samples"
+        return entries(DASH, DASH, DASH)
+    told, how, p = f"{one.value:+.2f}", "", DASH
     if not math.isnan(one.p):
         told += f" [{one.low:+.2f}, {one.high:+.2f}]"
-    p = DASH if math.isnan(one.p_holm) else "<0.001" if one.p_holm < 0.001 else f"{one.p_holm:.3f}"
-    return [
-        Entry(f"{one.before:.2f} → {one.now:.2f}"),
-        Entry(told.replace("-", "−"), significant, "" if math.isnan(one.p) else f"t-test, {how}"),
-        Entry(p),
-    ]
+        how = f"t-test, paired over {one.pairs} seeds" if one.pairs else "t-test, two samples"
+    if not math.isnan(one.p_holm):
+        p = "<0.001" if one.p_holm < 0.001 else f"{one.p_holm:.3f}"
+    change = Entry(told.replace("-", "−"), one.p_holm <= LEVEL, how)
+    return entries(f"{one.before:.2f} → {one.now:.2f}", change, p)
 
 
 def _changed(change: Change) -> str:
-    if change.now is None or change.before is None:
-        return "new" if change.before is None else "gone"
-    listed = [
-        f"{key.removeprefix('method.').removeprefix('optimizer.')} {old} → {new}"
-        for key, (old, new) in change.settings.items()
-    ]
-    more = [f"and {len(listed) - _SHOWN} more"] * (len(listed) > _SHOWN)
-    return ", ".join([*listed[:_SHOWN], *more]) or DASH
+    """Write which settings changed, or that the row is new or gone."""
+    if change.before is None:
+        return "new"
+    if change.now is None:
+        return "gone"
+    listed = []
+    for key, (old, new) in change.settings.items():
+        listed.append(f"{key.removeprefix('method.').removeprefix('optimizer.')} {old} → {new}")
+    if len(listed) > _SHOWN:
+        listed = [*listed[:_SHOWN], f"and {len(listed) - _SHOWN} more"]
+    return ", ".join(listed) or DASH
 
 
 def _seeds(change: Change) -> str:
-    before, now = (DASH if row is None else str(len(row.records)) for row in (change.before, change.now))
+    before = DASH if change.before is None else str(len(change.before.records))
+    now = DASH if change.now is None else str(len(change.now.records))
     return now if before == now else f"{before} → {now}"
 
 
@@ -114,19 +132,21 @@ def _notes(found: Sequence[Change], before: str) -> list[str]:
         f"(Welch), Holm's correction over the rows; bold: significant at {100 * LEVEL:.0f} %. {DASH}: too few seeds.",
         f"×: this report's mean over that of {before}.",
     ]
-    sides: tuple[list[Row], list[Row]] = (
-        [change.before for change in found if change.before and not change.before.untrained],
-        [change.now for change in found if change.now and not change.now.untrained],
-    )
-    for what, of, told in (
+    former = _trained([change.before for change in found])
+    present = _trained([change.now for change in found])
+    for what, tell, shown in (
         ("Times were measured on unequal machines", machine, True),
         ("The code is not the same", _code, True),
         ("The images are not the same", _images, False),
     ):
-        old, new = (sorted({of(record) for row in rows for record in row.records}) for rows in sides)
+        old, new = sorted(set(map(tell, former))), sorted(set(map(tell, present)))
         if old != new and old and new:
-            notes.append(what + (f": {'; '.join(old)} → {'; '.join(new)}." if told else "."))
+            notes.append(what + (f": {'; '.join(old)} → {'; '.join(new)}." if shown else "."))
     return notes
+
+
+def _trained(rows: Sequence[Row | None]) -> list[Record]:
+    return [record for row in rows if row and not row.untrained for record in row.records]
 
 
 def _code(record: Record) -> str:
@@ -137,13 +157,17 @@ def _images(record: Record) -> str:
     return str(sorted(record.data.content_sha256.items()))
 
 
-def _lines(change: Change) -> list[dict[str, object]]:
-    kind = "new" if change.before is None else "gone" if change.now is None else "both"
+def _numbers(change: Change) -> list[dict[str, object]]:
+    """Return the lines of the CSV file: one for each score that both sides have."""
+    kind = "both"
+    if change.before is None:
+        kind = "new"
+    elif change.now is None:
+        kind = "gone"
     differing = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in change.settings.items())
     start = {"label": change.row.label, **change.row.settings, "change": kind, "settings": differing}
     ratios = {f"{name}_ratio": ratio for name, ratio in change.ratios.items()}
-    lines = [
-        {**start, "score": name, **vars(one), "difference": one.value, **ratios}
-        for name, one in change.differences.items()
-    ]
+    lines = []
+    for name, one in change.differences.items():
+        lines.append({**start, "score": name, **vars(one), "difference": one.value, **ratios})
     return lines or [{**start, **ratios}]

@@ -28,7 +28,7 @@ from regbench.reports.tables.table import (
 )
 from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
 
-# Of the embeddings at the end of training: how many decimals are shown.
+# Measures of the embeddings in the last epoch, and with how many decimals they are shown.
 DECIMALS_AT_END = {"effective_rank": 1, "alignment": 2}
 
 LOSS_MEMORY = (
@@ -54,47 +54,61 @@ def leaderboard(summary: Summary) -> Table:
     What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
     one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
     """
-    rows = summary.rows
-    seconds, memory = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
-    energies, extra = energy_units(rows), largest(rows, "loss_extra_bytes")
-    measured = {name: n for name, n in DECIMALS_AT_END.items() if any(row.at_end(name) for row in rows)}
-    columns: list[Filled] = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
-    if (headline := summary.headline) and any(row.untrained for row in rows):
+    measured = [name for name in DECIMALS_AT_END if any(row.at_end(name) for row in summary.rows)]
+    beside = any(_reference(row, summary) is not None for row in summary.rows)
+    columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
+    headline = summary.headline
+    if headline and any(row.untrained for row in summary.rows):
         title = f"{summary.scores[headline].title.removesuffix(' top-1')} − untrained"
         columns.append((Column(title, spare=4), lambda row: difference(summary.gain(row, headline))))
-    for i, (name, decimals) in enumerate(measured.items(), 1):
-        columns.append((Column(name.replace("_", " "), spare=1 + i), partial(_at_end, name, decimals)))
-    columns += [
+    for spare, name in enumerate(measured, 2):
+        columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
+    columns += _cost_columns(summary.rows)
+    if beside:
+        columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
+    notes = [*_notes(summary, at_end=bool(measured), beside=beside), *task_notes(summary)]
+    title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
+    table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
+    return replace(table, warning=no_better_than_untrained(summary))
+
+
+def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
+    seconds, peak = time_unit(largest(rows, "train_s")), memory_unit(largest(rows, "peak_memory_bytes"))
+    extra = largest(rows, "loss_extra_bytes")
+    columns = [
         cost_in(seconds, "train_s", "train time", mean),
         cost_column("img_per_s", "images/s", 0, show=mean, spare=7),
         cost_column("loss_ms", "loss (ms/step)", 2, show=mean),
-        cost_in(memory, "peak_memory_bytes", "peak memory", mean, spare=5 if extra else 0),
-        *([cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory", mean)] if extra else []),
+        # Beside the memory of the loss, which tells methods apart, a narrow terminal can do without this one.
+        cost_in(peak, "peak_memory_bytes", "peak memory", mean, spare=5 if extra else 0),
     ]
-    for kind, unit in energies.items():
+    if extra:
+        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory", mean))
+    for kind, unit in energy_units(rows).items():
         columns.append(cost_in(unit, f"energy_{kind}_joules", f"{kind.upper()} energy", mean, spare=6))
-    beside = any(_reference(row, summary) is not None for row in rows)
-    if beside:
-        columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
+    return columns
+
+
+def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
+    """Say what the columns hold."""
     notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
     notes += best_notes(summary, summary.leading)
-    if measured:
+    if at_end:
         notes.append(
             "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − v‖² of the unit "
             "embeddings of an image's two views: 0 the same, 2 orthogonal) are of the embeddings of the last training "
             "batch."
         )
-    if extra:
+    if largest(summary.rows, "loss_extra_bytes"):
         notes.append(LOSS_MEMORY)
+    energies = energy_units(summary.rows)
     if "gpu" in energies:
         notes.append("GPU energy is that of all GPUs of a run, by NVML's counters, in training.")
     if "cpu" in energies:
         notes.append("CPU energy is that of the whole machine's processors, other work on it included.")
     if beside:
         notes.append("The paper's number is of the same data set, network, q, batch and epochs.")
-    title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
-    table = table_of_rows(summary, "leaderboard", title, columns, notes + task_notes(summary), whole=True)
-    return replace(table, warning=no_better_than_untrained(summary))
+    return notes
 
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
@@ -102,15 +116,15 @@ def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list
     places = {id(row): i for i, row in enumerate(summary.rows)}
 
     def fill(name: str, row: Row) -> Entry:
-        s, best, i = row.score(name), summary.best(name), places[id(row)]
-        few = f" (n={s.n})" if s is not None and s.n < len(row.records) else ""
-        return Entry(spread(s, 2) + few, i in best.rows, best.reason(i))
+        score, best, place = row.score(name), summary.best(name), places[id(row)]
+        few = f" (n={score.n})" if score is not None and score.n < len(row.records) else ""
+        return Entry(spread(score, 2) + few, place in best.rows, best.reason(place))
 
     return [(Column(summary.scores[name].head + suffix), partial(fill, name)) for name in names]
 
 
-def _at_end(name: str, decimals: int, row: Row) -> str:
-    return spread(row.at_end(name), decimals)
+def _at_end(name: str, row: Row) -> str:
+    return spread(row.at_end(name), DECIMALS_AT_END[name])
 
 
 def _seeds(row: Row) -> str:
@@ -123,9 +137,10 @@ def _one_decimal(value: float | None) -> str:
 
 def _reference(row: Row, summary: Summary) -> float | None:
     """Look up the paper's linear probing of the same experiment, in percent."""
-    first = row.first
-    where = {key: first.cell[key] for key in ("embedding_dim", "batch_size", "epochs")}
-    return paper.linear_top1(row.label, first.cell["dataset"]["name"], first.backbone, on_test=summary.on_test, **where)
+    cell = row.first.cell
+    place = {key: cell[key] for key in paper.PLACE}
+    dataset, backbone = cell["dataset"]["name"], row.first.backbone
+    return paper.linear_top1(row.label, dataset, backbone, on_test=summary.on_test, **place)
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
@@ -136,10 +151,15 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
     rate may be off, see `sensitivity`. `…_to_threshold` says how soon an accuracy was reached while training, by
     `…_threshold_n` seeds.
     """
-    out = []
     easy = sensitivities(summary)
-    thresholds = {name: percent for name in curve_scores(summary) if (percent := threshold(summary, name)) is not None}
-    for i, row in enumerate(summary.rows):
+    thresholds = {}
+    for name in curve_scores(summary):
+        percent = threshold(summary, name)
+        if percent is not None:
+            thresholds[name] = percent
+    out = []
+    for place, row in enumerate(summary.rows):
+        edges = [f"{side} {key}" for key, side in row.edges.items()]
         entry = _settings(summary, row.label, row.settings) | {
             "chosen_on_test": summary.on_test,
             "n": len(row.records),
@@ -147,20 +167,25 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             "n_diverged": row.diverged,
             "configurations_tried": row.tried,
             "tuning_budget": summary.budget(row),
-            "tuning_edges": ", ".join(f"{side} {key}" for key, side in row.edges.items()) or None,
-            **(widths(easy, row) if easy else {}),
+            "tuning_edges": ", ".join(edges) or None,
         }
+        if easy:
+            entry |= widths(easy, row)
         for name in summary.leading:
-            s, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
-            entry |= _mean_and_spread(f"{name}{unit}", s)
-            entry |= {f"{name}_n": s and s.n, f"{name}_best": i in summary.best(name).rows}
+            score, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
+            entry |= _mean_and_spread(f"{name}{unit}", score)
+            entry[f"{name}_n"] = score and score.n
+            entry[f"{name}_best"] = place in summary.best(name).rows
             entry[f"{name}_minus_untrained"] = summary.gain(row, name)
-        entry |= {name: (s := row.cost(name)) and s.mean for name in _COSTS}
+        for name in _COSTS:
+            cost = row.cost(name)
+            entry[name] = cost and cost.mean
         for name in DECIMALS_AT_END:
             entry |= _mean_and_spread(name, row.at_end(name))
         for name, percent in thresholds.items():
             when = reached(row, name, percent)
-            entry |= {f"{name}_threshold_percent": percent, f"{name}_threshold_n": when.epochs and when.epochs.n}
+            entry[f"{name}_threshold_percent"] = percent
+            entry[f"{name}_threshold_n"] = when.epochs and when.epochs.n
             entry |= _mean_and_spread(f"{name}_epochs_to_threshold", when.epochs)
             entry |= _mean_and_spread(f"{name}_train_s_to_threshold", when.train_s)
         entry["paper_linear_top1_percent"] = _reference(row, summary)
@@ -171,7 +196,8 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
 
 
 def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[str, object]:
-    return {"sweep": summary.name, "label": label, **{k: None if v == DASH else v for k, v in settings.items()}}
+    known = {name: None if value == DASH else value for name, value in settings.items()}
+    return {"sweep": summary.name, "label": label, **known}
 
 
 def _mean_and_spread(name: str, s: Stat | None) -> dict[str, object]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from regbench.reports.rows.tasks import Comparison
-from regbench.reports.tables.table import Column, Entry, Table
+from regbench.reports.tables.table import Entry, Table, entries, number_columns, text_columns
 
 WITHIN_POINTS = (1, 3)
 """The table says in how many blocks a method is within so many percentage points of the best."""
@@ -20,10 +20,9 @@ def over_tasks_table(found: Comparison) -> Table:
     body = []
     for one in found.standings:
         why = "not told from the best mean rank" if one.alike else "significantly worse than the best mean rank"
-        texts = [f"[{one.low:.1f}, {one.high:.1f}]"]
-        texts += [f"{100 * bisect_right(one.shortfalls, d) / found.blocks:.0f}" for d in WITHIN_POINTS]
-        texts.append(f"{one.shortfalls[-1]:.2f}")
-        body.append([Entry(one.label), Entry(f"{one.mean_rank:.2f}", one.alike, why), *map(Entry, texts)])
+        rank = Entry(f"{one.mean_rank:.2f}", one.alike, why)
+        near = [f"{100 * bisect_right(one.shortfalls, points) / found.blocks:.0f}" for points in WITHIN_POINTS]
+        body.append(entries(one.label, rank, f"[{one.low:.1f}, {one.high:.1f}]", *near, f"{one.shortfalls[-1]:.2f}"))
     told = "p unknown" if math.isnan(found.p) else f"p = {found.p:.2g}"
     notes = [
         f"Over {found.blocks} blocks, each a task with one seed: {'; '.join(found.tasks)}. Rank 1 is the best. In "
@@ -34,9 +33,11 @@ def over_tasks_table(found: Comparison) -> Table:
     ]
     if found.left_out:
         notes.append(f"Left out, for not every task has them: {', '.join(found.left_out)}.")
-    columns = [Column("method", numeric=False), Column("mean rank"), Column("95 % interval")]
-    columns += [Column(f"within {d} point{'s' * (d > 1)} of the best (% of blocks)") for d in WITHIN_POINTS]
-    return Table("over_tasks", "All tasks together", [*columns, Column("farthest below the best")], body, notes)
+    columns = [*text_columns("method"), *number_columns("mean rank", "95 % interval")]
+    for points in WITHIN_POINTS:
+        columns += number_columns(f"within {points} point{'s' * (points > 1)} of the best (% of blocks)")
+    columns += number_columns("farthest below the best")
+    return Table("over_tasks", "All tasks together", columns, body, notes)
 
 
 def over_tasks_frame(found: Comparison) -> pd.DataFrame:

@@ -8,10 +8,10 @@ import pandas as pd
 
 from regbench.reports.rows.sensitivity import MIN_VALUES, POINTS, Sensitivity, sensitivities
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import Column, Entry, Table
+from regbench.reports.tables.table import Table, entries, number_columns, text_columns
 
 SUFFIX = {"log": "", "linear": " (linear)", "logit": " (odds)"}
-"""Of a hyperparameter's name, by its scale."""
+"""Ending of a hyperparameter's name, by its scale."""
 
 
 def sensitivity(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
@@ -26,29 +26,31 @@ def sensitivity(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
         return None
     body, lines = [], []
     for one in found:
-        tolerance, values = one.tolerance, len(one.envelope)
         name = one.key.removeprefix("method.") + SUFFIX[one.searched.scale]
-        ends = [*ends_text(one), width_text(one)]
-        texts = [one.row.label, *one.row.settings.values(), name, f"{one.chosen:.3g}", *ends, str(values)]
-        body.append([Entry(text) for text in [*texts, str(one.epochs), f"{one.best:.2f}"]])
-        lines.append(
-            {
-                "label": one.row.label,
-                **one.row.settings,
-                "hyperparameter": one.key,
-                **vars(one.searched),
-                "chosen": one.chosen,
-                **({} if tolerance is None else vars(tolerance)),
-                "values": values,
-                "configurations": len(one.points),
-                "epochs": one.epochs,
-                "best_percent": one.best,
-            }
-        )
-    heads = [Column("method", numeric=False), *map(Column, found[0].row.settings)]
-    heads += [Column("hyperparameter", numeric=False), *map(Column, ("chosen", "from", "to", "width (decades)"))]
-    heads += [Column("values"), Column("epochs"), Column(f"best {summary.selection_title} (%)")]
-    return Table("sensitivity", "How easy to tune?", heads, body, _notes(summary, found)), pd.DataFrame(lines)
+        texts = [one.row.label, *one.row.settings.values(), name, f"{one.chosen:.3g}", *ends_text(one), width_text(one)]
+        body.append(entries(*texts, str(len(one.envelope)), str(one.epochs), f"{one.best:.2f}"))
+        lines.append(_numbers(one))
+    columns = [*text_columns("method"), *number_columns(*found[0].row.settings), *text_columns("hyperparameter")]
+    columns += number_columns("chosen", "from", "to", "width (decades)", "values", "epochs")
+    columns += number_columns(f"best {summary.selection_title} (%)")
+    table = Table("sensitivity", "How easy to tune?", columns, body, _notes(summary, found))
+    return table, pd.DataFrame(lines)
+
+
+def _numbers(one: Sensitivity) -> dict[str, object]:
+    """Return the line of the CSV file."""
+    return {
+        "label": one.row.label,
+        **one.row.settings,
+        "hyperparameter": one.key,
+        **vars(one.searched),
+        "chosen": one.chosen,
+        **({} if one.tolerance is None else vars(one.tolerance)),
+        "values": len(one.envelope),
+        "configurations": len(one.points),
+        "epochs": one.epochs,
+        "best_percent": one.best,
+    }
 
 
 def _notes(summary: Summary, found: Sequence[Sensitivity]) -> list[str]:
@@ -73,9 +75,11 @@ def _notes(summary: Summary, found: Sequence[Sensitivity]) -> list[str]:
 
 def ends_text(one: Sensitivity) -> tuple[str, str]:
     """Write the ends of the range, with a sign where it may go on."""
-    if (tolerance := one.tolerance) is None:
+    tolerance = one.tolerance
+    if tolerance is None:
         return DASH, DASH
-    return "≤ " * tolerance.low_open + f"{tolerance.low:.3g}", "≥ " * tolerance.high_open + f"{tolerance.high:.3g}"
+    low, high = f"{tolerance.low:.3g}", f"{tolerance.high:.3g}"
+    return "≤ " * tolerance.low_open + low, "≥ " * tolerance.high_open + high
 
 
 def width_text(one: Sensitivity) -> str:
@@ -87,8 +91,11 @@ def widths(found: Sequence[Sensitivity], row: Row) -> dict[str, object]:
     """Return what the leaderboard's CSV file says of a row: widths in decades, and whether each is a lower bound."""
     entry: dict[str, object] = {}
     for name in ("weight", "base_lr"):
-        own = (one for one in found if one.row is row and one.role == name and one.searched.scale != "linear")
-        tolerance = next((one.tolerance for one in own), None)
-        entry[f"{name}_width_decades"] = tolerance and tolerance.width
-        entry[f"{name}_width_is_lower_bound"] = tolerance and tolerance.lower_bound
+        entry[f"{name}_width_decades"] = entry[f"{name}_width_is_lower_bound"] = None
+        for one in found:
+            # A linear scale has no decades.
+            if one.row is row and one.role == name and one.searched.scale != "linear":
+                entry[f"{name}_width_decades"] = one.tolerance and one.tolerance.width
+                entry[f"{name}_width_is_lower_bound"] = one.tolerance and one.tolerance.lower_bound
+                break
     return entry

@@ -52,8 +52,26 @@ class Table:
     warning: str = ""
 
 
+# Heads of a terminal's table wrap at so many letters: as wide as most numbers with their spread.
+_HEAD_WIDTH = 9
+
 Filled = tuple[Column, Callable[[Row], Entry | str]]
 """A column of a table of rows, and how a row fills it."""
+
+
+def text_columns(*names: str) -> list[Column]:
+    """Make columns of words, which stand at the left."""
+    return [Column(name, numeric=False) for name in names]
+
+
+def number_columns(*names: str) -> list[Column]:
+    """Make columns of numbers, which stand at the right."""
+    return [Column(name) for name in names]
+
+
+def entries(*texts: Entry | str) -> list[Entry]:
+    """Make a line of a table."""
+    return [text if isinstance(text, Entry) else Entry(text) for text in texts]
 
 
 def table_of_rows(
@@ -66,20 +84,21 @@ def table_of_rows(
         slug: Stem of its file names.
         title: What it shows.
         columns: Those after the settings.
-        notes: Below the table.
+        notes: Text below the table, a paragraph each.
         whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
     """
-    rows = [row for row in summary.rows if whole or not row.untrained]
-    settings = next(iter([*(row.settings for row in summary.rows), *(row.settings for row in summary.missing)]), {})
-    heads = [Column("method", numeric=False), *map(Column, settings), *(column for column, _ in columns)]
+    settings: dict[str, str] = {}
+    for any_row in (*summary.rows, *summary.missing)[:1]:
+        settings = any_row.settings
+    heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
     body = []
-    for row in rows:
-        marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
-        texts = [marked, *row.settings.values(), *(fill(row) for _, fill in columns)]
-        body.append([text if isinstance(text, Entry) else Entry(text) for text in texts])
+    for row in summary.rows:
+        if whole or not row.untrained:
+            marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
+            body.append(entries(marked, *row.settings.values(), *(fill(row) for _, fill in columns)))
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
-        body.append([Entry(known.get(column.name, DASH)) for column in heads])
+        body.append(entries(*(known.get(column.name, DASH) for column in heads)))
     return Table(slug, title, heads, body, list(notes))
 
 
@@ -113,44 +132,49 @@ def difference(value: float | None) -> str:
 
 def to_markdown(table: Table) -> str:
     """Make GitHub Markdown with the title as a heading, the warning above and the notes below."""
-    rows = [[f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row] for row in table.rows]
+    rows = []
+    for row in table.rows:
+        rows.append([f"**{_markdown(entry.text)}**" if entry.bold else _markdown(entry.text) for entry in row])
     heads = [_markdown(column.name) for column in table.columns]
-    body = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table))
-    above = [f"### {_markdown(table.title)}", *filter(None, [_markdown(table.warning)])]
-    return "\n\n".join([*above, body, *(f"- {_markdown(note)}" for note in table.notes)]) + "\n"
+    parts = [f"### {_markdown(table.title)}"]
+    if table.warning:
+        parts.append(_markdown(table.warning))
+    parts.append(tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table.columns)))
+    parts += [f"- {_markdown(note)}" for note in table.notes]
+    return "\n\n".join(parts) + "\n"
 
 
 def to_latex(table: Table) -> str:
     """Make a `tabular` with booktabs rules (needs the booktabs package); the notes are comments above it."""
+    about = [table.title, table.warning, *table.notes]
+    lines = [f"% {_one_line(text)}" for text in about if text]
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.name) for column in table.columns)
-    rows = [
-        " & ".join(f"\\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row) for row in table.rows
-    ]
-    lines = [
-        *(f"% {_one_line(line)}" for line in [table.title, *filter(None, [table.warning]), *table.notes]),
-        f"\\begin{{tabular}}{{{columns}}}",
-    ]
-    lines += ["\\toprule", f"{head} \\\\", "\\midrule", *(f"{row} \\\\" for row in rows), "\\bottomrule"]
-    return "\n".join([*lines, "\\end{tabular}"]) + "\n"
+    lines += [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
+    for row in table.rows:
+        texts = [f"\\textbf{{{_latex(entry.text)}}}" if entry.bold else _latex(entry.text) for entry in row]
+        lines.append(" & ".join(texts) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
 def to_terminal(table: Table, width: int = 120) -> str:
     """Make text that fits a terminal: heads wrap, spare columns are left out if they must, * marks the best."""
     keep = list(range(len(table.columns)))
     while True:
-        heads = ["\n".join(wrap(table.columns[i].name, 9, break_long_words=False)) for i in keep]
-        rows = [[_one_line(row[i].text) + "*" * row[i].bold for i in keep] for row in table.rows]
-        align = [_alignment(table)[i] for i in keep]
-        text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=align)
+        columns = [table.columns[i] for i in keep]
+        heads = ["\n".join(wrap(column.name, _HEAD_WIDTH, break_long_words=False)) for column in columns]
+        rows = []
+        for row in table.rows:
+            rows.append([_one_line(row[i].text) + "*" * row[i].bold for i in keep])
+        text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns))
         spare = max(keep, key=lambda i: table.columns[i].spare)
         if max(map(len, text.splitlines())) <= width or table.columns[spare].spare == 0:
             return text
         keep.remove(spare)
 
 
-def _alignment(table: Table) -> list[str]:
-    return ["right" if column.numeric else "left" for column in table.columns]
+def _alignment(columns: Sequence[Column]) -> list[str]:
+    return ["right" if column.numeric else "left" for column in columns]
 
 
 def _one_line(text: str) -> str:
@@ -158,7 +182,8 @@ def _one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-# What Markdown takes for its own: an underscore within a word, or a bracket that no link follows, is left as it is.
+# Signs that Markdown takes for its own. An underscore within a word, or a bracket that no link follows, means nothing
+# to it and is left as it is, so that the text can be read.
 _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|^#")
 
 
@@ -168,21 +193,36 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 
 
+# pdflatex knows ASCII and little else. A bracket or an asterisk at the beginning of a line would be read as an argument
+# of the rule above it, and so stands in braces.
 _LATEX = {
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{"[": "{[}", "*": "{*}", "`": r"\textasciigrave{}"},  # the first two would be an argument of the rule above
-    **{
-        "±": r"$\pm$",
-        "†": r"$\dagger$",
-        "‡": r"$\ddagger$",
-        "−": "$-$",
-        "–": "--",
-        "×": r"$\times$",
-        "⁺": "$^+$",
-        "…": r"\dots{}",
-    },
-    **{"α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "τ": r"$\tau$"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "`": r"\textasciigrave{}",
+    "<": "$<$",
+    ">": "$>$",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "[": "{[}",
+    "*": "{*}",
+    "±": r"$\pm$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "−": "$-$",
+    "–": "--",
+    "×": r"$\times$",
+    "⁺": "$^+$",
+    "…": r"\dots{}",
+    "α": r"$\alpha$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "τ": r"$\tau$",
 }
 
 
@@ -192,6 +232,8 @@ def _latex(text: str) -> str:
 
 
 @functools.cache
-def _latex_character(c: str) -> str:
-    plain = c if c.isascii() else unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() or "?"
-    return _LATEX.get(c) or "".join(_LATEX.get(p, p) for p in plain)
+def _latex_character(sign: str) -> str:
+    if sign in _LATEX:
+        return _LATEX[sign]
+    plain = sign if sign.isascii() else unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
+    return "".join(_LATEX.get(one, one) for one in plain)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regbench.reports.tables.details import hyperparameters_table
+from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.paper_tables import paper_tables
 from regbench.reports.tables.table import Table

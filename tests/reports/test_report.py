@@ -25,7 +25,8 @@ from regbench.cli import main
 from regbench.reports import Report, write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.page import drawing
-from regbench.reports.tables.details import accuracy_table, hyperparameters_table
+from regbench.reports.tables.details import accuracy_table
+from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.table import to_markdown
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import backbone, dataset, later, resign, score

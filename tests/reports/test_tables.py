@@ -23,12 +23,12 @@ from regbench.reports.rows.tasks import compare_over, over_tasks
 from regbench.reports.tables.details import (
     accuracy_table,
     energy_table,
-    hyperparameters_table,
     memory_table,
     significance_frame,
     significance_table,
     time_table,
 )
+from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_table
 from tests.records import chosen, ranked, tuning_choice

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regbench.reports.tables.details import hyperparameters_table, memory_table
+from regbench.reports.tables.details import memory_table
+from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.table import Column, Entry, Table, to_latex, to_markdown, to_terminal
 from tests.reports.reading import Make, task
