@@ -64,8 +64,8 @@ def run_tuning(
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
-    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid; None: what
-    the sweep's file says. The other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
+    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid, or None
+    for what the sweep's file says. The other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
 
     Returns:
         The cells that are left to score on the test split; None if Slurm goes on with the tuning.

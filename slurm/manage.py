@@ -247,21 +247,16 @@ def logs(folder: Path, cell: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Cleaned:
-    """What `clean` removed: `files` of `size_bytes` in all."""
-
-    files: int
-    size_bytes: int
-
-
-def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
+def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
     """Remove what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
 
     Args:
         folder: The sweep.
         checkpoints: Remove the last one too: the trained weights.
         dry_run: Only count.
+
+    Returns:
+        The number of files, and their bytes in all.
     """
     found: list[Path] = []
     for status in sweep_status(folder):
@@ -275,4 +270,4 @@ def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> Cleaned:
     if not dry_run:
         for path in found:
             path.unlink(missing_ok=True)
-    return Cleaned(len(found), size_bytes)
+    return len(found), size_bytes

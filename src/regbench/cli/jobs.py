@@ -30,7 +30,8 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
     from regbench.sweeps.status import counts, status_table
 
     if name is None:
-        if not (folders := sweep_folders(runs_dir)):
+        folders = sweep_folders(runs_dir)
+        if not folders:
             raise RegbenchError(f"no sweep in {runs_dir}; start one: regbench sweep quickstart")
         for folder in folders:
             try:
@@ -96,9 +97,10 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
 @runs_dir_option
 def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
-    from regbench.slurm.manage import cancel_cells, sweep_folder
+    from regbench.slurm import manage
 
-    for status in (cancelled := cancel_cells(sweep_folder(runs_dir, name), cells)):
+    cancelled = manage.cancel_cells(manage.sweep_folder(runs_dir, name), cells)
+    for status in cancelled:
         click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
     click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
 
@@ -113,10 +115,9 @@ def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
 
     CELL is its id, or the beginning of it, in the sweep NAME.
     """
-    from regbench.slurm.manage import logs as log_of
-    from regbench.slurm.manage import sweep_folder
+    from regbench.slurm import manage
 
-    path = log_of(sweep_folder(runs_dir, name), cell)
+    path = manage.logs(manage.sweep_folder(runs_dir, name), cell)
     click.echo(f"{path}:", err=True)
     click.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
 
@@ -132,8 +133,7 @@ def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
     Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs and the last
     checkpoints stay.
     """
-    from regbench.slurm.manage import clean as clean_sweep
-    from regbench.slurm.manage import sweep_folder
+    from regbench.slurm import manage
 
-    cleaned = clean_sweep(sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
-    click.echo(f"{'would remove' if dry_run else 'removed'} {cleaned.files} files, {cleaned.size_bytes / 1e9:.3g} GB")
+    files, size_bytes = manage.clean(manage.sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
+    click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {size_bytes / 1e9:.3g} GB")
