@@ -205,11 +205,11 @@ def _ranked(
 ) -> list[RankedConfiguration]:
     """Rank configurations: the longest trained first, then by their mean score over the seeds."""
     tunable = {name: _tunable(cells[0]) for name, cells in configurations.items()}
+    # A short training has a shorter warm-up too, which is no choice.
     full_length = [tunable[name] for name, cells in configurations.items() if cells[0].id not in short]
     shown = []
     for key in next(iter(tunable.values())):
-        values = [each.get(key) for each in full_length]
-        varies = any(value != values[0] for value in values)
+        varies = any(each.get(key) != full_length[0].get(key) for each in full_length)
         if varies or key.startswith("method.") or key == "optimizer.base_lr":
             shown.append(key)
     ranking = []

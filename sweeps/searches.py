@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,12 +54,14 @@ class Search:
         )
 
 
-@functools.cache
+@functools.cache  # a tuning asks again after every round, and composing cells takes a while
 def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
     """List the searches of a row of a sweep's file."""
-    searched = {key: (override, values) for key, override, values in row_values(row) if _is_searched(override)}
-    for override, _ in searched.values():
-        _refuse_search(override)
+    searched = {}
+    for key, override, values in row_values(row):
+        if _is_searched(override):
+            _refuse_search(override)
+            searched[key] = (override, values)
     found: dict[Cell, Search] = {}
     for fixed in fixed_settings(row):
         sweep = load_rows(file, [fixed])
@@ -80,7 +83,7 @@ def fixed_settings(row: Sequence[str]) -> list[list[str]]:
     fixed: list[list[str]] = [[]]
     for _, override, values in row_values(row):
         if not _is_searched(override):
-            fixed = [[*start, text] for start in fixed for text in values]
+            fixed = [[*start, text] for start, text in itertools.product(fixed, values)]
     return fixed
 
 
@@ -112,7 +115,7 @@ def _space(
     space = {**_own_space(cell, stated | set(given)), **given}
     if len(space) > DIMENSIONS:
         raise RegbenchError(f"{cell.label}: {len(space)} settings are searched at once; give at most {DIMENSIONS}")
-    # The first are spread most evenly: those of the method, as all methods share those of the optimizer.
+    # The first are spread most evenly, so those of the method come before those of the optimizer.
     return dict(sorted(space.items(), key=lambda item: item[0].startswith("optimizer.")))
 
 

@@ -62,7 +62,7 @@ def train(
     refuse_folder_name("name", name)
     given = _overrides(overrides, settings)
     cell, runtime = load_run(given) if config is None else load_config(Path(config), given)
-    if environment_ranks()[2] == 0:
+    if environment_ranks()[2] == 0:  # of several processes on a machine, one prepares
         prepare_all(cell.datasets, Path(runtime.data_dir))
     interruption = Interruption()
     with contextlib.ExitStack() as stack:
@@ -117,8 +117,7 @@ def sweep(
     Args:
         name: A preset, the path of a YAML file, or with `cells` the folder's name under the runs folder.
         overrides: Settings that change every cell. Values separated by commas multiply the cells: `seed=0,1,2`.
-        cells: The grid itself: a line, or several, as under `cells:` in a sweep's file, such as
-            `method=vicreg,sfrik_l3 seed=0,1`.
+        cells: The grid, a line or several as in a sweep's file, such as `method=vicreg,sfrik_l3 seed=0,1`.
         oversized: Run cells too that are predicted not to fit `cluster.gpu_memory_gib`.
         **settings: Settings by keyword, see the module.
 
@@ -207,8 +206,7 @@ def report(
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
     Args:
-        *sweeps: Names of sweeps under the runs folder, or paths of folders: sweeps or single run directories. Several
-            are merged into one report.
+        *sweeps: Names of sweeps, or paths of sweeps and single run directories. Several are merged into one report.
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
         paper: Write all tables of the paper, also those without a number of ours.
@@ -225,17 +223,21 @@ def report(
     from regbench.benchmark.settings.runtime import Runtime
     from regbench.reports import write_report
 
-    runs = Path(runs_dir if runs_dir is not None else Runtime().runs_dir)
-    folders = [report_folder(runs, sweep) for sweep in sweeps]
-    if not folders:
+    if not sweeps:
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
+    runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
+    folders = [report_folder(runs, sweep) for sweep in sweeps]
+    former = [report_folder(runs, sweep) for sweep in against]
     measured = folders[0].parent / "cost" / "cost.csv"
     if cost is None and measured.exists():
         cost = measured
-    to = Path(out) if out is not None else folders[0] / "report"
-    former = [report_folder(runs, sweep) for sweep in against]
-    costs = None if cost is None else Path(cost)
-    return write_report(folders, to, whole_paper=paper, cost=costs, against=former)
+    return write_report(
+        folders,
+        folders[0] / "report" if out is None else Path(out),
+        whole_paper=paper,
+        cost=None if cost is None else Path(cost),
+        against=former,
+    )
 
 
 def load_records(*folders: str | Path) -> pd.DataFrame:
@@ -247,8 +249,7 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
     Returns:
         Columns sweep, cell_id, label, method, seed, status, dataset, backbone, embedding_dim, batch_size, epochs,
         score, value, unit, split and protocol, then what leads back to the run (such as record, config and command),
-        its cost with units in the names, and its environment. Paths and reasons of what does not fit, and is left
-        out, are in `attrs["skipped"]`.
+        its cost with units in the names, and its environment. `attrs["skipped"]` names what is left out, and why.
 
     Raises:
         RegbenchError: If a folder does not exist, or no good record is found.

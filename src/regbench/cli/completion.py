@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
+    """Make the completion of an argument from the names that it can have."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        given = ctx.params.get(param.name or "") or ()
+        return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete) and name not in given]
+
+    return complete
+
+
+@_offer
+def complete_sweep(ctx: click.Context) -> Iterable[str]:
     """Offer the presets of sweeps."""
     from regbench.benchmark.settings.presets import preset_files
 
-    return _beginning(preset_files("sweep"), incomplete)
+    return preset_files("sweep")
 
 
-def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+@_offer
+def complete_recipe(ctx: click.Context) -> Iterable[str]:
     """Offer the recipes with published numbers."""
     from regbench.benchmark.settings.recipes import recipes
 
-    return _beginning(recipes(), incomplete)
+    return recipes()
 
 
-def complete_dataset(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+@_offer
+def complete_dataset(ctx: click.Context) -> Iterable[str]:
     """Offer the data sets that have a configuration."""
     from regbench.benchmark.settings.presets import preset_files
 
-    return _beginning([*preset_files("dataset"), "voc07"], incomplete)
+    return [*preset_files("dataset"), "voc07"]
 
 
-def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the registered methods that were not given yet."""
+@_offer
+def complete_method(ctx: click.Context) -> Iterable[str]:
+    """Offer the registered methods."""
     from regbench import methods
 
-    given = ctx.params.get(param.name or "") or ()
-    return _beginning([name for name in methods.names() if name not in given], incomplete)
+    return methods.names()
+
+
+@_offer
+def complete_started(ctx: click.Context) -> Iterable[str]:
+    """Offer the sweeps that were started."""
+    return sorted(path.parent.name for path in _runs_dir(ctx).glob("*/sweep.json"))
+
+
+@_offer
+def complete_cell(ctx: click.Context) -> Iterable[str]:
+    """Offer the cells of the sweep that stands before on the command line."""
+    sweep = _runs_dir(ctx) / str(ctx.params.get("name"))
+    return sorted(path.parent.name for path in sweep.glob("*/config.yaml"))
+
+
+def _runs_dir(ctx: click.Context) -> Path:
+    return Path(ctx.params.get("runs_dir") or "runs")
 
 
 def complete_override(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -56,27 +84,13 @@ def complete_override(ctx: click.Context, param: click.Parameter, incomplete: st
     keys = dict.fromkeys(values)
     for _, found in listing():
         keys |= dict.fromkeys(setting.name for setting in found)
-    key, equals, beginning = incomplete.partition("=")
-    if equals:
-        return [CompletionItem(f"{key}={name}") for name in values.get(key, ()) if name.startswith(beginning)]
+    key, equals, _ = incomplete.partition("=")
     # Bash ends words at "=": the key is then a word before this one, and the value alone is to be completed.
     words = [word for word in ctx.params.get("overrides") or () if word != "="]
-    if words and words[-1] in keys:
-        return _beginning(values.get(words[-1], ()), incomplete)
-    return _beginning([f"{name}=" for name in keys], incomplete)
-
-
-def complete_started(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the sweeps that were started."""
-    return _folders_with("sweep.json", Path(ctx.params.get("runs_dir") or "runs"), incomplete)
-
-
-def complete_cell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the cells of the sweep that stands before on the command line."""
-    sweep = Path(ctx.params.get("runs_dir") or "runs") / str(ctx.params.get("name"))
-    return _folders_with("config.yaml", sweep, incomplete)
-
-
-def _folders_with(file: str, parent: Path, incomplete: str) -> list[CompletionItem]:
-    found = sorted(parent.glob(f"{incomplete}*/{file}"))
-    return [CompletionItem(path.parent.name) for path in found]
+    if equals:
+        offered = [f"{key}={name}" for name in values.get(key, ())]
+    elif words and words[-1] in keys:
+        offered = list(values.get(words[-1], ()))
+    else:
+        offered = [f"{name}=" for name in keys]
+    return [CompletionItem(name) for name in offered if name.startswith(incomplete)]
