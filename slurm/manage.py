@@ -103,6 +103,7 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
         recover_interrupted(folder)
         free = {status.cell_id for status in statuses(folder) if is_free(status, stages)}
         todo = []
+        # The folder may plan more cells than this sweep has, such as other seeds.
         for cell, cluster in zip(sweep.cells, sweep.clusters, strict=True):
             if cell.id in free:
                 todo.append((cell, cluster))
@@ -147,12 +148,14 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
         submitted = _as_submitted(folder)
         jobs = jobs_of(folder)
         found = _chosen(folder, cells, jobs)
+        # Slurm's reason is "JobHeldUser", "JobHeldAdmin" or "launch failed requeued held".
         held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
         call_for_jobs([status.job for status in held], "scontrol", "release")
         dropped = []
         for status in found:
             if status.state in ("done", "diverged") and status.cell_id in jobs:
                 queued = jobs[status.cell_id].queued
+                # One that runs is about to see that there is nothing to do.
                 dropped += [name for name, state in queued.items() if state == "PENDING"]
         call_for_jobs(dropped, "scancel")
         todo: list[CellStatus] = []
@@ -229,6 +232,7 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
             cancelled.append(status)
             names += job.queued
         call_for_jobs(names, "scancel")
+        # Slurm soon forgets jobs that have ended, so that the cells would count as lost.
         for name in names:
             (folder / "jobs" / "logs" / f"{name}_cancelled").touch()
     return cancelled

@@ -151,15 +151,12 @@ def _choose_one(
     """Choose a method's configuration in one setting; None if all diverged."""
     short = search.get("short", {})
     records = {}
+    images = 0
     for configuration, cells in configurations.items():
         records[configuration] = [_record(folder, cell) for cell in cells]
+        images += sum(map(_images, records[configuration]))
     ranking = _ranked(configurations, records, short)
-    # A search trains some for several lengths, of which the longest counts.
-    settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
-    longest: dict[str, RankedConfiguration] = {}
-    for entry in ranking:
-        longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
-    ranking = list(longest.values())
+    ranking = _longest(ranking, search)
     best = ranking[0]
     if best.status != "tuned":
         return None
@@ -180,8 +177,17 @@ def _choose_one(
         configuration=best.configuration,
         ranking=tuple(ranking),
         edges=_edges(cell, ranking),
-        images=sum(_images(record) for trained in records.values() for record in trained),
+        images=images,
     )
+
+
+def _longest(ranking: Sequence[RankedConfiguration], search: Mapping[str, Any]) -> list[RankedConfiguration]:
+    """Keep the longest training of each configuration, as a search trains some for several lengths."""
+    settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
+    longest: dict[str, RankedConfiguration] = {}
+    for entry in ranking:  # the longest come first
+        longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
+    return list(longest.values())
 
 
 def _record(folder: Path, cell: Cell) -> Record:
@@ -195,7 +201,7 @@ def _record(folder: Path, cell: Cell) -> Record:
 
 
 def _images(record: Record) -> int:
-    """Count the images that a training saw."""
+    """Count the images that a training saw; one that diverged stopped early."""
     steps = record.checkpoint.step if record.checkpoint else (record.diverged or {}).get("step", 0)
     return int(steps) * int(record.cell["batch_size"])
 
@@ -258,14 +264,17 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
     A value beyond which there is none, such as a weight of 0, is no edge.
     """
     found = {}
+    space = chosen.method.space or {}
     for key, best in ranking[0].hyperparameters.items():
         tried = [entry.hyperparameters[key] for entry in ranking]
         # By type, because isinstance takes a switch (bool) for a number.
         numbers = {value for value in tried if type(value) in (int, float)}
         if len(numbers) < 2 or best not in (min(numbers), max(numbers)):
             continue
-        space = (chosen.method.space or {}).get(key.removeprefix("method."))
-        least, most = (space.least, space.most) if isinstance(space, Range) else (-math.inf, math.inf)
+        least, most = -math.inf, math.inf
+        stated = space.get(key.removeprefix("method."))
+        if isinstance(stated, Range):
+            least, most = stated.least, stated.most
         if least < best < most:
             found[key] = "smallest" if best == min(numbers) else "largest"
     return found
@@ -278,11 +287,13 @@ def choice_table(choice: TuningChoice) -> str:
     for key, value in first.items():
         if key != "embedding_dim" and any(entry.setting.get(key) != value for entry in choice.choices):
             varying.append(key)
+    # Of the setting, q is always shown and the rest where the methods differ in it.
     score = f"{choice.score} (%), {choice.selected_on}"
     headers = ["method", "q", *[key.replace("_", " ") for key in varying], score, "runner-up", "tried", "images"]
     rows = []
     for entry in choice.choices:
         best, *others = entry.ranking
+        # What a search stopped early, or what diverged, is no runner-up.
         runner_up = others[0].value if others and others[0].status == "tuned" else None
         chosen = []
         for key, value in best.hyperparameters.items():

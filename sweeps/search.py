@@ -72,6 +72,7 @@ class _Trial:
         known = [score for score in self.scores if score is not None]
         if len(known) < len(self.scores):
             return None
+        # One that diverges with any seed is not one to recommend.
         return math.fsum(known) / len(known) if min(known) else 0.0
 
 
@@ -110,26 +111,27 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
     for search in searches:
         rounds = list(_rounds(search, trials, folder))
         complete = complete and all(trial.score is not None for trial in rounds[-1])
-        for number, trial in ((number, trial) for number, each in enumerate(rounds) for trial in each):
-            settings = [f"{key}={shown(value)}" for key, value in trial.values.items()]
-            for cell, score in zip(trial.cells, trial.scores, strict=True):
-                cells.setdefault(cell.id, (cell, search.cluster))
-                if cell.epochs < search.cell.epochs:
-                    short[cell.id] = search.cell.epochs
-                tried.append(
-                    {
-                        "label": cell.label,
-                        "round": number,
-                        "cell_id": cell.id,
-                        "seed": cell.seed,
-                        "epochs": cell.epochs,
-                        "settings": settings,
-                        "score": score,
-                    }
-                )
+        for number, trials_of_round in enumerate(rounds):
+            for trial in trials_of_round:
+                tried += _entries(trial, number)
+                for cell in trial.cells:
+                    # Two searches may propose the same cell, which runs once.
+                    cells.setdefault(cell.id, (cell, search.cluster))
+                    if cell.epochs < search.cell.epochs:
+                        short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
     sweep = replace(first, cells=chosen, clusters=clusters)
     return Proposed(sweep, complete, {"trials": trials, "short": short, "tried": tried})
+
+
+def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
+    """Return what `search.json` says of a configuration in a round of its search."""
+    settings = [f"{key}={shown(value)}" for key, value in trial.values.items()]
+    found = []
+    for cell, score in zip(trial.cells, trial.scores, strict=True):
+        entry = {"label": cell.label, "round": number, "cell_id": cell.id, "seed": cell.seed}
+        found.append(entry | {"epochs": cell.epochs, "settings": settings, "score": score})
+    return found
 
 
 def _refuse_indistinct(name: str, searches: Sequence[Search]) -> None:
@@ -168,13 +170,17 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
             for values in alive[: number * size]:
                 cell = search.at(values, epochs)
                 found[cell.id] = _trial(search, values, cell, folder)
-            yield list(found.values())
-            if any(trial.score is None for trial in found.values()):
-                return
-            tried += found.values()
-            alive = [trial.values for trial in sorted(found.values(), key=lambda trial: -(trial.score or 0.0))]
+            trained = list(found.values())
+            yield trained
+            if any(trial.score is None for trial in trained):
+                return  # what comes next depends on all scores of this round
+            tried += trained
+            best_first = sorted(trained, key=lambda trial: trial.score or 0.0, reverse=True)
+            alive = [trial.values for trial in best_first]
+        # Scores after fewer epochs do not compare.
         best = max(tried, key=lambda trial: (trial.epochs, trial.score))
-        box = {key: _next(each, box[key], key, best, tried) for key, each in search.space.items()}
+        for key, each in search.space.items():
+            box[key] = _next_range(each, box[key], key, best, tried)
 
 
 def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) -> _Trial:
@@ -189,6 +195,7 @@ def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) 
 
 def _lengths(epochs: int) -> list[tuple[int, int]]:
     """List the epochs of a bracket's rounds, and the configurations in each for every one of the bracket's size."""
+    # A training of three epochs or fewer has no quarter.
     lengths = [length for length in (epochs // 4, epochs // 2, epochs) if length]
     return list(zip(lengths, (_FIRST, 2, 1), strict=False))
 
@@ -197,7 +204,7 @@ def _brackets(search: Search, trials: int) -> list[int]:
     """List the sizes of the brackets that a budget pays."""
     cost = len(search.seeds) * sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
     count = trials * search.cell.epochs // cost
-    if not count:
+    if count == 0:
         least = math.ceil(cost / search.cell.epochs)
         raise RegbenchError(f"--trials {trials} is too few for a search; give {least} or more")
     first = (count + 1) // 2
@@ -215,12 +222,12 @@ def _values(
     return values
 
 
-def _next(
+def _next_range(
     each: Range | Choice, box: tuple[float, float], key: str, best: _Trial, tried: Sequence[_Trial]
 ) -> tuple[float, float]:
     """Return the part of a hyperparameter's range, by position, that the next bracket draws from."""
     if isinstance(each, Choice):
-        return box
+        return box  # its values have no order, so none lies near the best
     at = each.position(best.values[key])
     width = box[1] - box[0]
     positions = [each.position(trial.values[key]) for trial in tried]

@@ -190,7 +190,7 @@ def cell_status(directory: Path, plan: CellPlan, job: Job | None = None) -> Cell
         progress = attempt["progress"] if attempt else {}
     except (OSError, RegbenchError) as error:
         state, detail = "damaged", str(error)
-    trains = state == "running" and not detail
+    trains = state == "running" and not detail  # what evaluates has a detail
     return CellStatus(
         cell_id=plan["id"],
         label=plan["label"],
@@ -227,6 +227,7 @@ def _state(directory: Path, files: Sequence[str], attempt: dict[str, Any] | None
     if attempt is not None and is_running(attempt):
         is_training = progress.get("stage", "pretrain") == "pretrain"
         return "running", "" if is_training else detail
+    # While a job of it is in the queue, a tuned cell is about to be tested.
     is_gone = job is None or job.state is None
     if is_gone and "tuning.json" in files and attempt is not None and attempt["ended"] == "done":
         return "tuned", detail
@@ -259,10 +260,12 @@ def _state_of_job(directory: Path, job: Job) -> tuple[str, str] | None:
 def _how_it_ended(directory: Path, job: Job) -> tuple[str, str] | None:
     """Tell state and reason of a cell whose job has left a note beside its logs; see `regbench.slurm.job.SlurmJob`."""
     logs = directory.parent / "jobs" / "logs"
+    # The jobs of later stages say most: they ran last.
     for name in reversed(job.chain or (job.name,)):
         if (logs / f"{name}_cancelled").exists():
             return "cancelled", f"job {name} was cancelled"
-        if (error := logs / f"{name}_error").exists():
+        error = logs / f"{name}_error"
+        if error.exists():
             return "failed", error.read_text(errors="replace")
         if job.state is None and (logs / f"{name}_missed").exists():
             return "failed", f"job {name} did not come to run regbench: {_last_words(log_file(directory, name))}"
@@ -283,6 +286,7 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     if not logs:
         return None
     newest = max(logs, key=lambda path: path.stat().st_mtime)
+    # submitit keeps what goes to stderr, such as a traceback, in a file of its own.
     errors = newest.with_suffix(".err")
     return errors if errors in logs else newest
 
@@ -308,10 +312,7 @@ def counts(statuses: Sequence[CellStatus]) -> str:
 
 
 def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:
-    """Lay out how cells stand as a table with a summary below; of more than a hundred, those that need a look alone.
-
-    `everything` lists all of them.
-    """
+    """Lay out how cells stand; of more than a hundred only those that need a look, without `everything`."""
     shown = statuses
     if len(statuses) > 100 and not everything:
         shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]

@@ -128,12 +128,15 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
     if not path.exists():
         _refuse_tested(folder)
     with locked(folder):
-        known = compared_ids(folder) if path.exists() else []
-        write_text(path, json.dumps(sorted({*known, *(cell.id for cell in cells)}), indent=1))
+        # A grid may grow until the choice is made, so cells are added to those that are there.
+        ids = set(compared_ids(folder)) if path.exists() else set()
+        ids |= {cell.id for cell in cells}
+        write_text(path, json.dumps(sorted(ids), indent=1))
 
 
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool) -> None:
     """Refuse cells among which no fair choice can be made."""
+    # Splits are read from files: once for each data set.
     for cell in {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}.values():
         if not selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)):
             raise RegbenchError(
