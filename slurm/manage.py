@@ -238,7 +238,7 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     return cancelled
 
 
-def logs(folder: Path, cell: str) -> Path:
+def find_log(folder: Path, cell: str) -> Path:
     """Find the newest log file of a cell.
 
     Raises:
@@ -251,7 +251,7 @@ def logs(folder: Path, cell: str) -> Path:
     return path
 
 
-def clean(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
+def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
     """Remove what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
 
     Args:

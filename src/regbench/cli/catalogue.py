@@ -142,6 +142,7 @@ def check(names: Sequence[str]) -> None:
     checks = check_names()
     failed = 0
     with tqdm(total=len(chosen) * len(checks) + 1, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
+        # All methods at once, because starting processes takes most of the time.
         sharded = check_sharded(chosen)
         bar.update()
         for name, method in chosen.items():
@@ -155,6 +156,7 @@ def check(names: Sequence[str]) -> None:
             bad = [finding for finding in findings if not finding.ok]
             failed += bool(bad)
             bar.write(f"{name}: {'FAILED' if bad else 'passed'} ({len(findings) - len(bad)} of {len(findings)} checks)")
+            # Of many methods, what they keep would hide what they break.
             rows = []
             for f in bad if len(chosen) > 1 else findings:
                 rows.append([f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where])

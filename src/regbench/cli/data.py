@@ -56,6 +56,7 @@ def prepare(
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config.name, data_dir)
+        # A file that is cut off has a problem for each of its images.
         for problem in problems[:20]:
             click.echo(problem)
         if len(problems) > 20:
@@ -78,10 +79,11 @@ def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str
     from regbench.benchmark.settings.sweep import load_run
     from regbench.datasets.prepare_voc import prepare_voc07
 
+    # How many images there are is a setting of the evaluation.
     cell, runtime = load_run([*overrides, "evaluation.protocols=[voc07]"])
     data_dir = Path(runtime.data_dir)
     evaluation = cell.evaluation["voc07"]
     assert isinstance(evaluation, VOC07)
-    num_images = evaluation.num_images
-    for split, entry in prepare_voc07(data_dir, num_images, source_dir=source_dir, force=force).items():
+    prepared = prepare_voc07(data_dir, evaluation.num_images, source_dir=source_dir, force=force)
+    for split, entry in prepared.items():
         click.echo(f"{split:>8}: {len(entry.paths):>9,} images in {data_dir / 'voc07'}")

@@ -33,7 +33,7 @@ class _Cli(click.Group):
             return super().invoke(ctx)
         except RegbenchError as error:
             _fail(ctx, error, str(error), 2)
-        except click.UsageError as error:
+        except click.UsageError as error:  # click's own words take several lines
             where = error.ctx.command_path if error.ctx else f"regbench {ctx.invoked_subcommand}"
             _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)
         except OSError as error:
@@ -41,7 +41,7 @@ class _Cli(click.Group):
             _fail(ctx, error, f"{where}{error.strerror}" if error.strerror else str(error), 1)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
-                raise
+                raise  # a mistake of ours: its traceback is to be reported
             line = f"the memory does not suffice: {error}"
             _fail(ctx, error, f"{line[:200]}; what a run needs is said by: regbench plan", 1)
         except KeyboardInterrupt as error:
@@ -67,6 +67,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _as_written(text: str | None) -> str | None:
     """Restore click's mark for lines that it must not wrap, which raw docstrings spell in two characters."""
+    # Ruff wants docstrings with a backslash to be raw.
     return text and text.replace("\\b\n", "\b\n")
 
 
@@ -77,6 +78,7 @@ def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> Non
     ctx.exit(code)
 
 
+# As Ctrl-C, so that `kill` and a scheduler end a command as gently.
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -103,6 +105,7 @@ def main(debug: bool) -> None:
     Shell completion (bash; zsh and fish likewise), in ~/.bashrc:
       eval "$(_REGBENCH_COMPLETE=bash_source regbench)"
     """
+    # What a command prints goes to stdout alone.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

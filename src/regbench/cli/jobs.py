@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from regbench.cli.completion import complete_cell, complete_started
 from regbench.cli.group import main
-from regbench.cli.options import cells_argument, runs_dir_option, started_sweep
+from regbench.cli.options import cells_argument, of_started_sweep, runs_dir_option
 from regbench.errors import RegbenchError
+
+if TYPE_CHECKING:
+    from regbench.sweeps.status import CellStatus
 
 
 @main.command()
@@ -46,28 +49,28 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
         click.echo(status_table(statuses(folder), everything=everything))
 
 
-def watch(folder: Path) -> list[Any]:
+def watch(folder: Path) -> list[CellStatus]:
     """Show how a sweep stands until none of its cells runs or waits; return how they stand then."""
     from regbench.slurm.manage import poll
     from regbench.sweeps.status import counts, status_table
 
-    last, found = "", []
+    last = ""
+    found: list[CellStatus] = []
     for found in poll(folder):
         table = status_table(found)
         if sys.stdout.isatty():
             click.clear()
             click.echo(f"{folder.name}\n\n{table}\n\nCtrl-C leaves the jobs alone")
-        elif table != last:
+        elif table != last:  # a log of the output stays short
             click.echo(f"{folder.name}: {counts(found)}")
         last = table
     return found
 
 
 @main.command()
-@started_sweep
+@of_started_sweep
 @cells_argument
-@runs_dir_option
-def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
+def retry(folder: Path, cells: Sequence[str]) -> None:
     """Submit failed, lost and interrupted cells again.
 
     All of the sweep NAME, or CELLS (ids or their beginnings). They go on from their checkpoints. Finished cells, and
@@ -75,14 +78,14 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
     """
     from regbench.slurm import manage
 
-    done = manage.retry(manage.sweep_folder(runs_dir, name), cells)
+    done = manage.retry(folder, cells)
     for status in (*done.released, *done.submitted):
-        was = f"held by Slurm ({status.detail}); released" if status.state == "queued" else f"was {status.state}"
-        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {was}")
+        was = f"was {status.state}"
+        if status.state == "queued":  # only what Slurm holds is tried again from the queue
+            was = f"held by Slurm ({status.detail}); released"
+        _say(status, was)
     for status in done.gone:
-        click.echo(
-            f"{status.cell_id}  {status.label} seed {status.seed}: its folder is gone; give the sweep's command again"
-        )
+        _say(status, "its folder is gone; give the sweep's command again")
     if done.dropped:
         click.echo(f"cancelled {', '.join(done.dropped)}: the cells are finished")
     if done.submitted:
@@ -91,49 +94,50 @@ def retry(name: str, cells: Sequence[str], runs_dir: Path) -> None:
         click.echo("nothing to try again")
 
 
-@main.command()
-@started_sweep
-@cells_argument
-@runs_dir_option
-def cancel(name: str, cells: Sequence[str], runs_dir: Path) -> None:
-    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
-    from regbench.slurm import manage
+def _say(status: CellStatus, what: str) -> None:
+    click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {what}")
 
-    cancelled = manage.cancel_cells(manage.sweep_folder(runs_dir, name), cells)
+
+@main.command()
+@of_started_sweep
+@cells_argument
+def cancel(folder: Path, cells: Sequence[str]) -> None:
+    """Cancel the jobs of NAME, or of its CELLS. Those that run write a checkpoint first; `retry` resumes them."""
+    from regbench.slurm.manage import cancel_cells
+
+    cancelled = cancel_cells(folder, cells)
     for status in cancelled:
-        click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: was {status.state}")
+        _say(status, f"was {status.state}")
     click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
 
 
 @main.command()
-@started_sweep
+@of_started_sweep
 @click.argument("cell", shell_complete=complete_cell)
 @click.option("--lines", type=click.IntRange(0), default=40, show_default=True, help="From the end; 0: all.")
-@runs_dir_option
-def logs(name: str, cell: str, lines: int, runs_dir: Path) -> None:
+def logs(folder: Path, cell: str, lines: int) -> None:
     """Show the newest log of a cell.
 
     CELL is its id, or the beginning of it, in the sweep NAME.
     """
-    from regbench.slurm import manage
+    from regbench.slurm.manage import find_log
 
-    path = manage.logs(manage.sweep_folder(runs_dir, name), cell)
-    click.echo(f"{path}:", err=True)
+    path = find_log(folder, cell)
+    click.echo(f"{path}:", err=True)  # not in what a pipe gets
     click.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
 
 
 @main.command()
-@started_sweep
+@of_started_sweep
 @click.option("--checkpoints", is_flag=True, help="Remove the trained weights of finished cells too.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@runs_dir_option
-def clean(name: str, checkpoints: bool, dry_run: bool, runs_dir: Path) -> None:
+def clean(folder: Path, checkpoints: bool, dry_run: bool) -> None:
     """Remove what finished cells do not need any more.
 
     Older and damaged checkpoints, and leftovers of kills, of the sweep NAME. Records, curves, logs and the last
     checkpoints stay.
     """
-    from regbench.slurm import manage
+    from regbench.slurm.manage import clean_folder
 
-    files, size_bytes = manage.clean(manage.sweep_folder(runs_dir, name), checkpoints=checkpoints, dry_run=dry_run)
+    files, size_bytes = clean_folder(folder, checkpoints=checkpoints, dry_run=dry_run)
     click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {size_bytes / 1e9:.3g} GB")

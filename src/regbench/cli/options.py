@@ -97,6 +97,7 @@ runs_dir_option = click.option(
 def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
     """Make the option `--out` of a command that writes into the folder of runs."""
 
+    # Asked for when the command runs, as the folder of runs may come from the environment.
     def default() -> str:
         from regbench.benchmark.settings.runtime import Runtime
 
@@ -120,6 +121,20 @@ def known_methods(ctx: click.Context, param: click.Parameter, names: tuple[str, 
 
 
 started_sweep = click.argument("name", shell_complete=complete_started)
+
+
+def of_started_sweep(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the name of a sweep that was started and the folder of runs; the command gets the sweep's `folder`."""
+
+    @functools.wraps(command)
+    def with_folder(*, name: str, runs_dir: Path, **others: Any) -> Any:
+        from regbench.slurm.manage import sweep_folder
+
+        return command(folder=sweep_folder(runs_dir, name), **others)
+
+    return started_sweep(runs_dir_option(with_folder))
+
+
 cells_argument = click.argument("cells", nargs=-1, shell_complete=complete_cell)
 
 

@@ -94,7 +94,8 @@ def evaluate(
     if backbone is not None:
         from regbench.benchmark.published import evaluate_backbone
 
-        settings = [*([run] if run else []), *overrides]
+        # Without a run directory, click takes the first setting for it.
+        settings = [run, *overrides] if run else list(overrides)
         directory, record = evaluate_backbone(backbone, settings, label=label, name=name, only=protocols)
         print_scores(record.scores)
         click.echo(f"run directory: {directory}")

@@ -72,6 +72,7 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
 def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
     """Write the report if that is asked for, and fail if cells did not finish."""
     ended = [status.state for status in statuses or ()]
+    # The report comes first: one cell that failed must not hide the others.
     if report and ("done" in ended or "diverged" in ended):
         write_and_show_report(grid.name, runs_dir=grid.runtime.runs_dir)
     fail_if_unfinished(grid, statuses)
@@ -131,7 +132,8 @@ def tune(
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.slurm.execute import Unfinished, proposals, run_stages, run_tuning
 
-    final_seeds = whole_numbers("seeds", seeds) if seeds is not None else None
+    # None, unlike no seeds, leaves it to the sweep's file.
+    final_seeds = None if seeds is None else whole_numbers("seeds", seeds)
     if plan:
         proposed = proposals(name, overrides, trials)()
         show_plan(proposed.sweep)
@@ -152,7 +154,7 @@ def tune(
             unequal=unequal_budgets,
             oversized=oversized,
         )
-    except Unfinished as error:
+    except Unfinished as error:  # cells failed, but nothing was refused: the exit code is 1
         raise click.ClickException(str(error)) from error
     if final is None:
         click.echo("when they have ended, the same command goes on")
@@ -197,6 +199,7 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
     from regbench.instruments.plan import table
     from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
 
+    # No sweep's name has an equals sign, but each setting of a single run has.
     grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
     show_plan(grid)
     cell, processes = grid.cells[0], grid.clusters[0].at("pretrain").processes
