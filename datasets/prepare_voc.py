@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from regbench.datasets.encode import in_order
-from regbench.datasets.prepare import only_one
+from regbench.datasets.prepare import locked
 from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, few
 from regbench.datasets.voc import SPLITS, VOCSplit, read_image, read_voc07
@@ -41,7 +41,7 @@ def prepare_voc07(
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
-    with only_one(folder, progress):
+    with locked(folder, progress):
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):

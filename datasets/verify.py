@@ -9,8 +9,8 @@ from pathlib import Path
 from regbench.datasets.beton import Beton
 from regbench.datasets.encode import in_order
 from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.prepare import counts_per_class
 from regbench.datasets.progress import shown
+from regbench.datasets.split_files import counts_per_class
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 
