@@ -30,14 +30,14 @@ def prepare_voc07(
     It appears there when it is complete and checked, by a rename.
 
     Args:
-        data_dir: the folder of all data sets.
-        num_images: that "trainval" and "test" must have.
-        source_dir: the folder that holds the two archives, or VOCdevkit/, to which a link is made.
-        progress: show progress on stderr.
-        force: replace what is there by what is in `source_dir`.
+        data_dir: The folder of all data sets.
+        num_images: That "trainval" and "test" must have.
+        source_dir: The folder that holds the two archives, or VOCdevkit/, to which a link is made.
+        progress: Show progress on stderr.
+        force: Replace what is there by what is in `source_dir`.
 
     Raises:
-        RegbenchError: it cannot be had, or is not complete; all that is wrong is listed.
+        RegbenchError: If it cannot be had, or is not complete; all that is wrong is listed.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"

@@ -16,18 +16,9 @@ from regbench.files import file_sha256
 
 
 def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, list[str]]:
-    """Read every image of the data set `name` back.
+    """Read every image of the data set `name` back, and return how many there are.
 
-    Args:
-        name: Of the data set.
-        data_dir: The folder of all prepared data sets.
-        progress: Show progress on stderr.
-
-    Returns:
-        The number of images that were read, and a line for each image and file that is not as it was written.
-
-    Raises:
-        RegbenchError: If the data set is not prepared.
+    The second value is a line for each image and file that is not as it was written.
     """
     manifest = Manifest.load(data_dir, name)
     images = 0

@@ -270,15 +270,7 @@ class FfcvCrops:
     def __init__(
         self, beton: Beton, shape: CropShape, batch_size: int, workers: int, normalize: Normalize | None
     ) -> None:
-        """Make the loader.
-
-        Args:
-            beton: the file.
-            shape: what to deliver.
-            batch_size: the largest that will be asked for.
-            workers: threads.
-            normalize: deliver finished views, normalised like this; None: crops.
-        """
+        """Make a loader of at most `batch_size` images; it delivers finished views if it is told how to normalise."""
         self.finishes = normalize is not None
         self._pool = ThreadPoolExecutor(workers)
         with _contained(), _not_compiled():

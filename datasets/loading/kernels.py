@@ -165,7 +165,7 @@ def cut(image: Array, box: Array, kind: int, out: Array) -> None:
     Args:
         image: (H, W, 3) uint8.
         box: (9,), see `crops.BOX`.
-        kind: of the filter, from `FILTERS`.
+        kind: Of the filter, from `FILTERS`.
         out: (size, size, channels) uint8, written; channels is 1 (the first) or 3.
     """
     size, channels = out.shape[0], out.shape[2]
@@ -322,7 +322,7 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
     Args:
         crop: (size, size, channels) uint8.
         chain: (11,), a row of `photometric.chains`.
-        taps: length of the blur's kernel.
+        taps: Length of the blur's kernel.
         scale: (channels,) float32; the result is scale x + shift.
         shift: (channels,) float32.
         out: (size, size, channels) float32, written.
@@ -385,12 +385,7 @@ _imdecode: Any = types.ExternalFunction(
 
 @_compiled
 def _decode(data: Array, shape: Array) -> tuple[int, Array]:
-    """Decode one image; return 0 if all went well, and the image, (height, width, 3).
-
-    Args:
-        data: its stored bytes.
-        shape: mode, height and width.
-    """
+    """Decode one image of a mode, height and width; return 0 if all went well, and the image, (height, width, 3)."""
     height, width = shape[1], shape[2]
     if shape[0] != JPEG:
         return 0, data.reshape(height, width, 3)

@@ -44,15 +44,7 @@ class ArrayFiles:
         return None
 
     def add(self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int) -> None:
-        """Take a part, unless something is wrong with it.
-
-        Args:
-            part: Its name.
-            name: The file of its labels.
-            images: (N, H, W) or (N, H, W, 3); None if they could not be read.
-            labels: (N,); None if they could not be read.
-            num_classes: What labels are below.
-        """
+        """Take images and the labels of file `name` as a part, unless something is wrong; None could not be read."""
         if images is None or labels is None:
             return
         if len(images) != len(labels) or len(labels) == 0:

@@ -98,11 +98,9 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, folder: Path | None, downloads: Path) -> Contents:
-        """Find the images and divide them into splits.
+        """Find the images, in `folder` or where they usually are, and divide them into splits.
 
-        Args:
-            folder: Holds the source; None only if it is not one's `own`: the usual place, or a download.
-            downloads: Where downloads go.
+        Only a source that is not one's `own` may be given no folder; what it downloads goes to `downloads`.
 
         Raises:
             RegbenchError: If the source cannot be had or is not complete; all that is wrong is listed, with where to
@@ -110,16 +108,7 @@ class Source(ABC):
         """
 
     def refuse(self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None) -> None:
-        """Refuse a source with all that is wrong with it.
-
-        Args:
-            where: The folder.
-            wrong: The faults; wrong numbers of images are added.
-            found: Number of images of the parts that could be counted.
-
-        Raises:
-            RegbenchError: If anything is wrong.
-        """
+        """Refuse the source at `where` if anything is wrong, or the number of images `found` in a part is."""
         miscounted = []
         for part, count in (found or {}).items():
             expected = self.expected.get(part, count)
@@ -194,12 +183,7 @@ class DividedFiles(ImageFiles):
     def divided(self, train: Mapping[str, Sequence[T]], where: str) -> dict[str, dict[str, Sequence[T]]]:
         """Divide training images by class: the first for "train" and, after one that is skipped, the next for "tuning".
 
-        Args:
-            train: Images by class.
-            where: What messages call them.
-
-        Raises:
-            RegbenchError: If a class has too few.
+        A class with too few is refused; messages call the images `where`.
         """
         keep, tune = self.train_per_class, self.tuning_per_class
         needed = (keep or 1) + (0 if tune is None else 1 + tune)
@@ -217,12 +201,7 @@ class DividedFiles(ImageFiles):
 
 
 def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
-    """Make a split of image files.
-
-    Args:
-        classes: The files of each class, in the order of the labels.
-        root: What their names are shown relative to.
-    """
+    """Make a split of the files of each class, in the order of the labels; messages name them relative to `root`."""
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
     identity = hashlib.sha256()
