@@ -35,7 +35,8 @@ import torch
 
 from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
-from regbench.datasets.loading.kernels import FILTERS, decode, show
+from regbench.datasets.loading.kernels import decode, show
+from regbench.datasets.loading.kernels_cut import FILTERS
 from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
 
 log = logging.getLogger("regbench")

@@ -1,6 +1,6 @@
 """The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
 
-With FFCV on a CPU the same is done image by image in `kernels.finish`.
+With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`.
 
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
 same name, without the rounding to whole levels between operations. Images are touched only by what they drew.

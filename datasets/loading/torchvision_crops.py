@@ -19,7 +19,7 @@ from regbench.errors import RegbenchError
 
 @lru_cache(maxsize=4096)
 def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
-    """Make the area filter as an (n_out, n_in) matrix; see `kernels` for its definition."""
+    """Make the area filter as an (n_out, n_in) matrix; see `kernels_cut` for its definition."""
     scale = n_in / n_out
     center = (np.arange(n_out)[:, None] + 0.5) * scale
     pixel = np.arange(n_in)[None, :]
