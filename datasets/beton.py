@@ -4,7 +4,7 @@ Layout, little-endian: a header, one descriptor per field, one row of metadata p
 pages (no image crosses from one page to the next), and last the allocation table, which says where each image
 lies. The header's `alloc_table_ptr` stays 0 until all else is written. FFCV reads what is written here, and its
 files are read here; the writer is our own because FFCV's writes from several processes and waits for ever when
-one of them fails.
+one of them fails, and because it encodes JPEGs anew.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from PIL import Image
 from regbench.errors import RegbenchError
 from regbench.files import write_atomically
 
+# FFCV's numbers of the modes of an image, and of the types of a field.
 JPEG, RAW = 0, 1
-MIN_PAGE_BYTES = 1 << 21
-_VERSION = 2
 _INT_FIELD, _IMAGE_FIELD = 1, 2
+_VERSION = 2
+# The least page size of FFCV's own writer.
+MIN_PAGE_BYTES = 1 << 21
+
+Array = npt.NDArray[Any]
 
 _HEADER = np.dtype(
     [
@@ -52,12 +56,12 @@ class Sample:
 
     Attributes:
         mode: `JPEG` or `RAW` (height x width x 3 bytes, RGB).
-        height: px.
-        width: px.
-        label: the class, or -1 for none.
-        data: the stored bytes.
-        origin: where the image came from: a file's name relative to the source, or its row there; one line.
-        grey: whether it had no colour channels there.
+        height: In px.
+        width: In px.
+        label: The class, or -1 for none.
+        data: The stored bytes.
+        origin: Where the image came from: a file's name relative to the source, or its row there; one line.
+        grey: Whether it had no colour channels there.
     """
 
     mode: int
@@ -70,11 +74,7 @@ class Sample:
 
 
 class LargerThanPage(RegbenchError):
-    """An image needs a larger page.
-
-    Attributes:
-        size_bytes: Of the image.
-    """
+    """An image of `size_bytes` bytes needs a larger page."""
 
     def __init__(self, origin: str, size_bytes: int, page_bytes: int) -> None:
         """For the image `origin`."""
@@ -83,20 +83,15 @@ class LargerThanPage(RegbenchError):
 
 
 def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_bytes: int = MIN_PAGE_BYTES) -> str:
-    """Write samples, in order, to a file that appears at `path` only when it is complete.
+    """Write at most `max_samples` samples, in order, to a file that appears at `path` only when it is complete.
 
-    Args:
-        path: the file; replaced if it exists.
-        samples: at most `max_samples` of them.
-        max_samples: for how many there is to be room.
-        page_bytes: a power of two, at least the size of the largest image.
+    No image may be larger than a page, whose size is a power of two.
 
     Returns:
         The content's SHA-256: over each sample's label (8 bytes, little-endian) and stored bytes, in order.
 
     Raises:
-        LargerThanPage: an image is larger than a page.
-        RegbenchError: no space left.
+        LargerThanPage: If an image is larger than a page.
     """
     digests: list[str] = []
     try:
@@ -137,7 +132,7 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
     return digest.hexdigest()
 
 
-def _fields() -> npt.NDArray[Any]:
+def _fields() -> Array:
     fields = np.zeros(2, _FIELD)
     for row, (name, type_id) in zip(fields, (("image", _IMAGE_FIELD), ("label", _INT_FIELD)), strict=True):
         row["type_id"] = type_id
@@ -152,7 +147,7 @@ class Beton:
     written or cut short is refused here and not read as black images.
 
     Attributes:
-        path: the file.
+        path: The file.
         labels: (N,) int64.
         modes: (N,), `JPEG` or `RAW`.
         start: (N,) int64, where each image's bytes begin in the file.
@@ -162,51 +157,49 @@ class Beton:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open and check.
-
-        Raises:
-            RegbenchError: no such file, or not a complete one; the message gives the reason.
-        """
+        """Open and check; a refusal gives the reason."""
         self.path = path
         try:
-            file_bytes = path.stat().st_size
-            header = np.fromfile(path, _HEADER, 1)
-            self._require(len(header) == 1 and header[0]["version"] == _VERSION, "it has no .beton header of version 2")
-            num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
-            self._require(table_start != 0, "its writing was never finished")
-            data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
-            self._require(data_start <= table_start < file_bytes, "it is cut short")
-            fields = np.fromfile(path, _FIELD, 2, offset=_HEADER.itemsize)
-            self._require(
-                header[0]["num_fields"] == 2 and fields["type_id"].tolist() == [_IMAGE_FIELD, _INT_FIELD],
-                "its fields are not an image and an integer",
-            )
-            metadata = np.fromfile(path, _SAMPLE, num_samples, offset=_METADATA_START)
-            table = np.fromfile(path, np.uint8, offset=table_start)
+            image, labels, allocations, data_start, table_start = self._read()
         except OSError as error:
             raise RegbenchError(f"cannot read {path}: {error.strerror or error}") from error
-        self._require(
-            num_samples > 0 and table.nbytes == num_samples * _ALLOCATION.itemsize, "its allocation table is cut short"
-        )
-        allocations = table.view(_ALLOCATION)
+        # Where an image lies is in its row, and how long it is in the table, which FFCV's writer does not sort.
         allocations = allocations[np.argsort(allocations["ptr"], kind="stable")]
-        image = metadata["f0"]
-        order = np.searchsorted(allocations["ptr"], image["data_ptr"])
-        self._require(bool((order < num_samples).all()), "an image's bytes lie outside")
+        place = np.searchsorted(allocations["ptr"], image["data_ptr"])
+        self._require((place < len(image)).all(), "an image's bytes lie outside")
         self.start: npt.NDArray[np.int64] = image["data_ptr"].astype(np.int64)
-        self.size: npt.NDArray[np.int64] = allocations["size"][order].astype(np.int64)
-        self.labels: npt.NDArray[np.int64] = metadata["f1"].astype(np.int64)
+        self.size: npt.NDArray[np.int64] = allocations["size"][place].astype(np.int64)
+        self.labels: npt.NDArray[np.int64] = labels.astype(np.int64)
         self.modes: npt.NDArray[np.uint8] = image["mode"].copy()
         self.heights: npt.NDArray[np.int64] = image["height"].astype(np.int64)
         self.widths: npt.NDArray[np.int64] = image["width"].astype(np.int64)
-        inside = (allocations["ptr"][order] == image["data_ptr"]) & (self.start >= data_start)
-        inside &= (self.start + self.size <= table_start) & (self.size > 0)
-        self._require(bool(inside.all()), "an image's bytes lie outside")
+        known = allocations["ptr"][place] == image["data_ptr"]
+        inside = (self.start >= data_start) & (self.start + self.size <= table_start) & (self.size > 0)
+        self._require((known & inside).all(), "an image's bytes lie outside")
         pixels = self.heights * self.widths
-        whole = (pixels > 0) & ((self.modes == JPEG) | ((self.modes == RAW) & (self.size == 3 * pixels)))
-        self._require(bool(whole.all()), "an image has no sensible size")
+        whole = (self.modes == JPEG) | ((self.modes == RAW) & (self.size == 3 * pixels))
+        self._require((whole & (pixels > 0)).all(), "an image has no sensible size")
 
-    def _require(self, condition: bool, reason: str) -> None:
+    def _read(self) -> tuple[Array, Array, Array, int, int]:
+        """Read the images' rows, the labels, the allocation table, and where the images begin and end in the file."""
+        file_bytes = self.path.stat().st_size
+        header = np.fromfile(self.path, _HEADER, 1)
+        self._require(len(header) == 1 and header[0]["version"] == _VERSION, "it has no .beton header of version 2")
+        num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
+        self._require(table_start != 0, "its writing was never finished")
+        data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
+        # Before anything of the length that the header tells is read: a flipped bit can make it immense.
+        self._require(data_start <= table_start < file_bytes, "it is cut short")
+        types = np.fromfile(self.path, _FIELD, 2, offset=_HEADER.itemsize)["type_id"].tolist()
+        expected = header[0]["num_fields"] == 2 and types == [_IMAGE_FIELD, _INT_FIELD]
+        self._require(expected, "its fields are not an image and an integer")
+        metadata = np.fromfile(self.path, _SAMPLE, num_samples, offset=_METADATA_START)
+        table = np.fromfile(self.path, np.uint8, offset=table_start)
+        table_bytes = num_samples * _ALLOCATION.itemsize
+        self._require(num_samples > 0 and table.nbytes == table_bytes, "its allocation table is cut short")
+        return metadata["f0"], metadata["f1"], table.view(_ALLOCATION), data_start, table_start
+
+    def _require(self, condition: bool | np.bool_, reason: str) -> None:
         if not condition:
             raise RegbenchError(
                 f"{self.path} cannot be used: {reason}; write it again: "
@@ -231,11 +224,7 @@ class Beton:
         return self._map[start : start + self.size[index]]
 
     def image(self, index: int) -> npt.NDArray[np.uint8]:
-        """Decode image `index`: (height, width, 3), RGB.
-
-        Raises:
-            RegbenchError: the stored JPEG cannot be decoded, or has not the recorded size.
-        """
+        """Decode image `index`: (height, width, 3), RGB; refuse one that is damaged."""
         data = self.stored_bytes(index)
         if self.modes[index] == RAW:
             return data.reshape(self.heights[index], self.widths[index], 3)

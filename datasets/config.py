@@ -96,11 +96,7 @@ class ViewsConfig(ViewConfig):
     local: bool = False
 
     def of_size(self, image_size: int) -> ViewsConfig:
-        """Return the same kind with the data set's image size, in px, where it has no size of its own.
-
-        Raises:
-            RegbenchError: If its numbers do not fit each other.
-        """
+        """Return the same kind with `image_size` px where it has no size; refuse numbers that do not fit each other."""
         size = self.size or image_size
         needed = {"random": 0, "center": size, "patches": size + PATCH_JITTER}[self.cut]
         if needed and (self.resize or 0) < needed:
@@ -169,11 +165,7 @@ class AugmentationConfig:
         return replace(self, views=views)
 
     def kinds(self, image_size: int) -> list[ViewsConfig]:
-        """List the kinds of views with their sizes, for a data set whose image size is `image_size` px.
-
-        Raises:
-            RegbenchError: If a kind cannot be cut.
-        """
+        """List the kinds of views with their sizes, for a data set of this image size; refuse what cannot be cut."""
         return [kind.of_size(image_size) for kind in self.views.values()]
 
     def sizes_px(self, image_size: int) -> list[int]:

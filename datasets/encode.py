@@ -40,26 +40,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An image that cannot be stored.
-
-    Attributes:
-        origin: Where it is, as in `Sample`.
-        reason: Why, in one line.
-    """
+    """An image that cannot be stored: where it is, as in `Sample`, and why, in one line."""
 
     origin: str
     reason: str
 
 
 def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> Sample | Unreadable:
-    """Read and fully decode one image, and shrink or convert it where the source or its kind asks for that.
-
-    Args:
-        image: The file, or its content.
-        label: The class, or -1 for none.
-        origin: Where the image is in its source, see `Sample`.
-        source: Says whether it is shrunk.
-    """
+    """Read and fully decode one image, and shrink or convert it where `source` or its kind asks for that."""
     try:
         data = image.read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:

@@ -12,27 +12,20 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, Manifest
 from regbench.datasets.sources.base import SOURCES
 
-_OPEN = (
-    "num_classes",
-    "image_size",
-    "eval_resize",
-    "channels",
-    "mean",
-    "std",
-)  # what depends on the images, if they are one's own
-_UNKNOWN_PX = 256  # of images that are not prepared yet
-_STEPS = 500  # in fewer, many methods end below the untrained network
-_BATCH = 64  # what a batch is not made smaller than, for the epochs to have more steps
+# What depends on the images, if they are one's own.
+_OPEN = ("num_classes", "image_size", "eval_resize", "channels", "mean", "std")
+# The side of images that are not prepared yet.
+_UNKNOWN_PX = 256
+# In fewer steps many methods end below the untrained network.
+_STEPS = 500
+# A batch is not made smaller than this for the epochs to have more steps.
+_BATCH = 64
 
 
 def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data set's plain data with all settings: those that are left out have their defaults, or are null.
 
-    Args:
-        dataset: Plain data; its source is the name of one, or holds the name.
-
-    Raises:
-        RegbenchError: If there is no such source.
+    The source is the name of one, or holds the name.
     """
     source = dataset.get("source")
     given = source if isinstance(source, Mapping) else {"name": source}
@@ -57,42 +50,50 @@ def fitting(
         given: Names of the settings that were given, which are left alone.
 
     Returns:
-        Name -> value of further settings, also of other groups: the augmentation and the network.
+        Further settings by name, also of other groups: the augmentation and the network.
     """
     source = dataset["source"]
     fitted: dict[str, Any] = {}
-    if source.get("held_out") and any(
-        source.get(name) is not None for name in ("train_per_class", "tuning_per_class", "train_list")
-    ):
+    divided_by = ("train_per_class", "tuning_per_class", "train_list")
+    if source.get("held_out") and any(source.get(name) is not None for name in divided_by):
         fitted["dataset.source.held_out"] = None
     if any(dataset.get(name) is None for name in _OPEN):
         manifest = _manifest(dataset, data_dir)
-        train = manifest.splits["train"] if manifest else None
-        image_px, grey = (train["image_px"], train["grey"]) if train else (_UNKNOWN_PX, False)
-        size_px = given_px if isinstance(given_px := dataset.get("image_size"), int) else min(image_px, 224)
-        grey = channels == 1 if (channels := dataset.get("channels")) else grey
-        small = "small_grey" if grey else "small_color"
-        # Mean and standard deviation of ImageNet, and of the mean over its channels.
-        mean, std = ([0.449], [0.226]) if grey else ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-        fitted |= {
-            "augmentation": "imagenet" if size_px >= 100 else small,
-            "network": "resnet18" if size_px >= 100 else "resnet_tiny",
-            "dataset.num_classes": len(manifest.class_names) if manifest else 0,
-            "dataset.image_size": size_px,
-            "dataset.eval_resize": max(size_px, min(image_px, size_px * 8 // 7)),
-            "dataset.channels": 1 if grey else 3,
-            "dataset.mean": mean,
-            "dataset.std": std,
-        }
-        if train and isinstance(batch_size, int) and isinstance(epochs, int):
-            images = train["num_samples"]
+        fitted |= _fitting_images(dataset, manifest)
+        if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
+            images = manifest.splits["train"]["num_samples"]
             if "batch_size" not in given:
+                # The largest power of two, of which a quarter will do: then an epoch has four steps.
                 filled = 1 << (images.bit_length() - 1)
                 batch_size = min(batch_size, max(filled // 4, min(filled, _BATCH)))
                 fitted["batch_size"] = batch_size
-            steps = max(1, images // max(1, batch_size))  # a batch that cannot be is refused later
+            # A batch that cannot be is refused later.
+            steps = max(1, images // max(1, batch_size))
             fitted["epochs"] = max(epochs, math.ceil(_STEPS / steps))
     return {name: value for name, value in fitted.items() if name not in given}
+
+
+def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> dict[str, Any]:
+    """Choose sizes, channels, augmentation and network by the images of the train split, if they are prepared."""
+    train = manifest.splits["train"] if manifest else None
+    image_px, grey = (train["image_px"], train["grey"]) if train else (_UNKNOWN_PX, False)
+    given_px, given_channels = dataset.get("image_size"), dataset.get("channels")
+    size_px = given_px if isinstance(given_px, int) else min(image_px, 224)
+    if given_channels:
+        grey = given_channels == 1
+    small = "small_grey" if grey else "small_color"
+    return {
+        "augmentation": "imagenet" if size_px >= 100 else small,
+        "network": "resnet18" if size_px >= 100 else "resnet_tiny",
+        "dataset.num_classes": len(manifest.class_names) if manifest else 0,
+        "dataset.image_size": size_px,
+        # 256 px for 224, as is usual with ImageNet, and no more than the images have.
+        "dataset.eval_resize": max(size_px, min(image_px, size_px * 8 // 7)),
+        "dataset.channels": 1 if grey else 3,
+        # Mean and standard deviation of ImageNet, and of the mean over its channels.
+        "dataset.mean": [0.449] if grey else [0.485, 0.456, 0.406],
+        "dataset.std": [0.226] if grey else [0.229, 0.224, 0.225],
+    }
 
 
 def _manifest(dataset: Mapping[str, Any], data_dir: Path | None) -> Manifest | None:

@@ -78,11 +78,7 @@ class Manifest:
 
     @classmethod
     def load(cls, data_dir: Path, dataset: DatasetConfig | str) -> Manifest:
-        """Read the manifest of a data set, or of the one with that name, in `data_dir`.
-
-        Raises:
-            RegbenchError: If the data set is not prepared, or the manifest cannot be read.
-        """
+        """Read the manifest of a data set, or of the one with that name; refuse one that is missing or damaged."""
         name = dataset if isinstance(dataset, str) else dataset.name
         command = f"regbench prepare {name}" if isinstance(dataset, str) else dataset.prepare_command
         try:
@@ -91,11 +87,7 @@ class Manifest:
             raise RegbenchError(f"data set '{name}' is not prepared in {data_dir}; run: {command}") from None
 
     def require(self, dataset: DatasetConfig, data_dir: Path) -> None:
-        """Refuse a prepared data set that is not the one of `dataset`.
-
-        Raises:
-            RegbenchError: If it has another source, with other settings, or another number of classes.
-        """
+        """Refuse a prepared data set that has another source, other settings or another number of classes."""
         wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or len(self.class_names)}
         found = {**self.source, "num_classes": len(self.class_names)}
         if wanted != found:
@@ -107,19 +99,11 @@ class Manifest:
             )
 
     def save(self, data_dir: Path) -> None:
-        """Write the manifest atomically to its place in `data_dir`.
-
-        Raises:
-            RegbenchError: If it cannot be written.
-        """
+        """Write the manifest atomically to its place in `data_dir`."""
         save_text(data_dir / self.name / FILE_NAME, json.dumps(asdict(self), indent=2) + "\n")
 
     def split_file(self, data_dir: Path, split: str) -> Path:
-        """Return the file of `split`, present and of the recorded size.
-
-        Raises:
-            RegbenchError: If there is no such split, or its file is missing or has another size.
-        """
+        """Return the file of `split`; refuse one that is missing or not of the recorded size."""
         if split not in self.splits:
             raise RegbenchError(f"data set '{self.name}' has no split '{split}'; it has {', '.join(self.splits)}")
         path = data_dir / self.name / self.splits[split]["file"]
@@ -145,11 +129,7 @@ def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write `text` atomically to `path`, in a prepared data set's folder.
-
-    Raises:
-        RegbenchError: If it cannot be written, as on a full disk.
-    """
+    """Write `text` atomically to `path`, in a prepared data set's folder; refuse a full disk in one line."""
     try:
         write_text(path, text)
     except OSError as error:

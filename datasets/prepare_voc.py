@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from regbench.datasets.encode import in_order
-from regbench.datasets.prepare import only_one
+from regbench.datasets.prepare import locked
 from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, few
 from regbench.datasets.voc import SPLITS, VOCSplit, read_image, read_voc07
@@ -30,18 +30,18 @@ def prepare_voc07(
     It appears there when it is complete and checked, by a rename.
 
     Args:
-        data_dir: the folder of all data sets.
-        num_images: that "trainval" and "test" must have.
-        source_dir: the folder that holds the two archives, or VOCdevkit/, to which a link is made.
-        progress: show progress on stderr.
-        force: replace what is there by what is in `source_dir`.
+        data_dir: The folder of all data sets.
+        num_images: That "trainval" and "test" must have.
+        source_dir: The folder that holds the two archives, or VOCdevkit/, to which a link is made.
+        progress: Show progress on stderr.
+        force: Replace what is there by what is in `source_dir`.
 
     Raises:
-        RegbenchError: it cannot be had, or is not complete; all that is wrong is listed.
+        RegbenchError: If it cannot be had, or is not complete; all that is wrong is listed.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"
-    with only_one(folder, progress):
+    with locked(folder, progress):
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):

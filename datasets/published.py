@@ -15,9 +15,9 @@ class Published:
     """A data set as it is published.
 
     Attributes:
-        title: its name in messages.
-        address: where it is to be had.
-        num_images: of each of its parts.
+        title: Its name in messages.
+        address: Where it is to be had.
+        num_images: Of each of its parts.
     """
 
     title: str
@@ -97,11 +97,7 @@ class Faults(list[str]):
 
 
 def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
-    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line.
-
-    Raises:
-        RegbenchError: something is wrong.
-    """
+    """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line."""
     if wrong:
         more = len(wrong) - _LISTED
         faults = "; ".join(wrong[:_LISTED]) + (f"; and {more:,} more faults" if more > 0 else "")

@@ -9,25 +9,16 @@ from pathlib import Path
 from regbench.datasets.beton import Beton
 from regbench.datasets.encode import in_order
 from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.prepare import counts_per_class
 from regbench.datasets.progress import shown
+from regbench.datasets.split_files import counts_per_class
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 
 
 def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, list[str]]:
-    """Read every image of the data set `name` back.
+    """Read every image of the data set `name` back, and return how many there are.
 
-    Args:
-        name: Of the data set.
-        data_dir: The folder of all prepared data sets.
-        progress: Show progress on stderr.
-
-    Returns:
-        The number of images that were read, and a line for each image and file that is not as it was written.
-
-    Raises:
-        RegbenchError: If the data set is not prepared.
+    The second value is a line for each image and file that is not as it was written.
     """
     manifest = Manifest.load(data_dir, name)
     images = 0

@@ -44,28 +44,15 @@ class VOCSplit:
 
 
 def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
-    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
-
-    Args:
-        data_dir: The folder of all data sets.
-        num_images: That the two must have.
-
-    Raises:
-        RegbenchError: The folder is not there or not complete; all that is wrong is listed.
-    """
+    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`; see `read_voc07`."""
     return read_voc07(data_dir / "voc07" / "VOCdevkit" / "VOC2007", num_images)
 
 
 def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
-    """Read the splits "trainval" and "test" of a folder VOC2007/.
-
-    Args:
-        folder: VOC2007/.
-        num_images: That the two must have.
-        where: What messages call it, if not by its path.
+    """Read the splits "trainval" and "test" of a folder VOC2007/, which messages call `where`.
 
     Raises:
-        RegbenchError: The folder is not there or not complete; all that is wrong is listed.
+        RegbenchError: If it is not there or has not these numbers of images; all that is wrong is listed.
     """
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
@@ -119,11 +106,7 @@ def _presence(folder: Path, name: str, split: str, wrong: list[str]) -> dict[str
 
 
 def read_image(path: Path) -> npt.NDArray[np.uint8]:
-    """Decode an image of VOC2007: (height, width, 3), RGB.
-
-    Raises:
-        RegbenchError: The file is no image; the message names it.
-    """
+    """Decode an image of VOC2007: (height, width, 3), RGB; a refusal names the file."""
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))
@@ -134,20 +117,10 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
 def whole_images(
     paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
 ) -> Iterator[Tensor]:
-    """Make batches (n, 3, size, size) uint8 of whole images, in order.
+    """Make batches (n, 3, size, size) uint8 of whole images, in order; a refusal names the file.
 
-    The shorter side is resized first, then all of the image to a square, whatever its shape: what VISSL does.
-
-    Args:
-        paths: Of the images.
-        shorter: What the shorter side is resized to, px.
-        size: Side of the square, px.
-        interpolation: See `AugmentationConfig`.
-        batch_size: Images a batch; the last one may be short.
-        workers: Threads that read.
-
-    Raises:
-        RegbenchError: A file is no image; the message names it.
+    As VISSL does: the shorter side is resized to `shorter` px first, then the whole image to a square of `size` px,
+    whatever its shape. `workers` threads read.
     """
 
     def read(path: Path) -> Tensor:

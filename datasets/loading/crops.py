@@ -29,9 +29,9 @@ class CropShape:
     """The shape of what a loader delivers, and the filter.
 
     Attributes:
-        sizes: the side of each view of an image, px.
+        sizes: The side of each view of an image, px.
         channels: 1 (the first) or 3.
-        interpolation: see `config.Interpolation`.
+        interpolation: See `config.Interpolation`.
     """
 
     sizes: tuple[int, ...]
@@ -52,14 +52,14 @@ class CropShape:
 
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
-    """Draw what to cut out of N images for one view: (N, 9), each a box as in `BOX`.
+    """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as in `BOX`.
 
     Args:
         kind: The kind of view.
         number: Which of its `count`.
         key: (N,) from `draws.keys`; patches of an image have the same.
-        heights: (N,) of the images, px.
-        widths: (N,) of the images, px.
+        heights: (N,).
+        widths: (N,).
     """
     resized = kind.resize or kind.side
     if kind.cut == "center":
@@ -105,13 +105,9 @@ class CropLoader(Protocol):
     """Whether it delivers finished views rather than crops."""
 
     def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
-        """Start an epoch over the images `order`, in that order; the last batch may be short.
+        """Start an epoch over the images `order` (places in the file), in that order; the last batch may be short.
 
-        Args:
-            order: (N,) the images' places in the file.
-            batch_size: images a batch.
-            boxes: what to cut out of them.
-            chains: what to do with it, for a loader that finishes views.
+        A loader that finishes views is told by `chains` what to do with them.
         """
 
     def close(self) -> None:

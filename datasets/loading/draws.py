@@ -34,17 +34,14 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> Keys:
-    """Hash the coordinates of a draw to one 64-bit key per image.
+    """Hash the coordinates of a draw to one 64-bit key for each image: (N,).
 
     Args:
-        seed: of the run.
-        epoch: its number.
+        seed: Of the run.
+        epoch: Its number.
         indices: (N,) the images' places in their split's file.
         purpose: `ORDER`, `CROP` or `PHOTOMETRIC`.
-        view: its number, or `EVALUATION_VIEW`.
-
-    Returns:
-        (N,) keys.
+        view: Its number, or `EVALUATION_VIEW`.
     """
     key = np.zeros(1, np.uint64)
     for coordinate in (seed, epoch, purpose, view):
@@ -93,16 +90,8 @@ def crop_boxes(
 ) -> Ints:
     """Draw random resized crops and whether to flip them, with the distribution of torchvision's `RandomResizedCrop`.
 
-    The area is uniform in `scale` times the image's, the ratio log-uniform in `ratio`; of ten attempts the first that
-    fits is taken, else the largest centred box with a ratio in range.
-
-    Args:
-        key: (N,) from `keys`.
-        heights: (N,) of the images, px.
-        widths: (N,) of the images, px.
-        scale: range of the area.
-        ratio: range of width / height.
-        flip_p: probability of a flip.
+    The area is uniform in `scale` times the image's, the ratio (width / height) log-uniform in `ratio`; of ten attempts
+    the first that fits is taken, else the largest centred box with a ratio in range.
 
     Returns:
         (N, 5): top, left, height, width (px) and flip (0 or 1).

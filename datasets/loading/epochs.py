@@ -43,11 +43,7 @@ class Epoch(Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        """Make the next batch.
-
-        Raises:
-            RegbenchError: If an image cannot be decoded.
-        """
+        """Make the next batch; refuse an image that cannot be decoded."""
         try:
             return self._finish(*next(self._stream))
         except BaseException:
@@ -155,24 +151,7 @@ class EpochLoader:
         dtype: torch.dtype = torch.float32,
         views: Sequence[View] | None = None,
     ) -> None:
-        """Set up the backend.
-
-        Args:
-            dataset: The data set of the split.
-            beton: The file of the split.
-            kinds: The views of each image.
-            interpolation: The filter that resizes them.
-            batch_size: Images a batch.
-            seed: See `Reading`, as for what follows.
-            device: See `Reading`.
-            backend: See `Reading`.
-            workers: See `Reading`.
-            dtype: See `Reading`.
-            views: The same views, where their draws are not those of pretraining.
-
-        Raises:
-            RegbenchError: If an argument is unknown or too small, or FFCV cannot be used.
-        """
+        """Set up the backend; `views` are those of `kinds` with other draws than in pretraining, see `Reading`."""
         if backend not in BACKENDS:
             raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
         if interpolation not in get_args(Interpolation):

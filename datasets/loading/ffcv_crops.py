@@ -35,7 +35,8 @@ import torch
 
 from regbench.datasets.beton import Beton
 from regbench.datasets.loading.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
-from regbench.datasets.loading.kernels import FILTERS, decode, show
+from regbench.datasets.loading.kernels import decode, show
+from regbench.datasets.loading.kernels_cut import FILTERS
 from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
 
 log = logging.getLogger("regbench")
@@ -270,15 +271,7 @@ class FfcvCrops:
     def __init__(
         self, beton: Beton, shape: CropShape, batch_size: int, workers: int, normalize: Normalize | None
     ) -> None:
-        """Make the loader.
-
-        Args:
-            beton: the file.
-            shape: what to deliver.
-            batch_size: the largest that will be asked for.
-            workers: threads.
-            normalize: deliver finished views, normalised like this; None: crops.
-        """
+        """Make a loader of at most `batch_size` images; it delivers finished views if it is told how to normalise."""
         self.finishes = normalize is not None
         self._pool = ThreadPoolExecutor(workers)
         with _contained(), _not_compiled():

@@ -120,10 +120,6 @@ class ViewLoader(EpochLoader):
             batch_size: Images a batch.
             choice: For "test", as for `EvalLoader`.
             **reading: Further options.
-
-        Raises:
-            RegbenchError: If the data set is not prepared or not usable, or the test split is to be opened without a
-                choice on record.
         """
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)

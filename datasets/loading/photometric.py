@@ -1,6 +1,6 @@
 """The photometric part of the augmentation, in batches on the training device, with parameters drawn per image.
 
-With FFCV on a CPU the same is done image by image in `kernels.finish`.
+With FFCV on a CPU the same is done image by image in `kernels_photometric.finish`.
 
 Every operation works on (N, C, H, W) float32 with values in [0, 255] and is defined as the torchvision function of the
 same name, without the rounding to whole levels between operations. Images are touched only by what they drew.
@@ -140,10 +140,7 @@ class _Step:
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
     """List what is done to one view of N images: (N, 11), each row as in `CHAIN`.
 
-    Args:
-        draws: the images' parameters.
-        config: what they were drawn from.
-        channels: of the images; what changes nothing on grey ones is left out.
+    The images' parameters were drawn from `config`. What changes nothing on images of so many channels is left out.
     """
     rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
@@ -181,14 +178,9 @@ def _on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
-    """Apply one view's photometric augmentation.
+    """Apply one view's photometric augmentation, by a chain (N, 11) from `chains`.
 
-    Args:
-        crops: (N, H, W, C) uint8 on the device to work on.
-        chain: (N, 11) from `chains`.
-
-    Returns:
-        (N, C, H, W) float32, values in [0, 255].
+    From crops (N, H, W, C), uint8, to (N, C, H, W), float32 in [0, 255], on the device that they are on.
     """
     planes = crops.permute(0, 3, 1, 2)
     steps = _steps(chain)

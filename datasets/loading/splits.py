@@ -15,33 +15,15 @@ from regbench.errors import RegbenchError
 
 
 def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beton, Ints]:
-    """Open the images to pretrain on: the "unlabeled" split where there is one, else "train".
-
-    Returns:
-        The file, and the places in it of the images to use.
-
-    Raises:
-        RegbenchError: If the data set is not prepared, or is not usable.
-    """
+    """Open the split to pretrain on, "unlabeled" or else "train"; return its file and the places in it to use."""
     manifest = Manifest.load(data_dir, dataset)
     return _open(manifest, dataset, manifest.pretraining_split, data_dir)
 
 
 def open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> tuple[Beton, Ints]:
-    """Open a split for evaluation.
+    """Open a split for evaluation; return its file and the places in it of the images to use.
 
-    Args:
-        dataset: Which data set.
-        split: "train", "tuning" or "test".
-        data_dir: The folder of all prepared data sets.
-        choice: For "test": the record of what was chosen, and on which split, before this one is opened.
-
-    Returns:
-        The file, and the places in it of the images to use.
-
-    Raises:
-        RegbenchError: If the data set is not prepared or not usable, or the test split is to be opened without a
-            choice on record.
+    The test split is opened only with the record of what was chosen before, and on which split: `choice`.
     """
     if split == "test":
         _check_choice(choice)

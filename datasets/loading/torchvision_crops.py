@@ -19,7 +19,7 @@ from regbench.errors import RegbenchError
 
 @lru_cache(maxsize=4096)
 def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
-    """Make the area filter as an (n_out, n_in) matrix; see `kernels` for its definition."""
+    """Make the area filter as an (n_out, n_in) matrix; see `kernels_cut` for its definition."""
     scale = n_in / n_out
     center = (np.arange(n_out)[:, None] + 0.5) * scale
     pixel = np.arange(n_in)[None, :]
@@ -100,14 +100,7 @@ class TorchvisionCrops:
     finishes = False
 
     def __init__(self, beton: Beton, shape: CropShape, workers: int, pin_memory: bool) -> None:
-        """Make the loader.
-
-        Args:
-            beton: the file.
-            shape: what to deliver.
-            workers: number of processes; 1: this one.
-            pin_memory: put the crops into page-locked memory, for the way to a GPU.
-        """
+        """Make a loader with `workers` processes (1: this one); page-locked memory is quicker to bring to a GPU."""
         self._dataset = _Batches(beton, shape)
         self._workers = workers
         self._pin_memory = pin_memory

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from regbench.datasets.published import Published
+from regbench.datasets.published import Faults, Published
 from regbench.datasets.sources.base import SOURCES, Contents, Labels, Pixels, Source, Split
 from regbench.errors import RegbenchError
 from regbench.settings import settings
@@ -30,7 +30,7 @@ class ArrayFiles:
     def __init__(self, folder: Path) -> None:
         """Begin with nothing read."""
         self.folder = folder
-        self.wrong: list[str] = []
+        self.wrong = Faults()
         self.parts: dict[str, tuple[Pixels, Labels]] = {}
 
     def read(self, name: str) -> bytes | None:
@@ -44,15 +44,7 @@ class ArrayFiles:
         return None
 
     def add(self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int) -> None:
-        """Take a part, unless something is wrong with it.
-
-        Args:
-            part: Its name.
-            name: The file of its labels.
-            images: (N, H, W) or (N, H, W, 3); None if they could not be read.
-            labels: (N,); None if they could not be read.
-            num_classes: What labels are below.
-        """
+        """Take images and the labels of file `name` as a part, unless something is wrong; None could not be read."""
         if images is None or labels is None:
             return
         if len(images) != len(labels) or len(labels) == 0:
@@ -105,14 +97,15 @@ class Arrays(Source):
         counts = {part: len(labels) for part, (_, labels) in files.parts.items()}
         again = "" if folder else ", which was downloaded (remove it to try again),"
         self.refuse(f"{where}{again}", files.wrong, counts)
-        labels = files.parts["train"][1]
-        tuning = last_of_each_class(labels, self.tuning_share) if self.tuning_split else np.zeros(len(labels), bool)
-        chosen = {"train": ("train", np.flatnonzero(~tuning))}
-        if self.tuning_split:
-            chosen["tuning"] = ("train", np.flatnonzero(tuning))
-        chosen |= {part: (part, np.arange(count)) for part, count in counts.items() if part != "train"}
         name = SOURCES.name(self)
-        splits = {split: _split(f"{name} {part}", *files.parts[part], rows) for split, (part, rows) in chosen.items()}
+        splits = {}
+        for part, (images, labels) in files.parts.items():
+            of_part = {part: np.arange(len(labels))}
+            if part == "train" and self.tuning_split:
+                tuning = last_of_each_class(labels, self.tuning_share)
+                of_part = {"train": np.flatnonzero(~tuning), "tuning": np.flatnonzero(tuning)}
+            for split, rows in of_part.items():
+                splits[split] = _split(f"{name} {part}", images, labels, rows)
         return Contents(splits, class_names)
 
     def _downloaded(self, downloads: Path) -> Path:
@@ -120,6 +113,7 @@ class Arrays(Source):
         if not folder.is_dir():
             import torchvision.datasets
 
+            # It checks the archive's MD5 digest, and unpacks it.
             try:
                 getattr(torchvision.datasets, type(self).__name__)(str(downloads), download=True)
             except (OSError, RuntimeError) as error:
@@ -135,6 +129,7 @@ def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
     last = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
+        # Not rows[-n:], which would be all of them where n is 0.
         last[rows[len(rows) - len(rows) // share :]] = True
     return last
 
@@ -145,5 +140,6 @@ def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]
     def chosen() -> Iterator[tuple[Pixels, str]]:
         return ((images[row], f"{name}[{row}]") for row in rows)
 
+    # As they are stored: grey images too have three channels.
     image_bytes = 3 * math.prod(images.shape[1:3])
     return Split(labels[rows], chosen, image_bytes, len(rows) * image_bytes)

@@ -24,6 +24,8 @@ Pixels = npt.NDArray[np.uint8]
 Image = Path | bytes | Pixels
 """An image file, its content, or pixels: (height, width, 3), or (height, width) if they are grey."""
 T = TypeVar("T")
+# The space that a split will take is estimated from so many images.
+_SAMPLED = 32
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Split:
         largest_bytes: Size of the largest image.
         total_bytes: About how many bytes all of them are.
         some: A few image files, by which the space that all take once they are converted is estimated.
-        identity: A hash that changes when the images do (names, sizes, times, labels); None: an interrupted `prepare`
-            writes the split again.
+        identity: A hash that changes when the images do (names, sizes, times, labels). None where images are read too
+            fast for it to matter: an interrupted `prepare` then writes the split again.
     """
 
     labels: Labels
@@ -96,11 +98,9 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, folder: Path | None, downloads: Path) -> Contents:
-        """Find the images and divide them into splits.
+        """Find the images, in `folder` or where they usually are, and divide them into splits.
 
-        Args:
-            folder: Holds the source; None only if it is not one's `own`: the usual place, or a download.
-            downloads: Where downloads go.
+        Only a source that is not one's `own` may be given no folder; what it downloads goes to `downloads`.
 
         Raises:
             RegbenchError: If the source cannot be had or is not complete; all that is wrong is listed, with where to
@@ -108,28 +108,19 @@ class Source(ABC):
         """
 
     def refuse(self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None) -> None:
-        """Refuse a source with all that is wrong with it.
-
-        Args:
-            where: The folder.
-            wrong: The faults; wrong numbers of images are added.
-            found: Number of images of the parts that could be counted.
-
-        Raises:
-            RegbenchError: If anything is wrong.
-        """
-        counts = [
-            f"{part} has {count:,} images, not {self.expected[part]:,}"
-            for part, count in (found or {}).items()
-            if count != self.expected.get(part, count)
-        ]
+        """Refuse the source at `where` if anything is wrong, or the number of images `found` in a part is."""
+        miscounted = []
+        for part, count in (found or {}).items():
+            expected = self.expected.get(part, count)
+            if count != expected:
+                miscounted.append(f"{part} has {count:,} images, not {expected:,}")
         if self.about:
             what, remedy = f"{where} is not the complete {self.about.title}", f"get it from {self.about.address}"
         else:
             what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {self.layout}"
-        if counts:
+        if miscounted:
             remedy += f", or say that it is a part or a set of your own: {self.partial}"
-        refuse_if([*wrong, *counts], what, remedy)
+        refuse_if([*wrong, *miscounted], what, remedy)
 
 
 @settings
@@ -148,11 +139,7 @@ class ImageFiles(Source):
     jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95
 
     def __post_init__(self) -> None:
-        """Refuse a side without a size.
-
-        Raises:
-            RegbenchError: Naming the setting.
-        """
+        """Refuse a side without a size."""
         if self.resize_side == "longer" and self.resize_px is None:
             raise RegbenchError("dataset.source.resize_side=longer needs dataset.source.resize_px")
 
@@ -186,11 +173,7 @@ class DividedFiles(ImageFiles):
         return self.about.num_images if self.about else {}
 
     def refuse_overlap(self) -> None:
-        """Refuse numbers that leave no images for tuning.
-
-        Raises:
-            RegbenchError: If all images are for training and some for tuning.
-        """
+        """Refuse numbers by which all images are for training and some for tuning."""
         if self.tuning_per_class is not None and self.train_per_class is None:
             raise RegbenchError(
                 "the splits overlap: without dataset.source.train_per_class all images are for training and none are "
@@ -200,34 +183,25 @@ class DividedFiles(ImageFiles):
     def divided(self, train: Mapping[str, Sequence[T]], where: str) -> dict[str, dict[str, Sequence[T]]]:
         """Divide training images by class: the first for "train" and, after one that is skipped, the next for "tuning".
 
-        Args:
-            train: Images by class.
-            where: What messages call them.
-
-        Raises:
-            RegbenchError: If a class has too few.
+        A class with too few is refused; messages call the images `where`.
         """
         keep, tune = self.train_per_class, self.tuning_per_class
         needed = (keep or 1) + (0 if tune is None else 1 + tune)
-        too_few = [
-            f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}"
-            for name, images in train.items()
-            if len(images) < needed
-        ]
+        too_few = []
+        for name, images in train.items():
+            if len(images) < needed:
+                too_few.append(f"{name} has {len(images):,} images; train_per_class and tuning_per_class need {needed}")
         refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
         chosen = {"train": {name: images[:keep] for name, images in train.items()}}
         if keep is not None and tune is not None:
-            chosen["tuning"] = {name: images[keep + 1 : keep + 1 + tune] for name, images in train.items()}
+            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these are.
+            first = keep + 1
+            chosen["tuning"] = {name: images[first : first + tune] for name, images in train.items()}
         return chosen
 
 
 def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
-    """Make a split of image files.
-
-    Args:
-        classes: The files of each class, in the order of the labels.
-        root: What their names are shown relative to.
-    """
+    """Make a split of the files of each class, in the order of the labels; messages name them relative to `root`."""
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
     identity = hashlib.sha256()
@@ -241,9 +215,14 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
             sizes_bytes.append(status.st_size)
             # The time of the last change of any kind: new permissions, too, can make an image readable.
             identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
-    some = [path for path, _ in files[:: -(-len(files) // 32)]]
+    step = -(-len(files) // _SAMPLED)
     return Split(
-        np.array(labels, np.int64), lambda: files, max(sizes_bytes), sum(sizes_bytes), some, identity.hexdigest()
+        labels=np.array(labels, np.int64),
+        images=lambda: files,
+        largest_bytes=max(sizes_bytes),
+        total_bytes=sum(sizes_bytes),
+        some=[path for path, _ in files[::step]],
+        identity=identity.hexdigest(),
     )
 
 

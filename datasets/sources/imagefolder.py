@@ -60,11 +60,7 @@ class ImageFolder(DividedFiles):
         return "CLASS/*.jpg, or train/CLASS/*.jpg and what there is of val/ and test/"
 
     def __post_init__(self) -> None:
-        """Refuse settings that say twice which images are for training, or leave none for tuning.
-
-        Raises:
-            RegbenchError: Naming the settings.
-        """
+        """Refuse settings that say twice which images are for training, or leave none for tuning."""
         super().__post_init__()
         if self.train_list is None:
             self.refuse_overlap()

@@ -14,13 +14,7 @@ _WHAT = {"train_list": "training images", "class_list": "classes"}
 def find_list(name: str, folder: Path, setting: str) -> Path:
     """Find a list in the source's folder, in the working directory, or among those that come with regbench.
 
-    Args:
-        name: Its name, or a path.
-        folder: The source's folder.
-        setting: The setting that gives the name.
-
-    Raises:
-        RegbenchError: If it is in none of them.
+    The refusal names the setting that gives it.
     """
     for path in (folder / name, Path(name), Path(__file__).parent / name):
         if path.is_file():
@@ -41,16 +35,7 @@ def _read_lines(path: Path, what: str) -> list[str]:
 
 
 def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
-    """Keep the classes that a list names, in the folder's order.
-
-    Args:
-        path: The list; a line that begins with # is a comment.
-        files: All images by class.
-        folder: The source's folder, for messages.
-
-    Raises:
-        RegbenchError: If the list names a class twice, or one that is not there.
-    """
+    """Keep the classes that a list names, in the folder's order; a line that begins with # is a comment."""
     lines = _read_lines(path, _WHAT["class_list"])
     names = [line for line in lines if line and not line.startswith("#")]
     missing = [name for name in names if name not in files]
@@ -66,14 +51,8 @@ def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
 def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     """Keep the images that a list names, in the folder's order.
 
-    Args:
-        path: The list; a line is a file's name, or CLASS/NAME where several classes have a file of that name.
-        files: All training images by class.
-        folder: The folder of these, for messages.
-
-    Raises:
-        RegbenchError: If the list cannot be read, names a file twice, or one that is not there or in two classes, or
-            leaves out a class; with the lines' numbers.
+    A line is a file's name, or CLASS/NAME where several classes have a file of that name. What does not fit is refused
+    with the lines' numbers.
     """
     classes_of: dict[str, list[str]] = {}
     for label, paths in files.items():

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 
 from regbench.datasets.loading.crops import center_boxes
 
-kernels = pytest.importorskip("regbench.datasets.loading.kernels", reason="needs numba", exc_type=ImportError)
+kernels = pytest.importorskip("regbench.datasets.loading.kernels_cut", reason="needs numba", exc_type=ImportError)
 
 Pixels = npt.NDArray[np.uint8]
 PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

@@ -87,7 +87,8 @@ def augmented(images: Tensor, drawn: draws.PhotometricDraws, config: ViewConfig,
     crops = images.permute(0, 2, 3, 1).contiguous()
     if way == "batch":
         return photometric.photometric(crops, chain)
-    kernels = pytest.importorskip("regbench.datasets.loading.kernels", reason="needs numba", exc_type=ImportError)
+    module = "regbench.datasets.loading.kernels_photometric"
+    kernels = pytest.importorskip(module, reason="needs numba", exc_type=ImportError)
     out = np.empty(crops.shape, np.float32)
     unchanged = np.ones(images.shape[1], np.float32), np.zeros(images.shape[1], np.float32)
     for n, crop in enumerate(crops.numpy()):

@@ -1,0 +1,197 @@
+"""Writing the files of a data set's splits, in a folder that nobody else writes in.
+
+A file is under its name only when it is whole. `UNFINISHED` notes which splits are complete and what they were made of,
+so that an interrupted run goes on after them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
+from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
+from regbench.datasets.progress import shown
+from regbench.datasets.sources.base import Contents, Labels, Source, Split
+from regbench.errors import RegbenchError
+from regbench.files import file_sha256, read_json
+from regbench.version import __version__
+
+log = logging.getLogger("regbench")
+
+UNFINISHED = "unfinished.json"
+UNREADABLE = "unreadable.txt"
+# Beside its bytes, an image takes a row of metadata, one of the allocation table, and the line of where it came from.
+_PER_IMAGE_BYTES = 100
+
+
+class _Note(TypedDict):
+    """What an interrupted run noted of a split that it finished.
+
+    Attributes:
+        made_of: What the split was made of, see `_made_of`.
+        entry: Its entry in the manifest.
+    """
+
+    made_of: str | None
+    entry: SplitEntry
+
+
+def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
+    """Write the splits that no interrupted run has finished, and list what cannot be read."""
+    finished = _finished(config, contents, folder)
+    todo = {name: split for name, split in contents.splits.items() if name not in finished}
+    _require_space(folder, todo.values(), config.source)
+    # Before any file is replaced: a manifest must not describe other files than those it was written for.
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    save_text(folder / UNFINISHED, json.dumps(finished))
+    left_out = {name: note["entry"]["left_out"] for name, note in finished.items()}
+    try:
+        for name, split in todo.items():
+            left_out[name] = {}
+            entry = _write_split(
+                config, folder / f"{name}.beton", split, contents.class_names, left_out[name], progress
+            )
+            finished[name] = {"made_of": _made_of(config, split), "entry": entry}
+            save_text(folder / UNFINISHED, json.dumps(finished))
+    finally:
+        lines = [f"{origin}: {reason}\n" for of_split in left_out.values() for origin, reason in of_split.items()]
+        if lines:
+            save_text(folder / UNREADABLE, "".join(lines))
+        else:
+            (folder / UNREADABLE).unlink(missing_ok=True)
+    return {name: finished[name]["entry"] for name in contents.splits}
+
+
+def _made_of(config: DatasetConfig, split: Split) -> str | None:
+    """Describe all that a split's file depends on; None if the source cannot tell whether its images have changed."""
+    return split.identity and json.dumps([__version__, prepared_from(config), split.identity])
+
+
+def _finished(config: DatasetConfig, contents: Contents, folder: Path) -> dict[str, _Note]:
+    """Find the splits that an interrupted run has finished and that would be the same if they were written again."""
+    try:
+        notes = read_json(folder / UNFINISHED, dict[str, _Note], "its splits are written again")
+    except (FileNotFoundError, RegbenchError):
+        return {}
+    finished = {}
+    for name, note in notes.items():
+        split = contents.splits.get(name)
+        made_of = _made_of(config, split) if split else None
+        if made_of is not None and note["made_of"] == made_of and _is_whole(folder, note["entry"]):
+            finished[name] = note
+    return finished
+
+
+def _is_whole(folder: Path, entry: SplitEntry) -> bool:
+    """Tell whether a split's files are those of its entry, as far as can be seen without reading all images."""
+    beton, origins = folder / entry["file"], folder / entry["origins"]
+    if not beton.is_file() or not origins.is_file():
+        return False
+    return beton.stat().st_size == entry["bytes"] and file_sha256(origins) == entry["origins_sha256"]
+
+
+def _require_space(folder: Path, splits: Iterable[Split], source: Source) -> None:
+    """Refuse what will not fit on the disk, before anything is written."""
+    needed_bytes = 0
+    for split in splits:
+        needed_bytes += stored_bytes(split, source) + len(split.labels) * _PER_IMAGE_BYTES
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise RegbenchError(
+            f"{folder} needs about {needed_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free there; "
+            "make room, or choose another folder: runtime.data_dir=FOLDER"
+        )
+
+
+@dataclass
+class _Stored:
+    """What is noted of a split's images while they are written: rows, origins, shorter sides and greyness."""
+
+    rows: list[int] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    sides_px: list[int] = field(default_factory=list)
+    greys: list[bool] = field(default_factory=list)
+
+    def readable(self, samples: Iterable[Sample | Unreadable], left_out: dict[str, str]) -> Iterator[Sample]:
+        """Pass on what can be read; the rest is added to `left_out`."""
+        for row, sample in enumerate(samples):
+            if isinstance(sample, Unreadable):
+                left_out[sample.origin] = sample.reason
+                continue
+            self.rows.append(row)
+            self.lines.append(f"{zlib.crc32(sample.data):08x} {sample.origin}\n")
+            self.sides_px.append(min(sample.height, sample.width))
+            self.greys.append(sample.grey)
+            yield sample
+
+
+def _write_split(
+    config: DatasetConfig, path: Path, split: Split, class_names: list[str], left_out: dict[str, str], progress: bool
+) -> SplitEntry:
+    """Write the file of one split and where its images came from; what cannot be read is added to `left_out`."""
+
+    def images(stored: _Stored) -> Iterator[Sample]:
+        found = shown(samples_of(split, config.source), len(split.labels), f"{config.name}/{path.stem}", progress)
+        yield from stored.readable(found, left_out)
+        # Before the end of the writing, which then leaves no file.
+        emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))
+        if emptied:
+            # Class -1, of images without labels, is the last of these.
+            names = ", ".join([*class_names, "(no class)"][label] for label in emptied[:5])
+            raise RegbenchError(
+                f"{path}: {len(emptied)} classes ({names}) would have no image, as "
+                f"{listed_unreadable(path.parent, left_out)}; mend them"
+            )
+
+    largest_bytes = split.largest_bytes
+    while True:
+        stored = _Stored()
+        left_out.clear()
+        # An image can grow where it has to be converted.
+        page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+        try:
+            content_sha256 = write_beton(path, images(stored), len(split.labels), page_bytes)
+            break
+        except LargerThanPage as error:
+            log.info("%s: writing the split again with larger pages", error)
+            largest_bytes = error.size_bytes
+    origins = path.with_suffix(".origins.txt")
+    save_text(origins, "".join(stored.lines))
+    labels = Beton(path).labels
+    return {
+        "file": path.name,
+        "num_samples": len(labels),
+        "counts_per_class": counts_per_class(labels, len(class_names)),
+        "content_sha256": content_sha256,
+        "bytes": path.stat().st_size,
+        "origins": origins.name,
+        "origins_sha256": file_sha256(origins),
+        "left_out": left_out,
+        "image_px": int(np.median(stored.sides_px)),
+        "grey": all(stored.greys),
+    }
+
+
+def counts_per_class(labels: Labels, num_classes: int) -> list[int]:
+    """Count the images of each class; an empty list if there are no labels."""
+    labelled = labels[labels >= 0]
+    counts: list[int] = np.bincount(labelled, minlength=num_classes).tolist() if len(labelled) else []
+    return counts
+
+
+def listed_unreadable(folder: Path, left_out: dict[str, str]) -> str:
+    """Word how many images cannot be read, and the first of them."""
+    first = ", ".join(f"{origin} ({reason})" for origin, reason in list(left_out.items())[:3])
+    more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
+    return f"{len(left_out):,} images cannot be read: {first}{more}; all are listed in {folder / UNREADABLE}"
