@@ -1,4 +1,4 @@
-"""What a machine has of all that regbench can use."""
+"""What a machine has of all that regbench can use: `regbench doctor`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Item(NamedTuple):
     """One thing that a machine has or lacks.
 
     Attributes:
-        what: It is.
+        what: Its name.
         found: What there is of it.
         remedy: How to have it; empty if it is there.
     """
@@ -40,28 +40,45 @@ def inventory() -> Iterator[Item]:
     yield Item("Python", platform.python_version())
     yield Item("packages", ", ".join(f"{name} {version}" for name, version in packages.items()))
     yield Item("processor", hardware(torch.device("cpu")))
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    if gpus:
-        yield Item("GPUs", ", ".join(gpus))
-    elif torch.version.cuda is None:
-        yield Item("GPUs", "none that this build of PyTorch can use", "install a CUDA build: https://pytorch.org")
-    else:
-        yield Item("GPUs", "none", "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile")
-    ffcv = versions("ffcv").get("ffcv")
-    remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision meanwhile, which is slower"
-    yield Item("FFCV", ffcv, "") if ffcv and importlib.util.find_spec("ffcv") else Item("FFCV", "none", remedy)
+    yield _gpus()
+    yield _ffcv()
     slurm = shutil.which("sbatch")
     yield Item("Slurm", slurm or "none", "" if slurm else "sbatch is not on the PATH; sweeps run as local processes")
-    names = sorted(path.parent.name for path in Path(runtime.data_dir).glob(f"*/{FILE_NAME}"))
-    prepare = "" if names else "regbench prepare fashion_mnist, or another one: regbench prepare --help"
-    yield Item(f"data in {runtime.data_dir}", ", ".join(names) or "none", prepare)
-    yield from (_space(what, Path(folder)) for what, folder in (("data", runtime.data_dir), ("runs", runtime.runs_dir)))
+    yield _prepared(runtime.data_dir)
+    yield _space("data", Path(runtime.data_dir))
+    yield _space("runs", Path(runtime.runs_dir))
+
+
+def _gpus() -> Item:
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if names:
+        return Item("GPUs", ", ".join(names))
+    if torch.version.cuda is None:
+        return Item("GPUs", "none that this build of PyTorch can use", "install a CUDA build: https://pytorch.org")
+    return Item("GPUs", "none", "nvidia-smi tells whether the driver sees one; trainings run on the CPU meanwhile")
+
+
+def _ffcv() -> Item:
+    version = versions("ffcv").get("ffcv")
+    if version and importlib.util.find_spec("ffcv"):
+        return Item("FFCV", version)
+    remedy = "pip install 'regbench[ffcv]' (docs/data.md); images are read by torchvision meanwhile, which is slower"
+    return Item("FFCV", "none", remedy)
+
+
+def _prepared(data_dir: str) -> Item:
+    names = sorted(path.parent.name for path in Path(data_dir).glob(f"*/{FILE_NAME}"))
+    if names:
+        return Item(f"data in {data_dir}", ", ".join(names))
+    remedy = "regbench prepare fashion_mnist, or another one: regbench prepare --help"
+    return Item(f"data in {data_dir}", "none", remedy)
 
 
 def _space(what: str, folder: Path) -> Item:
+    # The folder itself may not be there yet.
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(there).free
-    remedy = f"choose another folder: runtime.{what}_dir=FOLDER" if free < _LITTLE_SPACE_BYTES else ""
     if not os.access(there, os.W_OK):
         return Item(f"space for {what}", f"{there} cannot be written to", f"runtime.{what}_dir=FOLDER")
+    free = shutil.disk_usage(there).free
+    remedy = f"choose another folder: runtime.{what}_dir=FOLDER" if free < _LITTLE_SPACE_BYTES else ""
     return Item(f"space for {what}", f"{free / 1e9:.0f} GB free at {there}", remedy)

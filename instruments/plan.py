@@ -50,11 +50,11 @@ class Needs:
 
     Attributes:
         peak_bytes: Highest sum of live allocations on one GPU.
-        moment: Of `regbench.benchmark.training.step.PARTS`, the one in which the peak lies.
+        moment: Part of the step in which the peak lies, of `regbench.benchmark.training.step.PARTS`.
         parts_bytes: What lives at the peak, by what it is; its sum is `peak_bytes`.
         parameters: Trained numbers.
-        flop_per_step: Of matrix products and convolutions, all ranks; one multiplication and addition is 2.
-        sent_bytes_per_step: By one GPU to others, collectives as rings.
+        flop_per_step: FLOP of matrix products and convolutions, all ranks; one multiplication and addition is 2.
+        sent_bytes_per_step: Bytes that one GPU sends to others, collectives as rings.
         checkpoint_bytes: Weights, buffers and the optimizer's state on disk.
     """
 
@@ -113,8 +113,8 @@ def predict(
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
         )
-        sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
         images, channels = cell.batch_size // world_size, cell.dataset.channels
+        sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
         views = [torch.empty(images, channels, side_px, side_px) for side_px in sides_px]
         accounts.file("images", views)
         ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
@@ -128,17 +128,14 @@ def predict(
                 p.grad = gradient
             accounts.begin()
             step(*views)
-            kept = [
-                (p, entry)
-                for p, state in optimizer.state.items()
-                for entry in state.values()
-                if isinstance(entry, Tensor)
-            ]
-            accounts.file("optimizer state", [entry for _, entry in kept])
+            for state in optimizer.state.values():
+                accounts.file("optimizer state", _tensors(state))
         weights_bytes = sum(p.nbytes for p in parameters)
-        # A checkpoint holds the whole of what the ranks share.
-        state_bytes = sum(p.nbytes if entry.ndim else entry.nbytes for p, entry in kept)
         accounts.all_reduce(weights_bytes if group is not None else 0)
+        checkpoint_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
+        for p, state in optimizer.state.items():
+            # A rank may keep a share of an entry, and the checkpoint has the whole.
+            checkpoint_bytes += sum(p.nbytes if entry.ndim else entry.nbytes for entry in _tensors(state))
         return Needs(
             peak_bytes=accounts.peak_bytes,
             moment=accounts.moment,
@@ -146,8 +143,12 @@ def predict(
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
-            checkpoint_bytes=sum(tensor.nbytes for tensor in network.state_dict().values()) + state_bytes,
+            checkpoint_bytes=checkpoint_bytes,
         )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **switches: Any) -> int | None:
@@ -193,17 +194,11 @@ def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
 
 def table(rows: dict[str, Needs], style: str = "github") -> str:
     """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
-    cells = [
-        (
-            name,
-            f"{needs.peak_bytes / 1e9:.2f}",
-            needs.moment,
-            ", ".join(f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6),
-            f"{needs.flop_per_step / 1e12:.1f}",
-            f"{needs.sent_bytes_per_step / 1e9:.2f}",
-        )
-        for name, needs in rows.items()
-    ]
+    cells = []
+    for name, needs in rows.items():
+        parts = [f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6]
+        work = (f"{needs.flop_per_step / 1e12:.1f}", f"{needs.sent_bytes_per_step / 1e9:.2f}")
+        cells.append((name, f"{needs.peak_bytes / 1e9:.2f}", needs.moment, ", ".join(parts), *work))
     headers = ("", "peak GB", "in", "of which GB", "TFLOP a step", "sent GB a step")
     return tabulate(cells, headers=headers, tablefmt=style, disable_numparse=True)
 
@@ -285,16 +280,17 @@ class Accounts(TorchDispatchMode):
         part = "activations" if moment == "forward" else f"scratch of {moment}"
         if func is torch.ops.aten._to_copy.default and self._files.get(id(args[0].untyped_storage())) == "weights":
             part = "cast weights"
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self.file(part, [tensor for tensor in tensors if id(tensor.untyped_storage()) not in self._files])
-        if (live_bytes := self._live.total()) > self.peak_bytes:
+        new = [tensor for tensor in _tensors(out) if id(tensor.untyped_storage()) not in self._files]
+        self.file(part, new)
+        live_bytes = self._live.total()
+        if live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak, self.moment = live_bytes, self._live.copy(), moment
         return out
 
     def _count_work(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = func.overloadpacket.__name__
         if func.namespace == "c10d":
-            size = sum(leaf.nbytes for leaf in tree_leaves(args[0]) if isinstance(leaf, Tensor))
+            size = sum(tensor.nbytes for tensor in _tensors(args[0]))
             if name == "allreduce_":
                 self.all_reduce(size)
             elif name == "_allgather_base_":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regbench import methods
 from regbench.methods import Regularizer
 
-_Q, _STEPS, _BATCH = 512, 300, 64
+Q, STEPS, BATCH, TRAINED = 512, 300, 64, 2000
 
 
 def draw_view(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -26,40 +26,45 @@ def draw_view(images: Tensor, generator: torch.Generator) -> Tensor:
     return (scale * shifted + 0.25 * torch.randn(shifted.shape, generator=generator)).flatten(1)
 
 
-def knn_percent(network: nn.Module, train: Tensor, train_classes: Tensor, test: Tensor, test_classes: Tensor) -> float:
-    """Classify by the 20 nearest by cosine similarity."""
+def draw_images() -> tuple[Tensor, Tensor, Tensor]:
+    """Draw two views of 3,000 images, and their classes."""
+    generator = torch.Generator().manual_seed(0)
+    noise = F.pad(torch.randn(10, 1, 8, 8, generator=generator), (1, 1, 1, 1), "circular")
+    prototypes = F.avg_pool2d(noise, 3, 1)[:, 0]
+    classes = torch.randint(10, (3000,), generator=generator)
+    first = draw_view(prototypes[classes], generator)
+    return first, draw_view(prototypes[classes], generator), classes
+
+
+def knn_percent(network: nn.Module, images: Tensor, classes: Tensor) -> float:
+    """Classify those that are not trained on by the 20 nearest of the others by cosine similarity."""
     network.eval()
     with torch.no_grad():
-        known, unknown = (F.normalize(network(x)) for x in (train, test))
+        features = F.normalize(network(images))
     network.train()
-    guesses = train_classes[(unknown @ known.T).topk(20, dim=1).indices].mode(dim=1).values
-    return 100 * (guesses == test_classes).float().mean().item()
+    nearest = (features[TRAINED:] @ features[:TRAINED].T).topk(20, dim=1).indices
+    guesses = classes[nearest].mode(dim=1).values
+    return 100 * (guesses == classes[TRAINED:]).float().mean().item()
 
 
-def train(method: Regularizer, seed: int) -> tuple[float, float, float, float]:
+def train(method: Regularizer, seed: int) -> str:
     """Return kNN before and after, and the mean length of embeddings before and after."""
-    generator = torch.Generator().manual_seed(0)
-    prototypes = F.avg_pool2d(F.pad(torch.randn(10, 1, 8, 8, generator=generator), (1, 1, 1, 1), "circular"), 3, 1)[
-        :, 0
-    ]
-    classes = torch.randint(10, (3000,), generator=generator)
-    first, second = (draw_view(prototypes[classes], generator) for _ in range(2))
-    split = (first[:2000], classes[:2000], first[2000:], classes[2000:])
+    first, second, classes = draw_images()
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 64), nn.BatchNorm1d(64))
-    projector = nn.Sequential(
-        nn.ReLU(), nn.Linear(64, _Q), nn.BatchNorm1d(_Q), nn.ReLU(), nn.Linear(_Q, _Q, bias=False)
-    )
+    hidden = [nn.ReLU(), nn.Linear(64, Q), nn.BatchNorm1d(Q), nn.ReLU()]
+    projector = nn.Sequential(*hidden, nn.Linear(Q, Q, bias=False))
     optimizer = torch.optim.AdamW([*network.parameters(), *projector.parameters()], lr=1e-3, weight_decay=0.05)
-    before, lengths = knn_percent(network, *split), []
-    for _ in range(_STEPS):
-        rows = torch.randint(2000, (_BATCH,))
-        z1, z2 = (projector(network(view[rows])) for view in (first, second))
+    before, lengths = knn_percent(network, first, classes), []
+    for _ in range(STEPS):
+        rows = torch.randint(TRAINED, (BATCH,))
+        z1, z2 = projector(network(first[rows])), projector(network(second[rows]))
         lengths.append(z1.detach().norm(dim=1).mean().item())
         optimizer.zero_grad()
         method.loss(z1, z2).backward()
         optimizer.step()
-    return before, knn_percent(network, *split), lengths[0], lengths[-1]
+    after = knn_percent(network, first, classes)
+    return f"kNN {before:.1f} -> {after:.1f} %, length {lengths[0]:.2f} -> {lengths[-1]:.2f}"
 
 
 def main() -> None:
@@ -67,13 +72,12 @@ def main() -> None:
     torch.set_num_threads(1)
     losses = {
         "T-REGS as printed": methods.build("tregs"),
-        "T-REGS, alignment 10/q": methods.build("tregs", alignment_weight=10 / _Q),
+        "T-REGS, alignment 10/q": methods.build("tregs", alignment_weight=10 / Q),
         "VICReg": methods.build("vicreg"),
     }
     for name, method in losses.items():
         for seed in range(3):
-            before, after, start, end = train(method, seed)
-            print(f"{name}, seed {seed}: kNN {before:.1f} -> {after:.1f} %, length {start:.2f} -> {end:.2f}")
+            print(f"{name}, seed {seed}: {train(method, seed)}")
 
 
 if __name__ == "__main__":

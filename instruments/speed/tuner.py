@@ -1,4 +1,4 @@
-"""Compares the search with a grid at equal images, on real training: python instruments/speed/tuner.py [--plan].
+"""Compares the search with a grid at equal images, on real training: `python instruments/speed/tuner.py [--plan]`.
 
 The setting is that of the preset fashion_mnist_search. For each method the grid has three weights and three learning
 rates: at a quarter, the middle and three quarters of the ranges that the method and the optimizer state. The search has
@@ -28,37 +28,39 @@ POSITIONS = (0.25, 0.5, 0.75)
 
 def grid(method: str) -> str:
     """Return the row of a sweep's file with the grid of a method."""
-    cell, _ = load_run([word for line in COMMON for word in line.split()] + [f"method={method}"])
+    common = " ".join(COMMON).split()
+    cell, _ = load_run([*common, f"method={method}"])
     row = f"method={method}"
     for group, space in (("method", cell.method.space), ("optimizer", cell.optimizer.space)):
         for name, each in (space or {}).items():
             if isinstance(each, Range) and (each.balances or group == "optimizer"):
                 at = each.at(n=cell.batch_size, q=cell.embedding_dim)
-                row += f" {group}.{name}={','.join(f'{at.value(position):g}' for position in POSITIONS)}"
+                values = ",".join(f"{at.value(position):g}" for position in POSITIONS)
+                row += f" {group}.{name}={values}"
     return row
 
 
 def main() -> None:
     """Write the two sweep files, tune with each, and report one against the other."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--plan", action="store_true", help="show what it will take; run nothing")
     options = parser.parse_args()
     options.runs_dir.mkdir(parents=True, exist_ok=True)
-    program = [str(Path(sys.executable).with_name("regbench"))]
+    program = str(Path(sys.executable).with_name("regbench"))
     runs = ["--runs-dir", str(options.runs_dir)]
     sweeps: dict[str, dict[str, Any]] = {
-        "tuner_grid": {"cells": [grid(method) for method in options.methods]},
-        "tuner_search": {"cells": [f"method={','.join(options.methods)}"], "trials": len(POSITIONS) ** 2},
+        "tuner_grid": {"cells": [grid(method) for method in METHODS]},
+        "tuner_search": {"cells": [f"method={','.join(METHODS)}"], "trials": len(POSITIONS) ** 2},
     }
     for name, own in sweeps.items():
         file = options.runs_dir / f"{name}.yaml"
         content = {"description": "The search against a grid", "common": COMMON, "final_seeds": [0, 1, 2], **own}
         file.write_text(yaml.safe_dump(content, sort_keys=False))
-        subprocess.run([*program, "tune", str(file), *runs, *["--plan"] * options.plan], check=True)
+        command = [program, "tune", str(file), *runs]
+        subprocess.run([*command, "--plan"] if options.plan else command, check=True)
     if not options.plan:
-        subprocess.run([*program, "report", "tuner_search", "--against", "tuner_grid", *runs], check=True)
+        subprocess.run([program, "report", "tuner_search", "--against", "tuner_grid", *runs], check=True)
 
 
 if __name__ == "__main__":
