@@ -302,6 +302,18 @@ def test_a_full_disk_does_not_end_the_owner(tmp_path: Path, monkeypatch: pytest.
     assert last["progress"] == {"epoch": 4}
 
 
+def test_an_attempt_whose_file_was_removed_makes_it_no_more(tmp_path: Path) -> None:
+    attempt = claimed(tmp_path)
+    (file,) = (tmp_path / "attempts").iterdir()
+    file.unlink()
+    attempt.beat()
+    assert not list((tmp_path / "attempts").iterdir())
+    with pytest.raises(LeaseLost, match="was removed; this process writes no more"):
+        attempt.check()
+    attempt.end("superseded")
+    assert not list((tmp_path / "attempts").iterdir())
+
+
 def test_an_attempt_whose_file_is_damaged_is_one(tmp_path: Path) -> None:
     (tmp_path / "attempts").mkdir()
     path = tmp_path / "attempts" / "0001.json"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from regbench import RegbenchError
+from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import numbered_files, run_directory
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
@@ -165,6 +166,28 @@ def test_a_signal_while_the_last_epoch_is_written_stops_the_run(
     assert record is not None
     assert record.status == "done"
     assert len(service.begun) == 1  # nothing was left to train
+
+
+def test_an_epoch_that_was_stopped_in_its_evaluation_is_given_later(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one, after which nothing is left to train."""
+    service, interruption = Service("wandb", monkeypatch), Interruption()
+    cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
+    select = KNN.select
+
+    def ask(self: KNN, *arguments: Any) -> Any:
+        if len(service.given) == cell.epochs - 1:
+            signal.raise_signal(signal.SIGUSR1)
+        return select(self, *arguments)
+
+    with monkeypatch.context() as patch, interruption.listening(signal.SIGUSR1), pytest.raises(Interrupted):
+        patch.setattr(KNN, "select", ask)
+        run_cell(cell, runtime, "manual", interruption=interruption)
+    assert [step for step, _ in service.given] == [1]
+    run_cell(cell, runtime, "manual")
+    assert [step for step, _ in service.given] == [1, 2]
+    assert "scores/knn_top1_tuning" in service.given[-1][1]
 
 
 def test_a_sink_that_is_not_installed_is_refused_and_none_is_imported_unasked(

@@ -536,6 +536,15 @@ def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[P
         assert "augmentation" in [column.name for column in table.columns]
 
 
+def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(runs: Path, record: Make) -> None:
+    """It is not in the row either: other hyperparameters were chosen."""
+    record("VICReg", 0, tuning=72.0, cell=weight(10.0))
+    elsewhere = record("VICReg", 1, tuning=60.0, cell=weight(20.0), sweep="other").parent.name
+    planned(runs, {"id": elsewhere, "label": "VICReg", "seed": 1})
+    (row,) = grid(leaderboard(task(runs))).values()
+    assert row["n"] == "1"
+
+
 def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
     finished = record("VICReg", 0).parent.name
     record("AUH", 0)

@@ -199,6 +199,14 @@ def test_stages_wait_for_each_other(user: User) -> None:
     assert "submitted 1 cells as 7, 8, 9" in user.run("retry", "own")  # all stages again
 
 
+def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> None:
+    user.write("method=vicreg")
+    assert "submitted 1 cells as 1, 2" in user.submit("cluster.nodes=2")
+    training, evaluations = (user.slurm.tasks()[name]["asked"] for name in ("1", "2"))
+    assert (training["nodes"], evaluations["nodes"]) == ("2", "1")
+    assert "gpus-per-node" not in training | evaluations
+
+
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
     refused = user.call("sweep", str(user.folder / "own.yaml"), *OPTIONS, "cluster.partition=none", "seed=2")
