@@ -1,7 +1,7 @@
 """Scatter figures of a task: accuracy against costs and measures, as SVG for a page and as PNG for a README.
 
-Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and the page tells the
-others by its legend and by hovering.
+Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and the page names the
+others in its legend and when hovering.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from regbench.benchmark.rundir.record import Score
@@ -185,11 +186,12 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
         xs.append(cost.mean)
         ys.append(point.y.mean)
         value = f"{stat_text(cost, unit.decimals)} {unit.name or against.name}"
-        told = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
-        gid = marks.add(s, [point.place], told)
+        tooltip = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
+        gid = marks.add(s, [point.place], tooltip)
         _draw_point(axes, row, s, cost, point.y, gid)
         if point.place in panel.named:
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
+    # A line across: an untrained network has cost nothing, so it has no place along x.
     if panel.base is not None:
         axes.axhline(panel.base.mean, color=UNTRAINED, ls="--", lw=1)
         labels.append(Label("untrained", math.nan, panel.base.mean, Style(UNTRAINED, "_", "--")))
@@ -197,7 +199,7 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
     if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
-    if len(set(xs)) == 1:
+    if len(set(xs)) == 1:  # matplotlib would make a range of a few millionths of it
         axes.set_xlim(0.8 * xs[0], 1.2 * xs[0])
     axes.set_xlabel(f"{against.name} ({unit.name})" if unit.name else against.name)
     axes.set_ylabel(panel.score.head)
@@ -206,10 +208,10 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
     if against.is_cost:
         low, high = axes.get_xlim()
         front = _front(points)
-        steps_x, steps_y = [xs[i] for i in front], [ys[i] for i in front]
-        steps_x.append(high)
-        steps_y.append(steps_y[-1])
-        axes.step(steps_x, steps_y, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
+        # The last step goes on to the edge: what costs more than it is beaten by it.
+        steps = np.array([*zip(xs, ys, strict=True)])[[*front, front[-1]]]
+        steps[-1, 0] = high
+        axes.step(*steps.T, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
     place_labels(axes, labels, marker=True)
 

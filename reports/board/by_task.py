@@ -37,7 +37,7 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     test split has other content somewhere is another task there.
     """
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    brief = frozenset().union(*(submission.short for submission in found.submissions))
+    brief = frozenset().union(*(bundle.short for bundle in found.bundles))
     for versions in found.cells.values():
         record = versions[0].record
         groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(record)

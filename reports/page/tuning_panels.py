@@ -25,6 +25,7 @@ _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "oth
 
 def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
+    # A row holds a dictionary and so has no hash: it is found by its identity.
     places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
     found = [one for one in sensitivities(summary) if id(one.row) in places]
     drawings = []
@@ -51,9 +52,9 @@ def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Ma
         axes = figure.add_axes(box)
         axes.patch.set_alpha(0)
         grid(axes)
-        told = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
+        tooltip = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
         s = style[one.row.label]
-        _panel(axes, one, s, marks.add(s, [places[id(one.row)]], told))
+        _panel(axes, one, s, marks.add(s, [places[id(one.row)]], tooltip))
     return to_svg(figure, marks)
 
 
