@@ -88,6 +88,7 @@ def gather(folder: Path) -> Gathered:
     Raises:
         RegbenchError: If there is none that can be taken.
     """
+    # In the order of names, so that the same folder makes the same site.
     paths = sorted(filter(Path.is_file, folder.rglob("*.zip")))
     names, size_bytes = [], 0
     for path in paths:
@@ -113,7 +114,7 @@ def gather(folder: Path) -> Gathered:
 
 def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
-    name = printable(name)
+    name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     with uncollected():
         try:
             bundle = read_bundle(path)

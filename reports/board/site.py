@@ -6,14 +6,14 @@ Each page stands alone, as a report does, so the site opens from a disk.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regbench.errors import RegbenchError
 from regbench.files import write_bytes
-from regbench.reports.board.by_task import Slugs, difference, tasks_of
+from regbench.reports.board.by_task import difference, new_slug, tasks_of
 from regbench.reports.board.gather import Gathered, Key, gather, key_of
 from regbench.reports.collecting import uncollected
 from regbench.reports.page.drawing import Style, styles
@@ -26,6 +26,7 @@ from regbench.reports.tables.sensitivity import sensitivity, width_text
 from regbench.reports.tables.table import Entry, spread
 
 _SHOWN_REFUSED = 20
+# Pages of reports have another one: a site has no tables as files beside it.
 _FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
 
 # What a method's page says of its embeddings and costs: the head of a column, the name, decimals, divisor.
@@ -107,9 +108,9 @@ class _Pages:
         self.style: dict[str, Style] = styles(self.rows)
         self.methods: dict[str, str] = {}
         """The page of each method, by label."""
-        slugs = Slugs()
+        taken: set[str] = set()
         for label in sorted(self.rows, key=str.casefold):
-            self.methods[label] = f"methods/{slugs.of(label)}.html"
+            self.methods[label] = f"methods/{new_slug(label, taken)}.html"
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield the name and the content of every file; the start page is there only when all that it leads to is."""
@@ -146,6 +147,7 @@ class _Pages:
             key = key_of(record)
             first, *others = self.found.cells[key]
             runs.append(cell | {"bundles": first.bundles, "differs": self.differences.get(key)})
+            # The page shows them in the dialog of the cell, and counts the cell once.
             for other in others:
                 runs.append(cell | about(other.record) | {"bundles": other.bundles, "again": True})
         return runs
@@ -241,28 +243,18 @@ class _Pages:
         return simple_table("methods", "Methods", heads, lines, note)
 
     def _bundle_table(self) -> dict[str, object]:
-        heads = {"bundle": False, "cells": True, "sweeps": False, "hardware": False, "code": False, "finished": False}
+        heads = {"bundle": False, "cells": True, "hardware": False, "finished": False, "sha256": False}
         lines = []
         for bundle in self.found.bundles:
-            sweeps, hardware, code, days = set(), set(), set(), set()
+            hardware, days = set(), {""}
             for record in bundle.records:
-                sweeps.add(record.sweep)
+                # A stranger's value may be of any kind.
                 hardware.add(str(record.environment.get("hardware") or DASH))
-                code.add(str(record.environment.get("git") or DASH))
                 days.add(record.finished[:10])
-            days -= {""}
-            line: dict[str, Entry | str] = {
-                "bundle": bundle.name,
-                "cells": f"{len(bundle.records):,}",
-                "sweeps": _first_three(sweeps),
-                "hardware": _first_three(hardware),
-                "code": _first_three(code),
-                "sha256": bundle.sha256,
-            }
-            if days:
-                line["finished"] = " to ".join(sorted({min(days), max(days)}))
+            line: dict[str, Entry | str] = {"bundle": bundle.name, "cells": f"{len(bundle.records):,}"}
+            line |= {"hardware": ", ".join(sorted(hardware)), "finished": max(days), "sha256": bundle.sha256}
             lines.append(line)
-        return simple_table("bundles", "Bundles", heads | {"sha256": False}, lines)
+        return simple_table("bundles", "Bundles", heads, lines)
 
 
 def _measured(row: Row) -> dict[str, Entry | str]:
@@ -275,8 +267,3 @@ def _measured(row: Row) -> dict[str, Entry | str]:
         if value := row.cost(name):
             found[head] = spread(value, decimals, divisor)
     return found
-
-
-def _first_three(texts: Iterable[str]) -> str:
-    known = sorted(texts)
-    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")

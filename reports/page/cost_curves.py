@@ -71,6 +71,7 @@ def cost_png(text: str) -> bytes | None:
     lines = _measured(list(csv.DictReader(io.StringIO(text))))
     if not lines:
         return None
+    # Batches are what most grids vary.
     along, fixed = ("n", "q") if len(_sizes(lines, "n")) > 1 else ("q", "n")
     level = _sizes(lines, fixed)[-1]
     lines = _at(lines, fixed, level)
@@ -124,6 +125,7 @@ def cost_machine(lines: Sequence[Line]) -> str:
 
 def _measured(lines: Sequence[Line]) -> list[Line]:
     """Keep the lines with a number in them, of the fewest ranks and views."""
+    # Losses of more ranks or views are other losses; a figure of both would compare what cannot be compared.
     kept: dict[tuple[int, int], list[Line]] = {}
     for line in lines:
         if line["median_ms"] or line["extra_bytes"]:

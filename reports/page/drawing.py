@@ -114,7 +114,7 @@ def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
     """Choose a style for each label of a trained method, in alphabetical order; keys are the prefix and a number."""
     out = {}
     for i, label in enumerate(sorted(set(labels))):
-        turn = i // len(PALETTE)
+        turn = i // len(PALETTE)  # the second method of a colour has another marker and dash
         marker, dash = MARKERS[(i + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
         out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"{prefix}{i}")
     return out
@@ -126,8 +126,8 @@ def matplotlib_in(ink: str) -> AbstractContextManager[None]:
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
             "font.size": _TEXT_PT,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "regbench",
+            "svg.fonttype": "none",  # text stays text, which a browser can search and set in its own font
+            "svg.hashsalt": "regbench",  # the same figure gets the same ids each time
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.linewidth": 0.7,
@@ -150,6 +150,7 @@ def figure_with_labels(
         labels: How many labels a panel has, where it is not the number of names.
         top_in: Room above the plots, in inches.
     """
+    # A letter of this size is about 0.078 inches wide.
     label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
     lines = len(names) if labels is None else labels
@@ -211,7 +212,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
         style = label.style
         draw = partial(draw_line, axes, transform=axes.transAxes, clip_on=False, color=style.colour, gid=label.gid)
         y = position / height_in
-        if not math.isnan(label.x):
+        if not math.isnan(label.x):  # a line across the plot has no point
             start = axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y)))[0]
             draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
         draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
@@ -220,7 +221,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
         else:
             draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
         axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid)
-    axes.set_ylim(low, high)
+    axes.set_ylim(low, high)  # what was drawn beside the plot may have moved them
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
@@ -246,6 +247,7 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     """Make an <svg> element of the figure, without outside references, in the text colour of the page around it."""
     _fit_texts(figure)
     buffer = StringIO()
+    # A date would make each report another file.
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = _in_tags(_quiet_tag, text[text.index("<svg") :])
@@ -253,6 +255,7 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
     text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
+    # matplotlib writes gids as ids. Several groups have the same one here, so it becomes a class.
     text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
     text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody

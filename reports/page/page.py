@@ -73,6 +73,7 @@ def render_page(
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= heads_of(summary)
+    # More names would fill the screen.
     names = ", ".join(summary.name for summary in summaries) if len(summaries) <= 3 else f"{len(summaries)} sweeps"
     return render(
         "page.html",
@@ -91,6 +92,7 @@ def render_page(
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
         unfinished=found.unfinished,
+        # Failed cells come only when somebody tries them again, so the page does not wait for them.
         waiting=any(not cell.failure for cell in found.missing),
         protocols=protocols_of(found.records),
     )
@@ -129,6 +131,7 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: M
         "on_test": summary.on_test,
         "against": shown.get("against"),
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
+        # A note says how many rows are drawn where not all are.
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
         "accuracy_notes": curve_notes(summary) if figures["accuracy"] else [],
         "hyperparameters": shown["hyperparameters"],
@@ -147,24 +150,25 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     days.remove("")
     if days:
         texts["Date (UTC)"] = " to ".join(sorted({min(days), max(days)}))
-    versions = []
-    for name in ("regbench", "python", "torch"):
-        text = _distinct(map(_of_environment(name), records))
-        versions += [f"{name} {text}"] if text else []
-    texts["Versions"] = ", ".join(versions)
     return [(name, text) for name, text in texts.items() if text]
 
 
-def _of_environment(name: str) -> Callable[[Record], object]:
-    def of(record: Record) -> object:
-        value = record.environment.get(name)
-        return None if value is None else str(value)  # a stranger's may be of any kind
+def _setting(name: str) -> Callable[[Record], object]:
+    """Make the function that reads a setting of trained cells."""
+    return lambda record: None if record.untrained else record.cell[name]
+
+
+def _environment(*names: str) -> Callable[[Record], str | None]:
+    """Make the function that reads what a record says of its environment; with several names, each before its value."""
+
+    def of(record: Record) -> str | None:
+        texts = []
+        for name in names:
+            if (value := record.environment.get(name)) is not None:
+                texts.append(str(value) if len(names) == 1 else f"{name} {value}")
+        return ", ".join(texts) or None
 
     return of
-
-
-def _of_training(name: str) -> Callable[[Record], object]:
-    return lambda record: None if record.untrained else record.cell[name]
 
 
 def _data_set(record: Record) -> str:
@@ -182,13 +186,14 @@ def _data_set(record: Record) -> str:
 _FACTS: Mapping[str, Callable[[Record], object]] = {
     "Data set": _data_set,
     "Network": lambda record: record.backbone,
-    "Embedding dimension": _of_training("embedding_dim"),
-    "Batch size": _of_training("batch_size"),
-    "Epochs": _of_training("epochs"),
+    "Embedding dimension": _setting("embedding_dim"),
+    "Batch size": _setting("batch_size"),
+    "Epochs": _setting("epochs"),
     "Seeds": lambda record: record.seed,
-    "Hardware": _of_environment("hardware"),
-    "Loader": _of_environment("loader"),
-    "Code": _of_environment("git"),
+    "Hardware": _environment("hardware"),
+    "Loader": _environment("loader"),
+    "Versions": _environment("regbench", "python", "torch"),
+    "Code": _environment("git"),
 }
 
 

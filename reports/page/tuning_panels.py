@@ -55,6 +55,7 @@ def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Ma
         tooltip = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
         s = style[one.row.label]
         _panel(axes, one, s, marks.add(s, [places[id(one.row)]], tooltip))
+    # These panels need no labels: each has its method above it.
     return to_svg(figure, marks)
 
 
