@@ -9,26 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.page.drawing import (
-    INK,
-    PAPER_INK,
     UNTRAINED,
     Drawing,
     Label,
     Marks,
     Style,
     draw_line,
-    figure_with_labels,
-    matplotlib_in,
-    place_labels,
+    labelled_drawing,
+    labelled_png,
     plain_ticks,
-    to_png,
-    to_svg,
 )
 from regbench.reports.rows.summary import Row, Stat, Summary
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
@@ -111,27 +107,22 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
     drawings = []
     for against in axes_of:
         for panel in _panels(summary, against, LABELLED):
-            with matplotlib_in(INK):
-                marks = Marks()
-                figure, (axes,) = figure_with_labels(1, panel.labels)
-                _draw(axes, panel, style, marks)
-                text = f"{panel.score.head} of each method against {against.name}; the numbers are in the tables."
-                title = f"{capital(panel.score.title)} against {against.name}"
-                drawings.append(Drawing(title, text, to_svg(figure, marks), len(panel.points) > LABELLED))
+            title = f"{capital(panel.score.title)} against {against.name}"
+            text = f"{panel.score.head} of each method against {against.name}; the numbers are in the tables."
+            draw = partial(_draw, panel=panel, style=style)
+            crowded = len(panel.points) > LABELLED
+            drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
     return drawings
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
     """Draw accuracy against a quantity on white, one panel for each score; None if no row has both."""
-    panels = _panels(summary, against, LABELLED_IN_PNG)
-    if not panels:
-        return None
-    with matplotlib_in(PAPER_INK):
-        names = [name for panel in panels for name in panel.labels]
-        figure, axes = figure_with_labels(len(panels), names, max(len(panel.named) for panel in panels))
-        for ax, panel in zip(axes, panels, strict=True):
-            _draw(ax, panel, style, Marks())
-        return to_png(figure)
+    panels, names, labels = [], [], 0
+    for panel in _panels(summary, against, LABELLED_IN_PNG):
+        panels.append(partial(_draw, panel=panel, style=style))
+        names += panel.labels
+        labels = max(labels, len(panel.labels))
+    return labelled_png(panels, names, labels) if panels else None
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -175,8 +166,8 @@ def _front(points: Sequence[_Point]) -> list[int]:
     return pareto([(point.x.mean, point.better) for point in points])
 
 
-def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -> None:
-    """Draw the points of a panel, the untrained network's score and the Pareto front of a cost."""
+def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Mapping[str, Style]) -> list[Label]:
+    """Draw the points of a panel, the untrained network's score and the Pareto front of a cost; return the labels."""
     against, points = panel.against, panel.points
     unit = against.unit(max(point.x.mean for point in points))
     percent = " %" if panel.score.unit == "%" else ""
@@ -213,7 +204,7 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
         steps[-1, 0] = high
         axes.step(*steps.T, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
-    place_labels(axes, labels, marker=True)
+    return labels
 
 
 def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) -> None:

@@ -6,25 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from regbench.reports.page.drawing import (
-    INK,
-    Drawing,
-    Label,
-    Marks,
-    Style,
-    draw_line,
-    figure_with_labels,
-    matplotlib_in,
-    place_labels,
-    sizes_axis,
-    to_svg,
-)
+from regbench.reports.page.drawing import Drawing, Label, Marks, Style, draw_line, labelled_drawing, sizes_axis
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
@@ -77,33 +66,46 @@ def curves_drawing(
         finish: Sets what of the axes is this figure's own.
     """
     crowded = len(curves) > LABELLED
-    labelled = curves[:LABELLED_OF_MANY] if crowded else curves
-    longest = max(curves, key=lambda line: len(line.points))
-    few = len(longest.points) < _FEW_POINTS
-    with matplotlib_in(INK):
-        marks, labels = Marks(), []
-        figure, (axes,) = figure_with_labels(1, [line.name for line in labelled])
-        for place, line in enumerate(curves):
-            thin = place >= len(labelled)
-            s, (xs, means, spreads) = line.style, np.array(line.points).T
-            gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
-            look = {"lw": 0.9, "alpha": 0.5} if thin else {"lw": 1.6}
-            marker = s.marker if few else None
-            draw_line(
-                axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look
-            )
-            if thin:
-                continue
-            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
-            if np.any(spreads > 0):
-                # The page finds the band by its gid, and makes it pale with its line.
-                band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
-                band.set_gid(f"{gid}.band")
-        finish(axes)
-        axes.set_xlabel(heads[0])
-        axes.set_ylabel(heads[1])
-        place_labels(axes, labels, marker=few)
-        return Drawing(title, f"{heads[1]} {about}", to_svg(figure, marks), crowded)
+    labelled = LABELLED_OF_MANY if crowded else len(curves)
+    names = [line.name for line in curves[:labelled]]
+    draw = partial(draw_curves, curves=curves, labelled=labelled, heads=heads, finish=finish)
+    about = f"{heads[1]} {about}"
+    return labelled_drawing(title, about, names, draw, crowded=crowded, marker=_has_markers(curves))
+
+
+def draw_curves(
+    axes: Axes,
+    marks: Marks,
+    *,
+    curves: Sequence[Curve],
+    labelled: int,
+    heads: tuple[str, str],
+    finish: Callable[[Axes], None],
+) -> list[Label]:
+    """Draw lines, and return the labels of the first ones."""
+    labels, markers = [], _has_markers(curves)
+    for place, line in enumerate(curves):
+        s, (xs, means, spreads) = line.style, np.array(line.points).T
+        gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
+        look = {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
+        marker = s.marker if markers else None
+        draw_line(axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look)
+        if place >= labelled:
+            continue
+        labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+        if np.any(spreads > 0):
+            # The page finds the band by its gid, and makes it pale with its line.
+            band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
+            band.set_gid(f"{gid}.band")
+    finish(axes)
+    axes.set_xlabel(heads[0])
+    axes.set_ylabel(heads[1])
+    return labels
+
+
+def _has_markers(curves: Sequence[Curve]) -> bool:
+    """Tell whether there is room for a marker at each point."""
+    return max(map(len, map(attrgetter("points"), curves))) < _FEW_POINTS
 
 
 def training_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
