@@ -46,7 +46,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Submission:
+class CheckedBundle:
     """A bundle that was taken.
 
     Attributes:
@@ -67,12 +67,12 @@ class Gathered:
     """What the bundles of a folder hold.
 
     Attributes:
-        submissions: Those that were taken, by name.
+        bundles: Those that were taken, by name.
         refused: The names of the others, and the first reason for each.
         cells: The runs of each cell by its `key_of`; the first finished one, which tables show, comes first.
     """
 
-    submissions: tuple[Submission, ...]
+    bundles: tuple[CheckedBundle, ...]
     refused: tuple[tuple[str, str], ...]
     cells: dict[Key, tuple[Version, ...]]
 
@@ -88,37 +88,38 @@ def gather(folder: Path) -> Gathered:
     Raises:
         RegbenchError: If there is none that can be taken.
     """
+    # In the order of names, so that the same folder makes the same site.
     paths = sorted(filter(Path.is_file, folder.rglob("*.zip")))
     names, size_bytes = [], 0
     for path in paths:
         names.append(str(path.relative_to(folder).with_suffix("")))
         size_bytes += path.stat().st_size
     with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterable[Submission | tuple[str, str]]] = map
+        run: Callable[..., Iterable[CheckedBundle | tuple[str, str]]] = map
         if size_bytes > _LARGE_BYTES and len(paths) > 1:
             spawn = multiprocessing.get_context("spawn")  # this process may have threads
             run = stack.enter_context(ProcessPoolExecutor(mp_context=spawn)).map
-        submissions, refused = [], []
+        bundles, refused = [], []
         read = run(_read, paths, names)
         for one in tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=not sys.stderr.isatty()):
-            if isinstance(one, Submission):
-                submissions.append(one)
+            if isinstance(one, CheckedBundle):
+                bundles.append(one)
             else:
                 refused.append(one)
-    if not submissions:
+    if not bundles:
         why = f"; the first of {len(refused)} was refused: {refused[0][1]}" if refused else ""
         raise RegbenchError(f"no bundle in {folder}{why}; make one with `regbench submit`")
-    return Gathered(tuple(submissions), tuple(refused), _by_cell(submissions))
+    return Gathered(tuple(bundles), tuple(refused), _by_cell(bundles))
 
 
-def _read(path: Path, name: str) -> Submission | tuple[str, str]:
+def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
-    name = printable(name)
+    name = printable(name)  # a stranger's text, which goes to a terminal and into pages
     with uncollected():
         try:
             bundle = read_bundle(path)
             if not (misfits := claim_misfits(bundle)):
-                return Submission(name, bundle.sha256, _slim(bundle), _short(bundle))
+                return CheckedBundle(name, bundle.sha256, _slim(bundle), _short(bundle))
         except RegbenchError as error:
             return name, str(error)
         more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
@@ -169,15 +170,15 @@ def _slim(bundle: Bundle) -> tuple[Record, ...]:
     return tuple(records)
 
 
-def _by_cell(submissions: list[Submission]) -> dict[Key, tuple[Version, ...]]:
+def _by_cell(bundles: list[CheckedBundle]) -> dict[Key, tuple[Version, ...]]:
     runs: dict[Key, dict[str, Version]] = {}
-    for submission in submissions:
-        for record in submission.records:
+    for bundle in bundles:
+        for record in bundle.records:
             of_cell = runs.setdefault(key_of(record), {})
             most = record
-            names: tuple[str, ...] = (submission.name,)
+            names: tuple[str, ...] = (bundle.name,)
             if (known := of_cell.get(record.sha256)) is not None:  # the same run may be in several bundles
-                names = (*known.bundles, submission.name)
+                names = (*known.bundles, bundle.name)
                 # Later evaluations may be in one of them only.
                 most = max(known.record, record, key=lambda each: len(each.scores))
             of_cell[record.sha256] = Version(most, names)

@@ -6,15 +6,15 @@ Each page stands alone, as a report does, so the site opens from a disk.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regbench.errors import RegbenchError
 from regbench.files import write_bytes
+from regbench.reports.board.by_task import difference, new_slug, tasks_of
 from regbench.reports.board.gather import Gathered, Key, gather, key_of
-from regbench.reports.board.tasks import Slugs, difference, tasks_of
 from regbench.reports.collecting import uncollected
 from regbench.reports.page.drawing import Style, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
@@ -26,6 +26,7 @@ from regbench.reports.tables.sensitivity import sensitivity, width_text
 from regbench.reports.tables.table import Entry, spread
 
 _SHOWN_REFUSED = 20
+# Pages of reports have another one: a site has no tables as files beside it.
 _FOOTER = "Made by regbench leaderboard from bundles; regbench verify checks one, and computes its cells again."
 
 # What a method's page says of its embeddings and costs: the head of a column, the name, decimals, divisor.
@@ -80,7 +81,7 @@ def write_site(folder: Path, out: Path) -> Site:
         raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another --out") from error
     finally:
         gc.unfreeze()
-    return Site(out / "index.html", len(found.cells), len(tasks), len(found.submissions), found.refused)
+    return Site(out / "index.html", len(found.cells), len(tasks), len(found.bundles), found.refused)
 
 
 class _Pages:
@@ -107,9 +108,9 @@ class _Pages:
         self.style: dict[str, Style] = styles(self.rows)
         self.methods: dict[str, str] = {}
         """The page of each method, by label."""
-        slugs = Slugs()
+        taken: set[str] = set()
         for label in sorted(self.rows, key=str.casefold):
-            self.methods[label] = f"methods/{slugs.of(label)}.html"
+            self.methods[label] = f"methods/{new_slug(label, taken)}.html"
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield the name and the content of every file; the start page is there only when all that it leads to is."""
@@ -140,17 +141,19 @@ class _Pages:
         )
 
     def _cells(self, summary: Summary) -> list[dict[str, Any]]:
-        """Collect what the page tells of each run: that which tables show, then those of other labs."""
-        told = []
+        """Collect what the page says of each run: that which tables show, then those of other labs."""
+        runs = []
         for record, cell in zip(all_records(summary), cells_of(summary, 1, self.style), strict=True):
             key = key_of(record)
             first, *others = self.found.cells[key]
-            told.append(cell | {"bundles": first.bundles, "differs": self.differences.get(key)})
+            runs.append(cell | {"bundles": first.bundles, "differs": self.differences.get(key)})
+            # The page shows them in the dialog of the cell, and counts the cell once.
             for other in others:
-                told.append(cell | about(other.record) | {"bundles": other.bundles, "again": True})
-        return told
+                runs.append(cell | about(other.record) | {"bundles": other.bundles, "again": True})
+        return runs
 
     def _method(self, label: str) -> str:
+        # What its authors say of a method is the same in all tasks.
         slug, _ = self.rows[label][0]
         cards = methods_of([self.tasks[slug]], self.style)
         return render(
@@ -180,6 +183,7 @@ class _Pages:
             line["tuned among"] = str(summary.budget(row) or DASH)
             line |= _measured(row)
             line |= self.widths.get(id(row), {})
+            # Tasks have different scores, and not all costs are measured everywhere.
             for head in line:
                 heads.setdefault(head, head not in ("task", "setting"))
             lines.append(line)
@@ -190,7 +194,7 @@ class _Pages:
         return render(
             "index.html",
             title="regbench: leaderboard",
-            lead=f"{len(self.found.cells):,} cells of {len(self.found.submissions):,} bundles. Cells compare within a "
+            lead=f"{len(self.found.cells):,} cells of {len(self.found.bundles):,} bundles. Cells compare within a "
             "task: a data set, a backbone and a way to evaluate.",
             footer=_FOOTER,
             pages=[("Tasks", "#tasks"), ("Methods", "#methods"), ("Bundles", "#bundles")],
@@ -229,7 +233,7 @@ class _Pages:
             for slug, place in self.rows[label]:
                 row = self.tasks[slug].rows[place]
                 tasks.add(slug)
-                first += place == 0
+                first += place == 0  # rows are sorted, the best first
                 cells += len(row.records)
                 reference = row.first.regularizer.get("reference", reference)
             entries: list[Entry | str] = [Linked(label, address=page), reference]
@@ -239,28 +243,18 @@ class _Pages:
         return simple_table("methods", "Methods", heads, lines, note)
 
     def _bundle_table(self) -> dict[str, object]:
-        heads = {"bundle": False, "cells": True, "sweeps": False, "hardware": False, "code": False, "finished": False}
+        heads = {"bundle": False, "cells": True, "hardware": False, "finished": False, "sha256": False}
         lines = []
-        for submission in self.found.submissions:
-            sweeps, hardware, code, days = set(), set(), set(), set()
-            for record in submission.records:
-                sweeps.add(record.sweep)
+        for bundle in self.found.bundles:
+            hardware, days = set(), {""}
+            for record in bundle.records:
+                # A stranger's value may be of any kind.
                 hardware.add(str(record.environment.get("hardware") or DASH))
-                code.add(str(record.environment.get("git") or DASH))
                 days.add(record.finished[:10])
-            days -= {""}
-            line: dict[str, Entry | str] = {
-                "bundle": submission.name,
-                "cells": f"{len(submission.records):,}",
-                "sweeps": _some(sweeps),
-                "hardware": _some(hardware),
-                "code": _some(code),
-                "sha256": submission.sha256,
-            }
-            if days:
-                line["finished"] = " to ".join(sorted({min(days), max(days)}))
+            line: dict[str, Entry | str] = {"bundle": bundle.name, "cells": f"{len(bundle.records):,}"}
+            line |= {"hardware": ", ".join(sorted(hardware)), "finished": max(days), "sha256": bundle.sha256}
             lines.append(line)
-        return simple_table("bundles", "Bundles", heads | {"sha256": False}, lines)
+        return simple_table("bundles", "Bundles", heads, lines)
 
 
 def _measured(row: Row) -> dict[str, Entry | str]:
@@ -273,8 +267,3 @@ def _measured(row: Row) -> dict[str, Entry | str]:
         if value := row.cost(name):
             found[head] = spread(value, decimals, divisor)
     return found
-
-
-def _some(texts: Iterable[str]) -> str:
-    known = sorted(set(texts))
-    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")

@@ -36,7 +36,7 @@ DASHES = ("-", "--", "-.", ":")
 UNTRAINED = "#868686"
 
 INK = "#010203"  # stands for the page's text colour in an SVG until it is written
-PAPER_INK = "#24292f"  # text colour of a PNG, on white
+_PAPER_INK = "#24292f"  # text colour of a PNG, on white
 
 _TEXT_PT = 9
 _SMALLEST_TEXT_PX = 11  # of an SVG on the page
@@ -46,6 +46,8 @@ _LONGEST = 120  # letters of a text in a figure
 _LABEL_GAP_IN = 0.18  # from one label's baseline to the next
 _PLOT_WIDTH_IN = 3.3
 _MARGIN_IN = 0.62  # left of the plot, for the ticks
+_ABOVE_IN = 0.15  # above the plot
+_HEADING_IN = 0.45
 _BELOW_IN = 0.5  # below the plot, for the ticks and the axis's name
 
 
@@ -110,24 +112,27 @@ class Label:
     gid: str | None = None
 
 
+Draw = Callable[[Axes, Marks], list[Label]]
+
+
 def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
     """Choose a style for each label of a trained method, in alphabetical order; keys are the prefix and a number."""
     out = {}
     for i, label in enumerate(sorted(set(labels))):
-        turn = i // len(PALETTE)
+        turn = i // len(PALETTE)  # the second method of a colour has another marker and dash
         marker, dash = MARKERS[(i + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
         out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"{prefix}{i}")
     return out
 
 
-def matplotlib_in(ink: str) -> AbstractContextManager[None]:
+def _matplotlib_in(ink: str) -> AbstractContextManager[None]:
     """Set matplotlib up for a figure whose axes and text are of the colour `ink`."""
     return matplotlib.rc_context(
         {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
             "font.size": _TEXT_PT,
-            "svg.fonttype": "none",
-            "svg.hashsalt": "regbench",
+            "svg.fonttype": "none",  # text stays text, which a browser can search and set in its own font
+            "svg.hashsalt": "regbench",  # the same figure gets the same ids each time
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.linewidth": 0.7,
@@ -139,29 +144,68 @@ def matplotlib_in(ink: str) -> AbstractContextManager[None]:
     )
 
 
-def figure_with_labels(
-    panels: int, names: Sequence[str], labels: int | None = None, top_in: float = 0.15
-) -> tuple[Figure, list[Axes]]:
-    """Make panels side by side, each with a column for labels at the right, high enough for all of them.
+def labelled_drawing(
+    title: str, description: str, names: Sequence[str], draw: Draw, *, crowded: bool = False, marker: bool = True
+) -> Drawing:
+    """Make the SVG of a plot with labels at its right.
 
     Args:
-        panels: How many.
-        names: The labels' texts; the longest decides the column's width.
-        labels: How many labels a panel has, where it is not the number of names.
-        top_in: Room above the plots, in inches.
+        title: Of the figure.
+        description: What it shows, for who cannot see it.
+        names: The texts of the labels.
+        draw: Draws into the axes, and returns the labels.
+        crowded: Whether there is more in it than labels.
+        marker: Whether a label shows its marker, or else its style of line.
     """
+    with _matplotlib_in(INK):
+        marks = Marks()
+        figure, (axes,) = _figure_with_labels(1, names, len(names), _ABOVE_IN)
+        _place_labels(axes, draw(axes, marks), marker=marker)
+        return Drawing(title, description, _to_svg(figure, marks), crowded)
+
+
+def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int, heading: str = "") -> bytes:
+    """Make a picture of plots side by side on white, each with labels at its right.
+
+    Args:
+        panels: Each draws into its axes, and returns the labels.
+        names: The texts of all labels; the longest decides how wide the picture is.
+        labels: How many a plot has at most.
+        heading: A line above all.
+    """
+    with _matplotlib_in(_PAPER_INK):
+        above_in = _ABOVE_IN + (_HEADING_IN if heading else 0)
+        figure, axes = _figure_with_labels(len(panels), names, labels, above_in)
+        for ax, draw in zip(axes, panels, strict=True):
+            _place_labels(ax, draw(ax, Marks()), marker=True)
+        figure.suptitle(heading, fontsize=_TEXT_PT, x=0.01, ha="left")
+        figure.patch.set(facecolor="white", alpha=1)
+        _fit_texts(figure)
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def panels_drawing(title: str, description: str, draw: Callable[[Marks], Figure]) -> Drawing:
+    """Make the SVG of a figure without labels."""
+    with _matplotlib_in(INK):
+        marks = Marks()
+        return Drawing(title, description, _to_svg(draw(marks), marks))
+
+
+def _figure_with_labels(panels: int, names: Sequence[str], labels: int, above_in: float) -> tuple[Figure, list[Axes]]:
+    """Make panels side by side, each with a column for labels at the right, high enough for all of them."""
+    # A letter of this size is about 0.078 inches wide.
     label_width_in = 0.35 + 0.078 * min(_LONGEST, max(20, *map(len, names)))
     width_in = _MARGIN_IN + _PLOT_WIDTH_IN + label_width_in
-    lines = len(names) if labels is None else labels
-    height_in = max(2.95, _LABEL_GAP_IN * (lines + 1) + 0.55) + top_in
+    height_in = max(2.95, _LABEL_GAP_IN * (labels + 1) + 0.55) + above_in
     figure = Figure(figsize=(panels * width_in, height_in))
     figure.patch.set_alpha(0)
     axes = []
     for i in range(panels):
         left = (i * width_in + _MARGIN_IN) / (panels * width_in)
-        width, height = _PLOT_WIDTH_IN / (panels * width_in), 1 - (_BELOW_IN + top_in) / height_in
-        box = (left, _BELOW_IN / height_in, width, height)
-        ax = figure.add_axes(box)
+        width, height = _PLOT_WIDTH_IN / (panels * width_in), 1 - (_BELOW_IN + above_in) / height_in
+        ax = figure.add_axes((left, _BELOW_IN / height_in, width, height))
         ax.patch.set_alpha(0)
         grid(ax)
         axes.append(ax)
@@ -196,7 +240,7 @@ def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any
     axes.add_line(Line2D(xs, ys, **style))
 
 
-def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
+def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
     """Write the labels in a column right of the plot, ordered by y, and tie each to its point."""
     axes.autoscale_view()
     low, high = axes.get_ylim()
@@ -211,7 +255,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
         style = label.style
         draw = partial(draw_line, axes, transform=axes.transAxes, clip_on=False, color=style.colour, gid=label.gid)
         y = position / height_in
-        if not math.isnan(label.x):
+        if not math.isnan(label.x):  # a line across the plot has no point
             start = axes.transAxes.inverted().transform(axes.transData.transform((label.x, label.y)))[0]
             draw([start, 1.0], [point_y, point_y], alpha=0.4, lw=0.7)
         draw([1.0, 1.035], [point_y, y], alpha=0.7, lw=0.8)
@@ -220,7 +264,7 @@ def place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
         else:
             draw([1.038, 1.072], [y, y], ls=style.dash, lw=2)
         axes.text(1.085, y, label.text, va="center", transform=axes.transAxes, gid=label.gid)
-    axes.set_ylim(low, high)
+    axes.set_ylim(low, high)  # what was drawn beside the plot may have moved them
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
@@ -233,19 +277,11 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
     return list(np.clip(ascending, 0, max(0.0, height - gap * (len(wanted) - 1))) + gaps)
 
 
-def to_png(figure: Figure) -> bytes:
-    """Make a picture of the figure, on white."""
-    figure.patch.set(facecolor="white", alpha=1)
-    _fit_texts(figure)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def to_svg(figure: Figure, marks: Marks) -> str:
+def _to_svg(figure: Figure, marks: Marks) -> str:
     """Make an <svg> element of the figure, without outside references, in the text colour of the page around it."""
     _fit_texts(figure)
     buffer = StringIO()
+    # A date would make each report another file.
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = _in_tags(_quiet_tag, text[text.index("<svg") :])
@@ -253,6 +289,7 @@ def to_svg(figure: Figure, marks: Marks) -> str:
     width_px = figure.get_figwidth() * 72 * _SMALLEST_TEXT_PX / _TEXT_PT
     text = text.replace("<svg", f'<svg style="min-width: {width_px:.0f}px"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
+    # matplotlib writes gids as ids. Several groups have the same one here, so it becomes a class.
     text = re.sub(r'<g id="(mark\.[^"]*)">', lambda found: marks.group(found[1]), text)
     text = text.replace('<g id="front">', '<g class="front"><title>Pareto front</title>')
     text = re.sub(r'<g id="(?!axes|figure)[^"]*">', "<g>", text)  # numbered for nobody

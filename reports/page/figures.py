@@ -1,7 +1,7 @@
 """Scatter figures of a task: accuracy against costs and measures, as SVG for a page and as PNG for a README.
 
-Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and the page tells the
-others by its legend and by hovering.
+Up to `LABELLED` points are labelled directly; of more than that only those that matter most, and the page names the
+others in its legend and when hovering.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.page.drawing import (
-    INK,
-    PAPER_INK,
     UNTRAINED,
     Drawing,
     Label,
     Marks,
     Style,
     draw_line,
-    figure_with_labels,
-    matplotlib_in,
-    place_labels,
+    labelled_drawing,
+    labelled_png,
     plain_ticks,
-    to_png,
-    to_svg,
 )
 from regbench.reports.rows.summary import Row, Stat, Summary
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
@@ -110,27 +107,22 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
     drawings = []
     for against in axes_of:
         for panel in _panels(summary, against, LABELLED):
-            with matplotlib_in(INK):
-                marks = Marks()
-                figure, (axes,) = figure_with_labels(1, panel.labels)
-                _draw(axes, panel, style, marks)
-                text = f"{panel.score.head} of each method against {against.name}; the numbers are in the tables."
-                title = f"{capital(panel.score.title)} against {against.name}"
-                drawings.append(Drawing(title, text, to_svg(figure, marks), len(panel.points) > LABELLED))
+            title = f"{capital(panel.score.title)} against {against.name}"
+            text = f"{panel.score.head} of each method against {against.name}; the numbers are in the tables."
+            draw = partial(_draw, panel=panel, style=style)
+            crowded = len(panel.points) > LABELLED
+            drawings.append(labelled_drawing(title, text, panel.labels, draw, crowded=crowded))
     return drawings
 
 
 def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
     """Draw accuracy against a quantity on white, one panel for each score; None if no row has both."""
-    panels = _panels(summary, against, LABELLED_IN_PNG)
-    if not panels:
-        return None
-    with matplotlib_in(PAPER_INK):
-        names = [name for panel in panels for name in panel.labels]
-        figure, axes = figure_with_labels(len(panels), names, max(len(panel.named) for panel in panels))
-        for ax, panel in zip(axes, panels, strict=True):
-            _draw(ax, panel, style, Marks())
-        return to_png(figure)
+    panels, names, labels = [], [], 0
+    for panel in _panels(summary, against, LABELLED_IN_PNG):
+        panels.append(partial(_draw, panel=panel, style=style))
+        names += panel.labels
+        labels = max(labels, len(panel.labels))
+    return labelled_png(panels, names, labels) if panels else None
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -174,8 +166,8 @@ def _front(points: Sequence[_Point]) -> list[int]:
     return pareto([(point.x.mean, point.better) for point in points])
 
 
-def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -> None:
-    """Draw the points of a panel, the untrained network's score and the Pareto front of a cost."""
+def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Mapping[str, Style]) -> list[Label]:
+    """Draw the points of a panel, the untrained network's score and the Pareto front of a cost; return the labels."""
     against, points = panel.against, panel.points
     unit = against.unit(max(point.x.mean for point in points))
     percent = " %" if panel.score.unit == "%" else ""
@@ -185,11 +177,12 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
         xs.append(cost.mean)
         ys.append(point.y.mean)
         value = f"{stat_text(cost, unit.decimals)} {unit.name or against.name}"
-        told = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
-        gid = marks.add(s, [point.place], told)
+        tooltip = f"{row.name}: {stat_text(point.y, 2)}{percent}, {value}, n = {point.y.n}"
+        gid = marks.add(s, [point.place], tooltip)
         _draw_point(axes, row, s, cost, point.y, gid)
         if point.place in panel.named:
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
+    # A line across: an untrained network has cost nothing, so it has no place along x.
     if panel.base is not None:
         axes.axhline(panel.base.mean, color=UNTRAINED, ls="--", lw=1)
         labels.append(Label("untrained", math.nan, panel.base.mean, Style(UNTRAINED, "_", "--")))
@@ -197,7 +190,7 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
     if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
-    if len(set(xs)) == 1:
+    if len(set(xs)) == 1:  # matplotlib would make a range of a few millionths of it
         axes.set_xlim(0.8 * xs[0], 1.2 * xs[0])
     axes.set_xlabel(f"{against.name} ({unit.name})" if unit.name else against.name)
     axes.set_ylabel(panel.score.head)
@@ -206,12 +199,12 @@ def _draw(axes: Axes, panel: _Panel, style: Mapping[str, Style], marks: Marks) -
     if against.is_cost:
         low, high = axes.get_xlim()
         front = _front(points)
-        steps_x, steps_y = [xs[i] for i in front], [ys[i] for i in front]
-        steps_x.append(high)
-        steps_y.append(steps_y[-1])
-        axes.step(steps_x, steps_y, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
+        # The last step goes on to the edge: what costs more than it is beaten by it.
+        steps = np.array([*zip(xs, ys, strict=True)])[[*front, front[-1]]]
+        steps[-1, 0] = high
+        axes.step(*steps.T, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
-    place_labels(axes, labels, marker=True)
+    return labels
 
 
 def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) -> None:

@@ -6,25 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from regbench.reports.page.drawing import (
-    INK,
-    Drawing,
-    Label,
-    Marks,
-    Style,
-    draw_line,
-    figure_with_labels,
-    matplotlib_in,
-    place_labels,
-    sizes_axis,
-    to_svg,
-)
+from regbench.reports.page.drawing import Drawing, Label, Marks, Style, draw_line, labelled_drawing, sizes_axis
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
@@ -32,10 +21,10 @@ from regbench.reports.tables.units import largest, memory_unit, time_unit
 
 T = TypeVar("T")
 
-# Of the training history, what is drawn.
+# What is drawn of the training history.
 CURVES = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread")
 
-DRAWN_CURVES = 60  # rows, best first, whose training is drawn: beyond that nobody tells lines apart
+DRAWN_CURVES = 60  # rows, best first, whose training is drawn: more lines cannot be told apart
 _CURVE_POINTS = 150  # of a curve with more epochs, evenly chosen ones are drawn
 _FEW_POINTS = 12  # a line of fewer has a marker at each
 
@@ -77,31 +66,46 @@ def curves_drawing(
         finish: Sets what of the axes is this figure's own.
     """
     crowded = len(curves) > LABELLED
-    labelled = curves[:LABELLED_OF_MANY] if crowded else curves
-    few = max(len(line.points) for line in curves) < _FEW_POINTS
-    with matplotlib_in(INK):
-        marks, labels = Marks(), []
-        figure, (axes,) = figure_with_labels(1, [line.name for line in labelled])
-        for place, line in enumerate(curves):
-            thin = place >= len(labelled)
-            s, (xs, means, spreads) = line.style, np.array(line.points).T
-            gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
-            look = {"lw": 0.9, "alpha": 0.5} if thin else {"lw": 1.6}
-            marker = s.marker if few else None
-            draw_line(
-                axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look
-            )
-            if thin:
-                continue
-            labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
-            if np.any(spreads > 0):
-                band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
-                band.set_gid(f"{gid}.band")
-        finish(axes)
-        axes.set_xlabel(heads[0])
-        axes.set_ylabel(heads[1])
-        place_labels(axes, labels, marker=few)
-        return Drawing(title, f"{heads[1]} {about}", to_svg(figure, marks), crowded)
+    labelled = LABELLED_OF_MANY if crowded else len(curves)
+    names = [line.name for line in curves[:labelled]]
+    draw = partial(draw_curves, curves=curves, labelled=labelled, heads=heads, finish=finish)
+    about = f"{heads[1]} {about}"
+    return labelled_drawing(title, about, names, draw, crowded=crowded, marker=_has_markers(curves))
+
+
+def draw_curves(
+    axes: Axes,
+    marks: Marks,
+    *,
+    curves: Sequence[Curve],
+    labelled: int,
+    heads: tuple[str, str],
+    finish: Callable[[Axes], None],
+) -> list[Label]:
+    """Draw lines, and return the labels of the first ones."""
+    labels, markers = [], _has_markers(curves)
+    for place, line in enumerate(curves):
+        s, (xs, means, spreads) = line.style, np.array(line.points).T
+        gid = marks.add(s, line.rows, f"{line.name}: {line.tooltip}")
+        look = {"lw": 1.6} if place < labelled else {"lw": 0.9, "alpha": 0.5}
+        marker = s.marker if markers else None
+        draw_line(axes, xs.tolist(), means.tolist(), color=s.colour, ls=s.dash, marker=marker, ms=4.5, gid=gid, **look)
+        if place >= labelled:
+            continue
+        labels.append(Label(line.name, float(xs[-1]), float(means[-1]), s, gid))
+        if np.any(spreads > 0):
+            # The page finds the band by its gid, and makes it pale with its line.
+            band = axes.fill_between(xs, means - spreads, means + spreads, color=s.colour, alpha=0.15, lw=0)
+            band.set_gid(f"{gid}.band")
+    finish(axes)
+    axes.set_xlabel(heads[0])
+    axes.set_ylabel(heads[1])
+    return labels
+
+
+def _has_markers(curves: Sequence[Curve]) -> bool:
+    """Tell whether there is room for a marker at each point."""
+    return max(map(len, map(attrgetter("points"), curves))) < _FEW_POINTS
 
 
 def training_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
@@ -114,8 +118,8 @@ def training_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
             by_epoch = _logged(row, key)
             if by_epoch:
                 epoch, last = by_epoch[-1]
-                told = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
-                curves.append(Curve(row.name, style[row.label], [place], told, _epoch_points(by_epoch, key)))
+                tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
+                curves.append(Curve(row.name, style[row.label], [place], tooltip, _epoch_points(by_epoch, key)))
         if curves:
             finish = partial(_epochs_axis, scaled=key == "loss")
             about = "of each method by epoch."
@@ -132,7 +136,7 @@ def _logged(row: Row, key: str) -> list[tuple[int, Stat]]:
             if isinstance(epoch, int) and isinstance(value, int | float) and math.isfinite(value):
                 by_epoch.setdefault(epoch, []).append(float(value))
     found = []
-    for epoch in _some(sorted(by_epoch)):
+    for epoch in _thinned(sorted(by_epoch)):
         value = stat(by_epoch[epoch])
         if value is not None:
             found.append((epoch, value))
@@ -143,7 +147,7 @@ def _epoch_points(by_epoch: Sequence[tuple[int, Stat]], key: str) -> list[tuple[
     low, span = 0.0, 1.0
     if key == "loss":  # losses of different methods have no common scale: each from its lowest (0) to its highest (1)
         means = [value.mean for _, value in by_epoch]
-        low, span = min(means), float(np.ptp(means)) or 1.0
+        low, span = min(means), float(np.ptp(means)) or 1.0  # a loss that never moves stays at 0
     return [(epoch, (value.mean - low) / span, (value.spread or 0.0) / span) for epoch, value in by_epoch]
 
 
@@ -173,11 +177,11 @@ def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
             curves = []
             for place, points in found.items():
                 row, last, line = summary.rows[place], points[-1], []
-                for point in _some(points):
+                for point in _thinned(points):
                     x = float(point.epoch) if along == "epoch" else point.train_s / unit.divisor
                     line.append((x, point.value.mean, point.value.spread or 0.0))
-                told = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
-                curves.append(Curve(row.name, style[row.label], [place], told, line))
+                tooltip = f"{stat_text(last.value, 2)} {score.unit} after epoch {last.epoch}, n = {last.value.n}"
+                curves.append(Curve(row.name, style[row.label], [place], tooltip, line))
             title = f"{capital(score.title)} while training, by {along}"
             drawings.append(curves_drawing(title, (x_head, head), f"of each method by {x_head}.", curves, finish))
     return drawings
@@ -193,20 +197,20 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
     for place, row in enumerate(summary.rows):
         if row.first.spectrum and not row.untrained:
             kernels.setdefault((row.label, row.first.spectrum), []).append(place)
-    labels = [label for label, _ in kernels]
-    highest = max((max(b[1:], default=0.0) for _, b in kernels), default=0.0)
-    curves, degrees = [], 0
+    curves, degrees, highest, labels = [], 0, 0.0, []
+    for label, b in kernels:
+        labels.append(label)
+        degrees, highest = max(degrees, len(b)), max(highest, *b[1:], 0.0)
     for (label, b), places in kernels.items():
         points, values = [], []
         for degree, value in enumerate(b[1:], start=1):
             values.append(f"b{_subscript(degree)} = {value:.3g}")
-            # A billionth of the highest is beyond what anybody sees on the axis.
+            # The axis is logarithmic. A billionth of the highest is beyond what anybody sees on the axis.
             if value > 1e-9 * highest:
                 points.append((float(degree), value, 0.0))
         if points:
             name = label if labels.count(label) == 1 else summary.rows[places[0]].name
             curves.append(Curve(name, style[label], places, ", ".join(values), points))
-        degrees = max(degrees, len(b))
     if not curves:
         return []
 
@@ -257,12 +261,13 @@ def _size_curves(
     groups: dict[str, dict[int, tuple[int, Stat]]] = {}
     for place, row in enumerate(summary.rows):
         value, size = of(row), row.first.cell[setting]
-        if row.untrained or value is None or size is None:
+        if row.untrained or value is None or size is None:  # weights from elsewhere have no batch
             continue
         name = row.label
         for key, text in row.settings.items():
             if key != along and text != DASH:
                 name += f", {key}={text}"
+        # Rows are sorted, so of two in one place the better one is drawn.
         groups.setdefault(name, {}).setdefault(int(size), (place, value.over(divisor)))
     curves = []
     for name, by_size in groups.items():
@@ -271,12 +276,12 @@ def _size_curves(
             places.append(place)
             texts.append(f"{along} = {size}: {stat_text(value)} (n = {value.n})")
             points.append((float(size), value.mean, value.spread or 0.0))
-        if len(points) > 1:
+        if len(points) > 1:  # one point makes no line
             curves.append(Curve(name, style[summary.rows[places[0]].label], places, "; ".join(texts), points))
     return curves
 
 
-def _some(points: list[T]) -> list[T]:
+def _thinned(points: list[T]) -> list[T]:
     """Choose those of a curve's points that are drawn."""
     if len(points) <= _CURVE_POINTS:
         return points

@@ -302,7 +302,7 @@ document.addEventListener("click", (event) => {
 // --- one cell ---
 
 /** All that is known of one run. */
-function told(run) {
+function about(run) {
   const attempts = run.attempts ?? [];
   const names = [...new Set(attempts.flatMap(Object.keys))].filter((name) => attempts.some((a) => a[name] != null));
   const { git, ...environment } = run.environment ?? {};
@@ -341,13 +341,13 @@ function open(several) {
   const [first] = several;
   const close = h("button", { type: "button", "aria-label": "Close", autofocus: true }, "✕");
   close.addEventListener("click", () => dialog.close());
-  const about = document.getElementById(`method-${first.key}`) ? h("a", { href: `#method-${first.key}` }, "about the method") : null;
-  about?.addEventListener("click", () => dialog.close());
+  const method = document.getElementById(`method-${first.key}`) ? h("a", { href: `#method-${first.key}` }, "about the method") : null;
+  method?.addEventListener("click", () => dialog.close());
   const beside = several.length > 1 ? h("div", { class: "warn" }, h("p", {}, `There are ${several.length} runs of this cell.`), difference(several)) : null;
-  const parts = several.flatMap((run) => [several.length > 1 ? h("h2", {}, origin(run)) : null, ...told(run)]);
+  const parts = several.flatMap((run) => [several.length > 1 ? h("h2", {}, origin(run)) : null, ...about(run)]);
   dialog.replaceChildren(
     h("header", {},
-      h("div", {}, h("h2", { id: "cell-title" }, first.label), h("p", {}, h("span", { class: "id" }, first.id), `, seed ${first.seed}, ${first.status}, sweep ${first.sweep} `, about)),
+      h("div", {}, h("h2", { id: "cell-title" }, first.label), h("p", {}, h("span", { class: "id" }, first.id), `, seed ${first.seed}, ${first.status}, sweep ${first.sweep} `, method)),
       close),
     h("div", { class: "inside" }, beside, parts));
   if (!dialog.open) dialog.showModal();

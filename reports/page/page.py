@@ -22,8 +22,8 @@ from regbench.reports.page.lines import (
     spectrum_drawings,
     training_drawings,
 )
-from regbench.reports.page.sensitivity import sensitivity_drawings
-from regbench.reports.page.template import numbered, placed, render
+from regbench.reports.page.template import render, table_for_page, with_own_ids
+from regbench.reports.page.tuning_panels import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
 from regbench.reports.rows.tasks import Comparison
@@ -37,7 +37,7 @@ _PROTOCOLS_SHOWN = 3
 # What a method's card says beside its formula.
 _SAID = {"Published with": "published", "Limitation": "limitation", "Time": "time", "Extra memory": "memory"}
 
-# What the page tells of a cell under the names of its record.
+# What the page says of a cell under the names of its record.
 _OF_RECORD = (
     *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts", "choice", "on_test"),
     *("sha256", "command"),
@@ -73,6 +73,7 @@ def render_page(
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= heads_of(summary)
+    # More names would fill the screen.
     names = ", ".join(summary.name for summary in summaries) if len(summaries) <= 3 else f"{len(summaries)} sweeps"
     return render(
         "page.html",
@@ -83,14 +84,15 @@ def render_page(
         footer="Made by regbench from the records of finished runs; tables as Markdown, LaTeX and CSV lie beside this "
         "page.",
         sections=sections,
-        paper=[placed(table) for table in paper],
+        paper=[table_for_page(table) for table in paper],
         methods=methods_of(summaries, style),
         costs=_costs(costs),
-        together=placed(together[1]) if together else None,
+        together=table_for_page(together[1]) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
         unfinished=found.unfinished,
+        # Failed cells come only when somebody tries them again, so the page does not wait for them.
         waiting=any(not cell.failure for cell in found.missing),
         protocols=protocols_of(found.records),
     )
@@ -105,8 +107,9 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: M
         places[row.label, *row.settings.values()] = place
         if not row.untrained:
             labels.add(row.label)
+    # The first cells of a table's row, label and settings, say which row of the leaderboard it is about.
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
-    shown = {slug: placed(table, prefix, keys, places, width) for slug, table in tables.items()}
+    shown = {slug: table_for_page(table, prefix, keys, places, width) for slug, table in tables.items()}
     figures = {
         "scatter": scatter_drawings(summary, style, COSTS),
         "rank": scatter_drawings(summary, style, [EFFECTIVE_RANK]),
@@ -117,7 +120,7 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: M
         "sensitivity": sensitivity_drawings(summary, style),
     }
     for kind, drawings in figures.items():
-        figures[kind] = numbered(drawings, f"{prefix}-{kind}")
+        figures[kind] = with_own_ids(drawings, f"{prefix}-{kind}")
     return {
         **figures,
         "name": summary.name,
@@ -128,6 +131,7 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: M
         "on_test": summary.on_test,
         "against": shown.get("against"),
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
+        # A note says how many rows are drawn where not all are.
         "curves_of": DRAWN_CURVES if len(summary.rows) > DRAWN_CURVES else None,
         "accuracy_notes": curve_notes(summary) if figures["accuracy"] else [],
         "hyperparameters": shown["hyperparameters"],
@@ -141,29 +145,30 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     for record in records:
         days |= {record.started[:10], record.finished[:10]}
         diverged += record.status == "diverged"
-    told = {name: _distinct(map(of, records)) for name, of in _FACTS.items()}
-    told["Cells"] = f"{len(records)} finished" + (f" ({diverged} diverged)" if diverged else "")
+    texts = {name: _distinct(map(of, records)) for name, of in _FACTS.items()}
+    texts["Cells"] = f"{len(records)} finished" + (f" ({diverged} diverged)" if diverged else "")
     days.remove("")
     if days:
-        told["Date (UTC)"] = " to ".join(sorted({min(days), max(days)}))
-    versions = []
-    for name in ("regbench", "python", "torch"):
-        text = _distinct(map(_of_environment(name), records))
-        versions += [f"{name} {text}"] if text else []
-    told["Versions"] = ", ".join(versions)
-    return [(name, text) for name, text in told.items() if text]
+        texts["Date (UTC)"] = " to ".join(sorted({min(days), max(days)}))
+    return [(name, text) for name, text in texts.items() if text]
 
 
-def _of_environment(name: str) -> Callable[[Record], object]:
-    def of(record: Record) -> object:
-        value = record.environment.get(name)
-        return None if value is None else str(value)  # a stranger's may be of any kind
+def _setting(name: str) -> Callable[[Record], object]:
+    """Make the function that reads a setting of trained cells."""
+    return lambda record: None if record.untrained else record.cell[name]
+
+
+def _environment(*names: str) -> Callable[[Record], str | None]:
+    """Make the function that reads what a record says of its environment; with several names, each before its value."""
+
+    def of(record: Record) -> str | None:
+        texts = []
+        for name in names:
+            if (value := record.environment.get(name)) is not None:
+                texts.append(str(value) if len(names) == 1 else f"{name} {value}")
+        return ", ".join(texts) or None
 
     return of
-
-
-def _of_training(name: str) -> Callable[[Record], object]:
-    return lambda record: None if record.untrained else record.cell[name]
 
 
 def _data_set(record: Record) -> str:
@@ -181,13 +186,14 @@ def _data_set(record: Record) -> str:
 _FACTS: Mapping[str, Callable[[Record], object]] = {
     "Data set": _data_set,
     "Network": lambda record: record.backbone,
-    "Embedding dimension": _of_training("embedding_dim"),
-    "Batch size": _of_training("batch_size"),
-    "Epochs": _of_training("epochs"),
+    "Embedding dimension": _setting("embedding_dim"),
+    "Batch size": _setting("batch_size"),
+    "Epochs": _setting("epochs"),
     "Seeds": lambda record: record.seed,
-    "Hardware": _of_environment("hardware"),
-    "Loader": _of_environment("loader"),
-    "Code": _of_environment("git"),
+    "Hardware": _environment("hardware"),
+    "Loader": _environment("loader"),
+    "Versions": _environment("regbench", "python", "torch"),
+    "Code": _environment("git"),
 }
 
 
@@ -231,24 +237,24 @@ def methods_of(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list
 
 
 def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Collect what the page tells of each cell of its task of this number; short trainings of searches come last."""
-    told = []
-    places: dict[int, int] = {}
-    groups: dict[int, int] = {}
+    """Collect what the page says of each cell of its task of this number; short trainings of searches come last."""
+    cells = []
+    places: dict[Record, int] = {}
+    groups: dict[Record, int] = {}
     for place, row in enumerate(summary.rows):
-        places |= dict.fromkeys(map(id, row.records), place)
+        places |= dict.fromkeys(row.records, place)
     for group, configuration in enumerate([*summary.configurations, *summary.short]):
-        groups |= dict.fromkeys(map(id, configuration.records), group)
+        groups |= dict.fromkeys(configuration.records, group)
     for record in all_records(summary):
         cell = about(record) | {"section": number, "key": _key(record, style)}
-        told.append(cell | {"row": places.get(id(record), -1), "group": groups.get(id(record), -1)})
-    return told
+        cells.append(cell | {"row": places.get(record, -1), "group": groups.get(record, -1)})
+    return cells
 
 
 def about(record: Record) -> dict[str, Any]:
-    """Collect what the page tells of one run."""
-    told = {name: getattr(record, name) for name in _OF_RECORD}
-    return told | {"id": record.cell_id, "config": record.cell, "path": str(record.path)}
+    """Collect what the page says of one run."""
+    cell = {name: getattr(record, name) for name in _OF_RECORD}
+    return cell | {"id": record.cell_id, "config": record.cell, "path": str(record.path)}
 
 
 def all_records(summary: Summary) -> list[Record]:
@@ -298,6 +304,7 @@ def _shared(summary: Summary) -> list[tuple[str, str]]:
     shared: dict[str, str] | None = None
     for record in summary.records:
         settings = record.settings
+        # Most records share all of it, and need no new dictionary.
         if record.untrained or (shared is not None and shared.items() <= settings.items()):
             continue
         if shared is None:
@@ -309,5 +316,5 @@ def _shared(summary: Summary) -> list[tuple[str, str]]:
 def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
     """Draw the cost curves and their legend; None where there are none."""
     style = styles((line["method"] for line in lines), "c")
-    drawings = numbered(cost_drawings(lines, style), "cost")
+    drawings = with_own_ids(cost_drawings(lines, style), "cost")
     return {"drawings": drawings, "legend": style, "machine": cost_machine(lines)} if drawings else None

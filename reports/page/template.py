@@ -60,7 +60,7 @@ def render(
 
     Args:
         template: Its file, here or in `board`.
-        cells: What the page tells of each cell.
+        cells: What the page says of each cell.
         heads: The titles of their scores, by name.
         content: What else the template shows.
     """
@@ -75,6 +75,7 @@ def _templates() -> Environment:
         """Show labels, commands and settings as text of others."""
         return printable(value) if type(value) is str else value
 
+    # Whatever is not given is an error rather than a hole in the page.
     loader = FileSystemLoader([_HERE, _HERE.parent / "board"])
     environment = Environment(
         loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True
@@ -83,7 +84,7 @@ def _templates() -> Environment:
     return environment
 
 
-def placed(
+def table_for_page(
     table: Table,
     prefix: str = "",
     keys: Mapping[str, str] | None = None,
@@ -128,10 +129,10 @@ def simple_table(
             entry = line.get(head, DASH)
             row.append(entry if isinstance(entry, Entry) else Entry(entry))
         rows.append(row)
-    return placed(Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes)))
+    return table_for_page(Table(slug, title, list(map(Column, heads.keys(), heads.values())), rows, list(notes)))
 
 
-def numbered(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
+def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
     """Keep the ids of several drawings on a page apart."""
     out = []
     for number, drawing in enumerate(drawings):
@@ -141,10 +142,11 @@ def numbered(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
 
 def _packed(data: object) -> str:
     """Pack data for the browser to unpack: JSON, gzipped and in base64. Numbers that are not finite become null."""
+    # The settings of a stranger's cell may have keys of other kinds, and paths are no JSON.
     text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     if not text.isprintable() or "\\u" in text:
         text = _ODD.sub(_shown, text)
-    return base64.b64encode(gzip.compress(text.encode(), 3, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 # Letters that nobody sees, as JSON writes them: some as escapes, some as they are. Escaped backslashes are passed over.

@@ -339,7 +339,7 @@ def test_figures_and_methods(site: Path) -> None:
     assert loss.markers("SFRIK (L=2), q=512") == [[1.0, 1.0], [2.0, 0.25], [3.0, pytest.approx(0, abs=1e-3)]]
     cost = Drawn(text, "Extra memory against batch n, q = 128", log="xy")
     assert cost.heads == ["batch n", "extra memory (MiB)"]
-    assert cost.markers("vicreg, gram, extra memory (MiB)") == [[64.0, 1.0], [128.0, 4.0]]
+    assert cost.markers("vicreg, gram") == [[64.0, 1.0], [128.0, 4.0]]
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
 
 

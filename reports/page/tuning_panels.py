@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regbench.reports.page.drawing import INK, UNTRAINED, Drawing, Marks, Style, draw_line, grid, matplotlib_in, to_svg
+from regbench.reports.page.drawing import UNTRAINED, Drawing, Marks, Style, draw_line, grid, panels_drawing
 from regbench.reports.page.lines import DRAWN_CURVES
 from regbench.reports.rows.sensitivity import POINTS, Sensitivity, forward, sensitivities
 from regbench.reports.rows.summary import Summary
@@ -25,6 +26,7 @@ _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "oth
 
 def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
     """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
+    # A row holds a dictionary and so has no hash: it is found by its identity.
     places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
     found = [one for one in sensitivities(summary) if id(one.row) in places]
     drawings = []
@@ -33,17 +35,18 @@ def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[D
         if shown:
             title = f"Accuracy against {kind}"
             text = f"{title} of each method, in points below its best; the ranges are in the table."
-            with matplotlib_in(INK):
-                drawings.append(Drawing(title, text, _panels(shown, style, places)))
+            draw = partial(_panels, shown=shown, style=style, places=places)
+            drawings.append(panels_drawing(title, text, draw))
     return drawings
 
 
-def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int]) -> str:
+def _panels(
+    marks: Marks, *, shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int]
+) -> Figure:
     lines = math.ceil(len(shown) / _COLUMNS)
     width_in, height_in = _COLUMNS * _PANEL_IN[0], lines * _PANEL_IN[1]
     figure = Figure(figsize=(width_in, height_in))
     figure.patch.set_alpha(0)
-    marks = Marks()
     for i, one in enumerate(shown):
         row, column = divmod(i, _COLUMNS)
         left, bottom = column * _PANEL_IN[0] + 0.42, height_in - (row + 1) * _PANEL_IN[1] + 0.28
@@ -51,10 +54,10 @@ def _panels(shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Ma
         axes = figure.add_axes(box)
         axes.patch.set_alpha(0)
         grid(axes)
-        told = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
+        tooltip = f"{one.row.name}: {one.key} = {one.chosen:.3g} chosen, width {width_text(one)}"
         s = style[one.row.label]
-        _panel(axes, one, s, marks.add(s, [places[id(one.row)]], told))
-    return to_svg(figure, marks)
+        _panel(axes, one, s, marks.add(s, [places[id(one.row)]], tooltip))
+    return figure
 
 
 def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:

@@ -11,23 +11,16 @@ from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
 
 
-class Slugs:
-    """Names for files, each given once."""
-
-    def __init__(self) -> None:
-        """Begin with none taken."""
-        self._taken: set[str] = set()
-
-    def of(self, title: str) -> str:
-        """Return a new name like a title, in small letters, digits and dashes."""
-        kept = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower())
-        plain = "-".join(kept.split())[:80].strip("-") or "unnamed"  # file systems take 255 letters
-        slug, number = plain, 1
-        while slug in self._taken:
-            number += 1
-            slug = f"{plain}-{number}"
-        self._taken.add(slug)
-        return slug
+def new_slug(title: str, taken: set[str]) -> str:
+    """Name a file after a title, in small letters, digits and dashes, unlike those that are `taken`; take that name."""
+    kept = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower())
+    plain = "-".join(kept.split())[:80].strip("-") or "unnamed"  # file systems take 255 letters
+    slug, number = plain, 1
+    while slug in taken:
+        number += 1
+        slug = f"{plain}-{number}"
+    taken.add(slug)
+    return slug
 
 
 def tasks_of(found: Gathered) -> dict[str, Summary]:
@@ -37,14 +30,16 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     test split has other content somewhere is another task there.
     """
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    brief = frozenset().union(*(submission.short for submission in found.submissions))
+    brief = frozenset().union(*(bundle.short for bundle in found.bundles))
     for versions in found.cells.values():
         record = versions[0].record
         groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(record)
     splits = Counter(name for name, _ in groups)
     titles: Counter[str] = Counter()
-    slugs, tasks = Slugs(), {}
+    taken: set[str] = set()
+    tasks = {}
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
+        # Their order decides that of rows with equal scores, so it must not hang on the names of bundles.
         records.sort(key=lambda r: (r.untrained, r.label, r.seed, r.cell_id))
         short = [r for r in records if r.sha256 in brief]
         for summary in summarize([r for r in records if r.sha256 not in brief], short=short):
@@ -53,11 +48,12 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
                 title += f", test split {sha256[:8]}"
             if summary.on_test:
                 title += ", chosen on the test set"
+            # What else tells tasks apart, such as the k of kNN, is too long for a title.
             titles[title] += 1
             if titles[title] > 1:
                 title += f" (evaluated in another way: {titles[title]})"
             summary.name = title
-            tasks[slugs.of(title)] = summary
+            tasks[new_slug(title, taken)] = summary
     return tasks
 
 
