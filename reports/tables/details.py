@@ -35,7 +35,7 @@ SIGNIFICANCE_ROWS = 40
 
 def accuracy_table(summary: Summary) -> Table:
     """Set every score of the test split, and those of the tuning split that selection saw."""
-    measured = set()
+    measured: set[tuple[str, str]] = set()
     for row in summary.rows:
         for record in row.records:
             measured.update((score.name, score.split) for score in record.scores)

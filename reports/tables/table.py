@@ -87,9 +87,8 @@ def table_of_rows(
         notes: Text below the table, a paragraph each.
         whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
     """
-    settings: dict[str, str] = {}
-    for any_row in (*summary.rows, *summary.missing)[:1]:
-        settings = any_row.settings
+    places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
+    settings = places[0] if places else {}
     heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
     body = []
     for row in summary.rows:
