@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -127,6 +128,13 @@ def cost_in(unit: Unit, cost: str, head: str, show: Callable[..., str] = spread,
 def difference(value: float | None) -> str:
     """Write a difference with its sign."""
     return DASH if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """Write a p-value, or a dash where nothing was tested."""
+    if math.isnan(p):
+        return DASH
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def to_markdown(table: Table) -> str:
