@@ -22,12 +22,12 @@ from regbench.reports.find.records import read_records, tidy
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.indicators import indications
 from regbench.reports.rows.sensitivity import Sensitivity, sensitivities
-from regbench.reports.rows.significance import MIN_PAIRS, Best, Tukey, best
-from regbench.reports.rows.summary import DASH, Row, Summary, stat
+from regbench.reports.rows.significance import MIN_PAIRS, Tukey, best
+from regbench.reports.rows.summary import Row, Summary, stat
 from regbench.reports.rows.tasks import compare_over
 from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
-from regbench.reports.tables.table import spread
+from regbench.reports.tables.table import mean, spread
 
 BOTH = ("knn_top1", "linear_top1")
 BOTH_HEAD = "mean of both (%)"
@@ -57,45 +57,57 @@ def mean_of_both(scores: Mapping[str, BySeed]) -> BySeed:
 
 def results(summary: Summary) -> tuple[list[Row], str]:
     """Set the scores of all rows, by the mean of kNN and linear probing; return the rows in their order, too."""
-    found = [(row, both) for row in summary.rows if (both := mean_of_both({name: row.by_seed(name) for name in BOTH}))]
-    found.sort(key=lambda entry: (entry[0].untrained, -statistics.fmean(entry[1].values())))
-    rows = [row for row, _ in found]
-    columns = {BOTH_HEAD: [both for _, both in found]}
-    columns |= {head: [row.by_seed(name) for row in rows] for name, head in SCORES.items()}
+    means = {id(row): mean_of_both({name: row.by_seed(name) for name in BOTH}) for row in summary.rows}
+    rows = [row for row in summary.rows if means[id(row)]]
+    rows.sort(key=lambda row: (row.untrained, -statistics.fmean(means[id(row)].values())))
+    columns = {BOTH_HEAD: [means[id(row)] for row in rows]}
+    for name, head in SCORES.items():
+        columns[head] = [row.by_seed(name) for row in rows]
     tests = {head: Tukey(values) for head, values in columns.items()}
     marked = {head: best(test) for head, test in tests.items()}
     lines = []
-    for i, row in enumerate(rows):
-        ends = [row.at_end("effective_rank"), row.at_end("alignment")]
-        measured = [DASH if end is None else f"{end.mean:.{digits}f}" for end, digits in zip(ends, (1, 2), strict=True)]
-        scores = [_score(columns[head][i], marked[head], i, 1 if "recall" in head else 2) for head in columns]
-        lines.append([row.label + " ‡" * bool(row.edges), len(row.records), *scores, *measured])
-    heads = ["method", "seeds", *columns, "effective rank", "alignment"]
+    for place, row in enumerate(rows):
+        line: list[object] = [row.label + " ‡" * bool(row.edges), len(row.records)]
+        for head, values in columns.items():
+            line.append(_score(values[place], place in marked[head].rows, 1 if "recall" in head else 2))
+        line += [mean(row.at_end("effective_rank"), 1), mean(row.at_end("alignment"), 2)]
+        lines.append(line)
+    least = [f"{head} {test.least:.2f}" for head, test in tests.items()]
+    equal = [f"{head} p = {_bartlett(values):.2g}" for head, values in columns.items()]
     told = [
-        f"Two rows of {MIN_PAIRS} seeds differ by Tukey's test from: "
-        + ", ".join(f"{head} {test.least:.2f}" for head, test in tests.items()),
-        "Equal spreads of all rows, Bartlett's test: "
-        + ", ".join(f"{head} p = {_bartlett(values):.2g}" for head, values in columns.items()),
+        f"Two rows of {MIN_PAIRS} seeds differ by Tukey's test from: {', '.join(least)}",
+        f"Equal spreads of all rows, Bartlett's test: {', '.join(equal)}",
         f"Not told from the best by the mean: {len(marked[BOTH_HEAD].rows)} of {len(rows)} rows",
+        *_ranks(rows, tests[BOTH_HEAD].means),
     ]
-    ranked = [
-        (end.mean, tests[BOTH_HEAD].means[i]) for i, row in enumerate(rows) if (end := row.at_end("effective_rank"))
-    ]
-    if len({rank for rank, _ in ranked}) > 2:
-        rho, p = spearmanr(*zip(*ranked, strict=True))
-        told.append(f"Effective rank and the mean, Spearman: {rho:.2f}, p = {p:.2g}")
+    heads = ["method", "seeds", *columns, "effective rank", "alignment"]
     return rows, _table(heads, lines) + "\n\n" + ".\n".join(told) + "."
+
+
+def _ranks(rows: Sequence[Row], means: Mapping[int, float]) -> list[str]:
+    """Say how the effective rank of the embeddings goes with accuracy; nothing where hardly any differ."""
+    ranks, accuracies = [], []
+    for place, row in enumerate(rows):
+        end = row.at_end("effective_rank")
+        if end:
+            ranks.append(end.mean)
+            accuracies.append(means[place])
+    if len(set(ranks)) < 3:
+        return []
+    rho, p = spearmanr(ranks, accuracies)
+    return [f"Effective rank and the mean, Spearman: {rho:.2f}, p = {p:.2g}"]
 
 
 def _bartlett(values: Sequence[BySeed]) -> float:
     """Return the p-value of equal variances of all rows that have a spread."""
-    samples = [list(of_row.values()) for of_row in values if len(of_row) >= MIN_PAIRS and len(set(of_row.values())) > 1]
+    samples = [list(of_row.values()) for of_row in values]
+    samples = [sample for sample in samples if len(sample) >= MIN_PAIRS and len(set(sample)) > 1]
     return float(bartlett(*samples).pvalue) if len(samples) > 1 else float("nan")
 
 
-def _score(values: BySeed, marked: Best, place: int, digits: int) -> str:
+def _score(values: BySeed, bold: bool, digits: int) -> str:
     text = spread(stat(values.values()), digits)
-    return f"**{text}**" if place in marked.rows else text
+    return f"**{text}**" if bold else text
 
 
 def hyperparameters(summary: Summary, rows: Sequence[Row]) -> str:
@@ -105,6 +117,7 @@ def hyperparameters(summary: Summary, rows: Sequence[Row]) -> str:
         found.setdefault(id(one.row), []).append(one)
     lines = []
     for row in rows:
+        # The learning rate comes last, behind what the method has for itself.
         for one in sorted(found.get(id(row), []), key=lambda one: one.role == "base_lr"):
             name = f"`{one.key.partition('.')[2]}`{SUFFIX[one.searched.scale]}"
             chosen = f"{one.chosen:.3g}" + " ‡" * (one.key in row.edges)
@@ -129,22 +142,23 @@ def over_tasks(files: Sequence[Path]) -> str:
         RegbenchError: If the studies have no methods and seeds in common.
     """
     tasks: dict[str, dict[str, BySeed]] = {}
+    means: dict[str, dict[str, float]] = {}
     for file in files:
-        trained = {label: of for label, of in scores_of(file).items() if label != "untrained"}
-        tasks[file.stem] = {label: mean_of_both(of) for label, of in trained.items()}
+        scores = scores_of(file)
+        scores.pop("untrained", None)
+        tasks[file.stem] = {label: mean_of_both(of) for label, of in scores.items()}
+        means[file.stem] = {label: statistics.fmean(of.values()) for label, of in tasks[file.stem].items()}
     comparison = compare_over(tasks)
     if comparison is None:
         raise RegbenchError(f"{', '.join(map(str, files))}: no methods and seeds that all of them have")
-    lines = [
-        [place, one.label, f"{one.mean_rank:.1f} [{one.low:.1f}, {one.high:.1f}]", "" if one.alike else "told apart"]
-        for place, one in enumerate(comparison.standings, 1)
-    ]
-    means = pd.DataFrame(
-        {task: {label: statistics.fmean(v.values()) for label, v in of.items()} for task, of in tasks.items()}
-    )
+    lines = []
+    for place, one in enumerate(comparison.standings, 1):
+        rank = f"{one.mean_rank:.1f} [{one.low:.1f}, {one.high:.1f}]"
+        lines.append([place, one.label, rank, "" if one.alike else "told apart"])
+    correlations = pd.DataFrame(means).corr("spearman").round(2)
     notes = (
         f"Friedman p = {comparison.p:.2g}; two mean ranks differ from {comparison.critical_difference:.1f} on, by "
-        f"Nemenyi's test. Spearman's correlation of the means:\n\n{means.corr('spearman').round(2).to_markdown()}"
+        f"Nemenyi's test. Spearman's correlation of the means:\n\n{correlations.to_markdown()}"
     )
     return f"{_table(['place', 'method', 'mean rank', 'from the first'], lines, text_columns=2)}\n\n{notes}"
 

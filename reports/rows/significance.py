@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 LEVEL = 0.05
 MIN_PAIRS = 3
 
+# What SciPy's integral gives below this is its rounding.
+_LEAST_CHANCE = 1e-12
+
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two rows over the seeds that they share.
+class PairTest:
+    """The test of two rows over the seeds that they share.
 
     Attributes:
         pairs: How many seeds they share.
@@ -57,7 +60,8 @@ class Tukey:
         self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
         known = ~np.isnan(counted)
         own = np.sum(known, axis=1, keepdims=True)
-        # Scores and indicators of seeds, both without the means of their rows: what remains is of the seeds alone.
+        # A least-squares fit of what each seed gives. Scores and indicators of seeds are taken without the means of
+        # their rows, so that what remains is of the seeds alone. Rows may lack seeds, and so averages would not do.
         centred = np.where(known, counted - np.nansum(counted, axis=1, keepdims=True) / own, 0.0)[known]
         of_seed = (known[:, None] * (np.eye(len(seeds)) - 1 / own[:, None]))[known]
         given, _, rank, _ = np.linalg.lstsq(of_seed, centred, rcond=1e-9)
@@ -66,7 +70,7 @@ class Tukey:
         squares = float(np.sum(np.round(centred - of_seed @ given, 9) ** 2))
         self.deviation = math.sqrt(squares / self.freedom) if self.freedom > 0 else math.nan
 
-    def compare(self, one: int, others: Sequence[int]) -> list[Comparison]:
+    def compare(self, one: int, others: Sequence[int]) -> list[PairTest]:
         """Compare one row with each of some others, all by their positions."""
         differences = np.round(self._scores[one] - self._scores[list(others)], 9)
         shared = ~np.isnan(differences)
@@ -78,7 +82,7 @@ class Tukey:
         tested = pairs >= MIN_PAIRS
         if self.freedom > 0 and tested.any():
             p[tested] = _chance(self.rows, self.freedom)(apart[tested])
-        return [Comparison(int(n), float(d), float(q)) for n, d, q in zip(pairs, means, p, strict=True)]
+        return [PairTest(*found) for found in zip(pairs.tolist(), means.tolist(), p.tolist(), strict=True)]
 
     @functools.cached_property
     def least(self) -> float:
@@ -100,16 +104,17 @@ def critical_range(rows: int, freedom: float) -> float:
 def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Make the function that gives the chance of a studentized range above each of some numbers.
 
-    SciPy integrates for 8 ms at each number, and a report has thousands: it does so at 80 at most, between which the
-    logarithm of the chance is interpolated.
+    SciPy integrates for 8 ms at each number, and a report has thousands. So it does that at 80 numbers at most, between
+    which the logarithm of the chance is interpolated.
     """
     from scipy.interpolate import PchipInterpolator
     from scipy.stats import studentized_range
 
+    # Even in arcsinh: dense near 0, where most ranges are, and up to 10,000 for three seeds that hardly differ.
     places, chances = np.linspace(0, np.arcsinh(1e4), 80), [1.0]
-    while chances[-1] > 1e-12 and len(chances) < len(places):
+    while chances[-1] > _LEAST_CHANCE and len(chances) < len(places):
         chance = float(studentized_range.sf(np.sinh(places[len(chances)]), rows, freedom))
-        chances.append(min(max(chance, 1e-12), chances[-1]))  # below it is what SciPy rounds
+        chances.append(min(max(chance, _LEAST_CHANCE), chances[-1]))
     places = places[: len(chances)]
     log_chance = PchipInterpolator(places, np.log(chances))
     return lambda ranges: np.exp(log_chance(np.minimum(np.arcsinh(ranges), places[-1])))
@@ -123,11 +128,6 @@ def holm(p: Sequence[float]) -> list[float]:
     factors = len(order) - np.arange(len(order))
     values[order] = np.minimum(np.maximum.accumulate(values[order] * factors), 1.0)
     return [float(v) for v in values]
-
-
-def _p_text(p: float) -> str:
-    """Write a p-value for a sentence."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class Best:
             tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
         else:
             told = "significantly" if self.p[i] <= LEVEL else "not significantly"
-            tested = f"{told} different from the best: {_p_text(self.p[i])} (Tukey's test)"
+            p = "p < 0.001" if self.p[i] < 0.001 else f"p = {self.p[i]:.2g}"
+            tested = f"{told} different from the best: {p} (Tukey's test)"
         same = i in self.rows and not self.p[i] > LEVEL
         return f"the same as the best, as printed; {tested}" if same else tested
 

@@ -50,11 +50,13 @@ class Stat:
 
 def stat(values: Iterable[float | None]) -> Stat | None:
     """Compute the statistics of the values that are known; None without any."""
-    known = [v for v in values if v is not None]
+    known = [value for value in values if value is not None]
     if not known:
         return None
     n, mean = len(known), math.fsum(known) / len(known)
-    return Stat(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (n - 1)) if n > 1 else None, n)
+    if n == 1:
+        return Stat(mean, None, 1)
+    return Stat(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1)), n)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,12 @@ class Configuration:
 
     def by_seed(self, name: str) -> dict[int, float]:
         """Return seed -> score on the test split."""
-        return {r.seed: value for r in self.records if (value := r.score(name, "test")) is not None}
+        found = {}
+        for record in self.records:
+            value = record.score(name, "test")
+            if value is not None:
+                found[record.seed] = value
+        return found
 
     def cost(self, name: str) -> Stat | None:
         """Return the statistics of a cost over the seeds; None of an untrained network."""
@@ -106,13 +113,20 @@ class Configuration:
 
     def at_end(self, name: str) -> Stat | None:
         """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
-        return None if self.untrained else stat(r.at_end.get(name) for r in self.records if r.status != "diverged")
+        if self.untrained:
+            return None
+        return stat(record.at_end.get(name) for record in self.records if record.status != "diverged")
 
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
-    seeds = set.intersection(*({r.seed for r in c.records} for c in configurations))
-    return [Configuration(tuple(r for r in c.records if r.seed in seeds or not seeds)) for c in configurations]
+    shared = set.intersection(*({record.seed for record in each.records} for each in configurations))
+    if not shared:
+        return list(configurations)
+    found = []
+    for configuration in configurations:
+        found.append(Configuration(tuple(record for record in configuration.records if record.seed in shared)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -133,17 +147,22 @@ class Row(Configuration):
     @property
     def edges(self) -> dict[str, str]:
         """Hyperparameters beyond whose value nothing was tried, see `ChosenConfiguration.edges`."""
-        return next((h.get("edges", {}) for r in self.records if (h := r.choice.get("hyperparameters"))), {})
+        for record in self.records:
+            how = record.choice.get("hyperparameters")
+            if how:
+                edges: dict[str, str] = how.get("edges", {})
+                return edges
+        return {}
 
     @functools.cached_property
     def setting(self) -> str:
         """The varying settings, such as "q=1024, batch=256"; empty without any."""
-        return ", ".join(f"{k}={v}" for k, v in self.settings.items() if v != DASH)
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items() if value != DASH)
 
     @functools.cached_property
     def name(self) -> str:
         """Label with the varying settings, such as "SFRIK (L=2), q=1024"."""
-        return ", ".join([self.label, *filter(None, [self.setting])])
+        return f"{self.label}, {self.setting}" if self.setting else self.label
 
 
 @dataclass(frozen=True)
@@ -204,18 +223,22 @@ class Summary:
         """One score of each name, for what most share, in the order of the records; what has no best comes last."""
         described: dict[str, Counter[tuple[str, str, bool | None]]] = {}
         found: dict[tuple[str, str, str, bool | None], Score] = {}
-        for score in (score for record in self.records for score in record.scores):
-            about = score.title, score.unit, score.higher_is_better
-            described.setdefault(score.name, Counter())[about] += 1
-            found.setdefault((score.name, *about), score)
+        for record in self.records:
+            for score in record.scores:
+                about = score.title, score.unit, score.higher_is_better
+                described.setdefault(score.name, Counter())[about] += 1
+                found.setdefault((score.name, *about), score)
+        # One record does not say what a score is for all: a bundle of somebody else may hold anything.
         usual = [found[name, *counted.most_common(1)[0][0]] for name, counted in described.items()]
         return {score.name: score for score in sorted(usual, key=lambda score: score.higher_is_better is None)}
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
         """The scores of the leaderboard: those in `LEADING` that a row has, or else the first one that has a best."""
-        measured = [name for name, score in self.scores.items() if score.higher_is_better is not None]
-        measured = [name for name in measured if any(row.score(name) for row in self.rows)]
+        measured = []
+        for name, score in self.scores.items():
+            if score.higher_is_better is not None and any(row.score(name) for row in self.rows):
+                measured.append(name)
         return tuple(name for name in LEADING if name in measured) or tuple(measured[:1])
 
     @property

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regbench.reports.rows.significance import LEVEL, critical_range
-from regbench.reports.rows.summary import DASH, Summary
+from regbench.reports.rows.summary import Summary
 
 MIN_TASKS = 2
 MIN_METHODS = 3
 _SAMPLES = 2000
 
 Array = NDArray[np.float64]
+
+BySeed = Mapping[int, float]
+"""Seed -> percent."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +73,28 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
 
     Each summary's rows in one setting are a task of their own. Rows that were chosen on the test split take no part.
     """
-    tasks: dict[str, dict[str, dict[int, float]]] = {}
+    tasks: dict[str, dict[str, BySeed]] = {}
     for summary in summaries:
-        if not summary.on_test and summary.headline and summary.scores[summary.headline].unit == "%":
-            for row in summary.rows:
-                if not row.untrained:
-                    name = ", ".join([summary.name, *(f"{k}={v}" for k, v in row.settings.items() if v != DASH)])
-                    tasks.setdefault(name, {})[row.label] = row.by_seed(summary.headline)
+        headline = summary.headline
+        if summary.on_test or headline is None or summary.scores[headline].unit != "%":
+            continue
+        for row in summary.rows:
+            if not row.untrained:
+                name = f"{summary.name}, {row.setting}" if row.setting else summary.name
+                tasks.setdefault(name, {})[row.label] = row.by_seed(headline)
     return compare_over(tasks)
 
 
-def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comparison | None:
+def compare_over(tasks: Mapping[str, Mapping[str, BySeed]]) -> Comparison | None:
     """Compare methods over tasks, each given as method -> seed -> percent."""
-    having = {name: {label: of for label, of in scores.items() if of} for name, scores in tasks.items()}
-    tasks = {name: scores for name, scores in having.items() if len(scores) >= MIN_METHODS}
-    everywhere = set.intersection(*(set(scores) for scores in tasks.values())) if tasks else set()
-    labels = sorted(everywhere)
-    blocks_of = {}
+    scored = {}
     for name, scores in tasks.items():
-        seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
-        if seeds:
-            blocks_of[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
+        having = {label: by_seed for label, by_seed in scores.items() if by_seed}
+        if len(having) >= MIN_METHODS:
+            scored[name] = having
+    everywhere = set.intersection(*map(set, scored.values())) if scored else set()
+    labels = sorted(everywhere)
+    blocks_of = _blocks(scored, labels)
     if len(blocks_of) < MIN_TASKS or len(labels) < MIN_METHODS:
         return None
     from scipy.stats import friedmanchisquare, rankdata  # slow to import, and few reports need it
@@ -101,21 +105,33 @@ def compare_over(tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Comp
     means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)
     n, k = ranks.shape
     p = float(friedmanchisquare(*blocks.T).pvalue) if np.ptp(ranks) else 1.0
+    # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
     apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
-    shortfalls = np.sort(blocks.max(axis=1, keepdims=True) - blocks, axis=0)
+    # Without a difference that Friedman's test sees, no pair is told apart.
     alike = (means - means.min() <= apart) | (p > LEVEL)
-    standings = [
-        Standing(labels[i], float(means[i]), float(low[i]), float(high[i]), tuple(shortfalls[:, i]), bool(alike[i]))
-        for i in np.argsort(means, kind="stable")
-    ]
-    left_out = sorted({label for scores in tasks.values() for label in scores} - everywhere)
-    return Comparison(standings, list(blocks_of), n, p, apart, left_out)
+    shortfalls = np.sort(blocks.max(axis=1, keepdims=True) - blocks, axis=0)
+    standings = []
+    for i in np.argsort(means, kind="stable"):
+        ends = float(low[i]), float(high[i])
+        standings.append(Standing(labels[i], float(means[i]), *ends, tuple(shortfalls[:, i]), bool(alike[i])))
+    left_out = set().union(*scored.values()) - everywhere
+    return Comparison(standings, list(blocks_of), n, p, apart, sorted(left_out))
+
+
+def _blocks(tasks: Mapping[str, Mapping[str, BySeed]], labels: Sequence[str]) -> dict[str, Array]:
+    """Return the scores of some methods, (seeds, methods), for each task in which all of them share a seed."""
+    found = {}
+    for name, scores in tasks.items():
+        seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
+        if seeds:
+            found[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
+    return found
 
 
 def _interval(ranks_of: Sequence[Array]) -> Array:
     """Return the ends of the 95 % intervals of the mean ranks: tasks are drawn, then blocks within each."""
     rng, tasks = np.random.default_rng(0), len(ranks_of)
-    # Only how often each task, and each of its blocks, is drawn matters.
+    # Only how often each task, and each of its blocks, is drawn matters: no sample needs to be made.
     times_of = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=_SAMPLES).T
     sums, blocks = np.zeros((_SAMPLES, ranks_of[0].shape[1])), np.zeros((_SAMPLES, 1))
     for ranks, times in zip(ranks_of, times_of, strict=True):

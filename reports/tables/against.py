@@ -13,7 +13,7 @@ from regbench.reports.rows.against import RATIOS, Change, Difference, changes
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import Column, Entry, Table, entries, number_columns, text_columns
+from regbench.reports.tables.table import Column, Entry, Table, entries, number_columns, p_value, text_columns
 
 _HEADS = {
     "train_s": "train time (×)",
@@ -95,14 +95,12 @@ def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[st
 def _difference_entries(one: Difference | None) -> list[Entry]:
     if one is None:
         return entries(DASH, DASH, DASH)
-    told, how, p = f"{one.value:+.2f}", "", DASH
+    told, how = f"{one.value:+.2f}", ""
     if not math.isnan(one.p):
         told += f" [{one.low:+.2f}, {one.high:+.2f}]"
         how = f"t-test, paired over {one.pairs} seeds" if one.pairs else "t-test, two samples"
-    if not math.isnan(one.p_holm):
-        p = "<0.001" if one.p_holm < 0.001 else f"{one.p_holm:.3f}"
     change = Entry(told.replace("-", "−"), one.p_holm <= LEVEL, how)
-    return entries(f"{one.before:.2f} → {one.now:.2f}", change, p)
+    return entries(f"{one.before:.2f} → {one.now:.2f}", change, p_value(one.p_holm))
 
 
 def _changed(change: Change) -> str:

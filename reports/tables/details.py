@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from regbench.reports.tables.table import (
     cost_in,
     entries,
     number_columns,
+    p_value,
     spread,
     table_of_rows,
     text_columns,
@@ -35,7 +35,7 @@ SIGNIFICANCE_ROWS = 40
 
 def accuracy_table(summary: Summary) -> Table:
     """Set every score of the test split, and those of the tuning split that selection saw."""
-    measured = set()
+    measured: set[tuple[str, str]] = set()
     for row in summary.rows:
         for record in row.records:
             measured.update((score.name, score.split) for score in record.scores)
@@ -83,7 +83,7 @@ def significance_table(summary: Summary) -> Table:
     body = []
     for place, i in enumerate(shown, start=1):
         compared = summary.tukey(name).compare(i, shown)
-        texts = [DASH if i == j else _p_text(found.p) for j, found in zip(shown, compared, strict=True)]
+        texts = [DASH if i == j else p_value(found.p) for j, found in zip(shown, compared, strict=True)]
         body.append(entries(f"{place}. {summary.rows[i].name}", *texts))
     notes = [
         "p: the chance that of rows that are all equally good any two differ by so much. Tukey's test over all rows "
@@ -97,12 +97,6 @@ def significance_table(summary: Summary) -> Table:
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     columns = [*text_columns(""), *number_columns(*(str(place) for place in range(1, len(shown) + 1)))]
     return Table("significance", title, columns, body, notes)
-
-
-def _p_text(p: float) -> str:
-    if math.isnan(p):
-        return DASH
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Row], str]:

@@ -28,13 +28,14 @@ def load_paper() -> pd.DataFrame:
     """Load all numbers.
 
     Returns:
-        Columns table, title (of the table), label, dataset, embedding_dim, batch_size, epochs, metric, value, unit,
-        on_test ("yes", "no" or "not stated": whether the paper chose on the test set).
+        Columns table, title (of the table), head (of its column), label, dataset, embedding_dim, batch_size, epochs,
+        metric, value, unit, on_test ("yes", "no" or "not stated": whether the paper chose on the test set).
     """
     lines = []
     for number in paper_numbers():
         place = dict(setting.split("=") for setting in number.cell.split())
-        line = {"table": int(number.setting.removeprefix("Table ")), "title": number.what, "label": number.method}
+        table, _, head = number.setting.removeprefix("Table ").partition(", ")
+        line = {"table": int(table), "title": number.what, "head": head, "label": number.method}
         line |= {"metric": number.score, "value": number.number, "unit": _unit(number.score)}
         lines.append(line | place | {"on_test": number.on_test})
     frame = pd.DataFrame(lines)

@@ -18,32 +18,6 @@ from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
 from regbench.reports.tables.table import Column, Entry, Table, difference, spread
 
-METRIC_NAMES = {
-    "linear_top1": "linear top-1 (%)",
-    "linear_top5": "linear top-5 (%)",
-    "places205_top1": "Places205 top-1 (%)",
-    "places205_top5": "Places205 top-5 (%)",
-    "labels1_top1": "1 % labels top-1 (%)",
-    "labels1_top5": "1 % labels top-5 (%)",
-    "labels10_top1": "10 % labels top-1 (%)",
-    "labels10_top5": "10 % labels top-5 (%)",
-    "voc07_map_full": "VOC07 mAP (%)",
-    "temperature": "temperature τ",
-    "alignment_weight": "alignment weight λ",
-    "variance_weight": "variance weight μ",
-    "scale": "scale t",
-    "kernel_weight_1": "b1",
-    "kernel_weight_2": "b2",
-    "kernel_weight_3": "b3",
-    "base_lr": "base_lr",
-    "probe_lr": "lr_head",
-    "places205_lr": "Places205 lr_head",
-    "labels1_backbone_lr": "1 % labels lr_backbone",
-    "labels1_head_lr": "1 % labels lr_head",
-    "labels10_backbone_lr": "10 % labels lr_backbone",
-    "labels10_head_lr": "10 % labels lr_head",
-}
-
 _KERNELS, _MEMORY = 3, 5  # numbers of tables
 
 _TWICE = (2, 13)
@@ -228,15 +202,17 @@ def _position(number: int, entry: dict[Any, Any]) -> tuple[str, str]:
         name += f", q = {q}"
     if entry["dataset"] == "in100":  # on which the paper trained for several numbers of epochs
         name += f", {entry['epochs']} epochs"
-    return name, METRIC_NAMES[metric]
+    return name, str(entry["head"])
 
 
 def _text(entry: dict[Any, Any]) -> str:
     """Write a place of a table: ours, the paper's and the difference."""
     ours, std, reference, apart = (float(entry[name]) for name in ("ours", "ours_std", "paper", "difference"))
     if entry["unit"] or entry["metric"] == "peak_memory_ratio":
-        found = None if math.isnan(ours) else Stat(ours, None if math.isnan(std) else std, 1)
-        return f"{spread(found, 2)} / {reference:.1f} / {difference(found and apart)}"
+        if math.isnan(ours):
+            return f"{DASH} / {reference:.1f} / {DASH}"
+        mean = spread(Stat(ours, None if math.isnan(std) else std, 1), 2)
+        return f"{mean} / {reference:.1f} / {difference(apart)}"
     if math.isnan(ours):
         return f"{DASH} / {reference:g} / {DASH}"
     return f"{ours:g} / {reference:g} / {apart:+g}".replace("-", "−") if apart else f"{ours:g} / {reference:g} / 0"

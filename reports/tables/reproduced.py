@@ -25,7 +25,10 @@ def reproduced(numbers: Sequence[PublishedNumber], records: Sequence[Record]) ->
     Returns:
         A row of text for each number, by column. Numbers that the test set chose carry `MARK`.
     """
-    return [_row(number, [record for record in records if number.is_of(record.cell)]) for number in numbers]
+    rows = []
+    for number in numbers:
+        rows.append(_row(number, [record for record in records if number.is_of(record.cell)]))
+    return rows
 
 
 def _row(number: PublishedNumber, records: Sequence[Record]) -> dict[str, str]:

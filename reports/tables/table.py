@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -87,9 +88,8 @@ def table_of_rows(
         notes: Text below the table, a paragraph each.
         whole: Whether the row of the untrained network is in it too, and what is planned and has no row.
     """
-    settings: dict[str, str] = {}
-    for any_row in (*summary.rows, *summary.missing)[:1]:
-        settings = any_row.settings
+    places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
+    settings = places[0] if places else {}
     heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
     body = []
     for row in summary.rows:
@@ -128,6 +128,13 @@ def cost_in(unit: Unit, cost: str, head: str, show: Callable[..., str] = spread,
 def difference(value: float | None) -> str:
     """Write a difference with its sign."""
     return DASH if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """Write a p-value, or a dash where nothing was tested."""
+    if math.isnan(p):
+        return DASH
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def to_markdown(table: Table) -> str:

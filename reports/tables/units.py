@@ -38,10 +38,19 @@ def energy_unit(largest_joules: float) -> Unit:
 
 def largest(rows: Iterable[Configuration], cost: str) -> float:
     """Return the largest mean of a cost; 0 if no row has it."""
-    return max((s.mean for row in rows if (s := row.cost(cost))), default=0.0)
+    means = [0.0]
+    for row in rows:
+        found = row.cost(cost)
+        if found:
+            means.append(found.mean)
+    return max(means)
 
 
 def energy_units(rows: Iterable[Configuration]) -> dict[str, Unit]:
     """Find the kinds of energy that were measured of any row, with a unit for each."""
-    found = {kind: largest(rows, f"energy_{kind}_joules") for kind in ("gpu", "cpu")}
-    return {kind: energy_unit(joules) for kind, joules in found.items() if joules}
+    units = {}
+    for kind in ("gpu", "cpu"):
+        joules = largest(rows, f"energy_{kind}_joules")
+        if joules:
+            units[kind] = energy_unit(joules)
+    return units
