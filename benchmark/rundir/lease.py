@@ -33,6 +33,7 @@ log = logging.getLogger("regbench")
 
 # Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for no less.
 _CLOCK_SKEW_S = 300.0
+# Some beats may fail or come late before others believe the owner dead.
 _BEATS_PER_LEASE = 6
 
 
@@ -52,7 +53,7 @@ class _Progress(TypedDict):
 
 
 class _AttemptFile(TypedDict):
-    """What of an attempt's file others rely on."""
+    """The part of an attempt's file that others rely on."""
 
     heartbeat: float
     beat: int
@@ -89,32 +90,39 @@ def _path(directory: Path, number: int) -> Path:
 
 def _read(directory: Path, number: int) -> dict[str, Any]:
     path = _path(directory, number)
+    state: Mapping[str, Any]
     try:
-        made: Mapping[str, Any] = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
-    except RegbenchError as error:  # its owner is as good as unknown
-        made = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
-    return {"ended": None, "owner": {}, "progress": {}, **made, "number": number}
+        state = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
+    except RegbenchError as error:
+        # Its owner is unknown, so the file's age has to tell whether somebody still writes it.
+        state = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
+    return {"ended": None, "owner": {}, "progress": {}, **state, "number": number}
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
     """Tell whether the owner of an attempt is at work, as far as this host can tell without waiting."""
     if attempt is None or attempt["ended"]:
         return False
-    alive = _owner_lives(attempt["owner"])
-    return time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30 if alive is None else alive
+    lives = _owner_lives(attempt["owner"])
+    if lives is not None:
+        return lives
+    # Half a minute for clocks that differ a little: this is only shown, nobody claims a run by it.
+    return time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30
 
 
 def _start_ticks(pid: int) -> str | None:
+    """Return when a process began; None if there is none. A number alone may be given to another process later."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ProcessLookupError):
         return None
-    return None if fields[0] == "Z" else fields[19]
+    is_zombie = fields[0] == "Z"
+    return None if is_zombie else fields[19]
 
 
 @functools.cache
 def _place() -> dict[str, str]:
-    """Return where the number of a process means something."""
+    """Return where the number of a process is meant: the host, since which boot, in which container."""
     place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
         place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -132,9 +140,10 @@ def _identity() -> dict[str, Any]:
 
 
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
-    """Tell whether a process lives, if it can be seen from here."""
+    """Tell whether a process lives; None if it cannot be seen from here."""
     place = _place()
-    if "boot_id" not in place or "pid" not in owner or any(owner.get(key) != value for key, value in place.items()):
+    is_here = all(owner.get(key) == value for key, value in place.items())
+    if "boot_id" not in place or "pid" not in owner or not is_here:
         return None
     ticks = _start_ticks(owner["pid"])
     return ticks is not None and bool(ticks == owner.get("start_ticks"))
@@ -146,7 +155,7 @@ class Attempt:
     Attributes:
         directory: The run directory.
         number: The fencing number: 1, 2, ...
-        lost: Why it must write no more, once that was seen; else empty.
+        lost: Why it must write no more; empty until that is noticed.
         finished: Whether it has written the run's record, after which it writes no more either.
     """
 
@@ -159,15 +168,15 @@ class Attempt:
         self._lock = threading.Lock()
         self._state = state
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep, args=(state["lease_s"] / _BEATS_PER_LEASE,), daemon=True)
+        self._thread = threading.Thread(target=self._keep_beating, daemon=True)
         self._thread.start()
 
-    def _keep(self, period_s: float) -> None:
-        while not self._stopped.wait(period_s):
+    def _keep_beating(self) -> None:
+        while not self._stopped.wait(self._state["lease_s"] / _BEATS_PER_LEASE):
             self.beat()
 
     def beat(self) -> None:
-        """Show that the owner lives, and look whether it has lost the run."""
+        """Show others that the owner lives, and look whether it has lost the run."""
         with self._lock:
             self._state["beat"] += 1
             self._state["heartbeat"] = time.time()
@@ -182,8 +191,10 @@ class Attempt:
             return
         if not self._path.exists():
             self.lost = f"{self._path} was removed"
-        elif (last := attempt_numbers(self.directory)[-1:]) > [self.number]:
-            self.lost = f"attempt {self.number} was superseded by attempt {last[0]}"
+            return
+        last = max(attempt_numbers(self.directory), default=0)
+        if last > self.number:
+            self.lost = f"attempt {self.number} was superseded by attempt {last}"
         elif (self.directory / "record.json").exists():
             self.lost = f"attempt {self.number} was superseded: another process has finished the run"
 
@@ -198,11 +209,11 @@ class Attempt:
             raise LeaseLost(f"{self.directory}: {self.lost}; this process writes no more")
 
     def path(self, name: str) -> Path:
-        """Return where this attempt keeps a file of its own: `choice.json` as `choice-0002.json`."""
+        """Return the path of this attempt's own file of that name: `choice-0002.json` for `choice.json`."""
         return numbered_file(self.directory, name, self.number)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write a file of which every attempt has its own, atomically; return its path.
+        """Write this attempt's own file of that name, atomically; return its path.
 
         Raises:
             LeaseLost: As `check`.
@@ -224,12 +235,12 @@ class Attempt:
             self.check()
 
     def update(self, **progress: Any) -> None:
-        """Set what the next beat tells of the run's progress."""
+        """Set what the next beat shows of the run's progress."""
         with self._lock:
             self._state["progress"] = {**self._state["progress"], **progress}
 
     def began(self, **where: Any) -> None:
-        """Note from where a part of the run goes on, which tells attempts that come farther from those that do not."""
+        """Note from where a part of the run goes on: it shows whether attempts come farther than those before them."""
         with self._lock:
             progress = self._state["progress"]
             self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
@@ -266,6 +277,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         LeaseLost: If the directory was removed while this process waited.
     """
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
+    # The last beat of the owner, and when it was first seen by this host's clock: clocks of others may differ.
     seen: tuple[int, int] | None = None
     since_s = time.monotonic()
     while not (directory / "record.json").exists():
@@ -300,7 +312,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
 
 
 def _begun(lease_s: float) -> dict[str, Any]:
-    """Return what an attempt's file holds when it is made."""
+    """Return the content of a new attempt's file."""
     return {
         "owner": _identity(),
         "lease_s": lease_s,
@@ -319,5 +331,7 @@ def _is_free(last: dict[str, Any]) -> bool:
     if last["ended"] or time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S:
         return True
     owner, mine = last["owner"], _identity()
-    same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
-    return (same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]) or _owner_lives(owner) is False
+    is_same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
+    if is_same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]:
+        return True
+    return _owner_lives(owner) is False
