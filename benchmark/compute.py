@@ -76,7 +76,7 @@ def default_threads(device: str, processes: int) -> int:
 def default_workers(device: str, processes: int) -> int:
     """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means.
 
-    Beside a GPU, every CPU loads images; on a CPU, all but one are at work on the network.
+    Beside a GPU, every CPU loads images; on a CPU it is one, because the network computes there too.
     """
     return cpus_of_each(processes) if device != "cpu" else 1
 

@@ -1,4 +1,4 @@
-"""Records: the signed files in which runs say what they found, and the one place that knows their schema.
+"""Records: the signed files with the results of runs, and the only definition of their schema.
 
 A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`. Nothing here needs torch.
 """
@@ -33,7 +33,7 @@ _AGAIN = "remove it, and the command that wrote it makes it again from the last 
 
 @dataclass(frozen=True)
 class Score:
-    """One number that an evaluation gave a cell, with all that tables need to show it.
+    """A number that an evaluation gave a cell, with all that tables need to show it.
 
     Attributes:
         name: Its name in a record, such as "linear_top1".
@@ -80,6 +80,7 @@ class Measured:
     score: Score
 
 
+# A bundle of others must not make us read files elsewhere.
 def _is_beside(named: NamedFile) -> NamedFile:
     if named.file in ("", "..") or Path(named.file).name != named.file:
         raise ValueError(f"{named.file!r:.80} is not the name of a file beside the record")
@@ -123,8 +124,6 @@ _Scores = tuple[Annotated[Score, AfterValidator(_within_range)], ...]
 
 
 class _Epoch(TypedDict):
-    """The part of a line of the history that curves of accuracy are made of."""
-
     epoch: int
     epoch_s: Number
     scores: NotRequired[_Scores]
@@ -132,7 +131,6 @@ class _Epoch(TypedDict):
 
 _EPOCH = TypeAdapter(_Epoch)
 
-_Beside = AfterValidator(_is_beside)
 _Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
 _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_is_choice)]
 
@@ -144,7 +142,7 @@ def backbone_name(cell: Mapping[str, Any]) -> Any:
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether anything was chosen on the test split."""
+    """Tell whether anything was chosen on the test split, which makes the scores there optimistic."""
     return any(entry.get("selected_on") == "test" for entry in choice.values())
 
 
@@ -194,8 +192,8 @@ class Record(SignedFile):
     searched: dict[str, Searched] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     diverged: dict[str, Any] | None = None
-    metrics: Annotated[NamedFile, _Beside] | None = None
-    checkpoint: Annotated[Saved, _Beside] | None = None
+    metrics: Annotated[NamedFile, AfterValidator(_is_beside)] | None = None
+    checkpoint: Annotated[Saved, AfterValidator(_is_beside)] | None = None
 
     @property
     def file_name(self) -> str:
@@ -219,9 +217,10 @@ class Record(SignedFile):
 
     @property
     def on_test(self) -> bool:
-        """Whether something was chosen on the test split: the scores there are optimistic then."""
+        """Whether something was chosen on the test split."""
         evaluation = self.cell.get("evaluation")
-        return on_test(self.choice) or (isinstance(evaluation, dict) and evaluation.get("select_on") == "test")
+        evaluated_on_test = isinstance(evaluation, dict) and evaluation.get("select_on") == "test"
+        return on_test(self.choice) or evaluated_on_test
 
     @property
     def started(self) -> str:
@@ -261,8 +260,7 @@ class Record(SignedFile):
             epochs = [_EPOCH.validate_json(line) for line in self._metrics_lines()]
         except ValidationError:
             return []
-        found = []
-        train_s = 0.0
+        found, train_s = [], 0.0
         for epoch in epochs:
             train_s += epoch["epoch_s"]
             for score in epoch.get("scores", ()):
