@@ -201,14 +201,7 @@ def connect(device: torch.device) -> Iterator[World]:
 
 
 def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, thread: int) -> None:
-    """Raise PeerLost in a thread that still waits for others some time after one has failed.
-
-    Args:
-        store: torch's store, where a process leaves its error.
-        group: The exchanges that the thread may wait in.
-        is_over: Set when the thread no longer waits.
-        thread: The number of the thread.
-    """
+    """Raise PeerLost in a thread that still waits in exchanges of the group some time after a process has failed."""
     has_failed = False
     while not has_failed and not is_over.wait(_WATCH_S):
         try:

@@ -140,14 +140,7 @@ class Sinks:
     """The sinks of one run."""
 
     def __init__(self, names: Sequence[str], cell: Cell, directory: Path, first: int) -> None:
-        """Open the sinks.
-
-        Args:
-            names: Keys of `SINKS`.
-            cell: What is trained.
-            directory: The run directory.
-            first: The first epoch that they will be given.
-        """
+        """Open the sinks of these names; the first row that they get is that of the epoch `first`."""
         self._open: dict[str, Sink] = {}
         for name in dict.fromkeys(names):
             with self._warning(name):

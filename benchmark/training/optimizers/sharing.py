@@ -32,13 +32,7 @@ class SharedOptimizer(Optimizer):
     def __init__(
         self, parameters: Iterable[Tensor] | Groups, defaults: dict[str, Any], group: dist.ProcessGroup | None
     ) -> None:
-        """Set up the optimizer.
-
-        Args:
-            parameters: The tensors to train, or torch's parameter groups.
-            defaults: Settings that a group of parameters does not give.
-            group: The ranks, each of which has the same gradients.
-        """
+        """Set up torch's part of it; each rank of the group has the same gradients."""
         self._group = group
         super().__init__(parameters, defaults)
 
@@ -97,13 +91,7 @@ class ElementwiseOptimizer(SharedOptimizer):
     """
 
     def __init__(self, parameters: Groups, make: Callable[[Groups], Optimizer], group: dist.ProcessGroup) -> None:
-        """Set up the optimizer.
-
-        Args:
-            parameters: torch's parameter groups, of the tensors to train.
-            make: Makes torch's optimizer of parameter groups.
-            group: The ranks, each of which has the same gradients.
-        """
+        """Set up the optimizer that `make` makes of this rank's parts."""
         self._group = group
         self._parts: dict[Tensor, Tensor] = {}
         groups_of_parts = []
