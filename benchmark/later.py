@@ -52,7 +52,7 @@ def evaluate_directory(
     else is only returned.
 
     Args:
-        directory: With `config.yaml` and the last checkpoint.
+        directory: The run directory, with `config.yaml` and the last checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
         only: The protocols; none: those of the run.
         how_chosen: See `run_cell`.

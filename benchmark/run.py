@@ -58,18 +58,18 @@ def run_cell(
     interruption: Interruption | None = None,
     how_chosen: Mapping[str, Any] = GIVEN,
 ) -> Record | None:
-    """Bring a cell to its record: train, evaluate, write. Go on from whatever an earlier attempt left.
+    """Make the record of a cell: train, evaluate, write. Go on from whatever an earlier attempt left.
 
     One attempt at a time works in a run directory; another waits for it and takes its record. Started by torchrun
     or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
 
     Args:
-        cell: What to run.
-        runtime: Where and with what.
+        cell: The cell.
+        runtime: The settings of machine and folders.
         sweep: The folder under `runtime.runs_dir`.
-        stages: Those to bring to their end, in the order of `STAGES`; the ones before must be done.
+        stages: The stages to finish, in the order of `STAGES`; those before them must be done.
         interruption: Answers signals; without one they act as Python has them.
-        how_chosen: How its hyperparameters were chosen, for the record.
+        how_chosen: The way in which its hyperparameters were chosen, for the record.
 
     Returns:
         The record; None on ranks other than the first, and if the last stage is not asked for.

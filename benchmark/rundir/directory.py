@@ -123,7 +123,7 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
 
     Args:
         directory: The run directory.
-        kind: What the names begin with, or a pattern of it, such as "evaluation-*".
+        kind: The beginning of their names, or a pattern of it, such as "evaluation-*".
     """
     found = []
     for path in directory.glob(f"{kind}-*.pt"):

@@ -216,7 +216,7 @@ class Attempt:
         """Write this attempt's own file of that name, atomically; return its path.
 
         Raises:
-            LeaseLost: As `check`.
+            LeaseLost: See `check`.
         """
         self.check()
         write_there(self.path(name), data)
@@ -226,7 +226,7 @@ class Attempt:
         """Write "record.json" or "tuning.json" unless it is there: a run has at most one of each.
 
         Raises:
-            LeaseLost: As `check`, and if another process has finished the run.
+            LeaseLost: See `check`; also if another process has finished the run.
         """
         self.check()
         if write_new(self.directory / name, text):
@@ -267,7 +267,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
 
     Args:
         directory: The run directory.
-        lease_s: How long an owner may be silent.
+        lease_s: Seconds for which an owner may be silent.
 
     Returns:
         The attempt, or None if the run was finished while this process waited. Its number is above every number that

@@ -39,8 +39,8 @@ class Score:
         name: Its name in a record, such as "linear_top1".
         value: The number, in `unit`.
         split: The split that it was measured on.
-        protocol: How it was measured, in words.
-        title: What tables call it, without the unit, such as "linear top-1".
+        protocol: The way in which it was measured, in words.
+        title: Its name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
     """
@@ -72,7 +72,7 @@ class Measured:
     Attributes:
         epoch: The epoch after which it was measured.
         train_s: Seconds of training until then; checkpoints and evaluations are not counted.
-        score: What was measured.
+        score: The score.
     """
 
     epoch: int
@@ -156,17 +156,17 @@ class Record(SignedFile):
         label: The method's name in tables.
         method: The method's registered name.
         seed: The seed of all random numbers.
-        status: How the run ended; "tuned" means that it has not seen the test split.
+        status: The end of the run; "tuned" means that it has not seen the test split.
         cell: The settings as plain data.
-        scores: What evaluations gave.
-        cost: What it took.
+        scores: The scores of its evaluations.
+        cost: Time, memory and energy that it took.
         data: The images that it saw.
-        choice: How each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split, among how
-            many; empty where nothing was evaluated on the test split.
-        regularizer: What the method says of itself, by name: reference, url, formula and so on.
+        choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split,
+            among how many; empty where nothing was evaluated on the test split.
+        regularizer: The method's description of itself, by name: reference, url, formula and so on.
         searched: The settings of method and optimizer that have a range in a search space, by their full names.
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
-        diverged: Where and why training diverged, if it did.
+        diverged: The place and reason of a divergence, if there was one.
         environment: Hardware, versions, loader and the like.
         attempts: The attempts that led to the record.
         command: The command that runs the cell again.
@@ -307,14 +307,14 @@ def read_tuned(directory: Path) -> Record | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaterEvaluation(SignedFile):
-    """What `evaluations/<protocol>.json` adds to the record of a finished run.
+    """The file `evaluations/<protocol>.json`, which adds to the record of a finished run.
 
     Attributes:
         cell_id: The record's cell id.
         protocol: The evaluation's name.
-        scores: What it gave.
+        scores: Its scores.
         environment: See `Record`.
-        seconds: How long it took.
+        seconds: The time that it took.
         choice: See `Record`.
         finished: When it ended, ISO 8601.
         command: The command that does it again.

@@ -46,9 +46,9 @@ class World:
 
     Attributes:
         rank: The number of this process.
-        size: How many processes there are.
+        size: The number of processes.
         local_rank: The number of this process on its machine.
-        local_size: How many processes its machine has.
+        local_size: The number of processes on its machine.
         group: Exchanges tensors on the training device; None for a single process.
         control: Exchanges numbers that steer the loop, over the CPU, so that a GPU does not wait.
     """

@@ -43,12 +43,12 @@ LOGGING_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training leaves.
+    """The results of a training.
 
     Attributes:
         network: The network with its last weights, on the device.
         progress: The history and the cost.
-        checkpoint: Where the weights are kept; None of a network without training, and on every rank but the first.
+        checkpoint: The file of the weights; None for a network without training, and on every rank but the first.
     """
 
     network: SiameseNetwork
@@ -70,15 +70,15 @@ def train(
     it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
 
     Args:
-        cell: What to train.
-        compute: On what.
-        directory: Run directory; checkpoints and the history are written there.
+        cell: The cell.
+        compute: The device and the settings of the runtime.
+        directory: The run directory, for checkpoints and the history.
         world: The processes that train.
         attempt: The right to write; None on every rank but the first.
         interruption: Tells when to stop.
 
     Returns:
-        The trained network and what was measured.
+        The network and its measurements.
 
     Raises:
         Diverged: If the loss is not finite or the embeddings collapse.

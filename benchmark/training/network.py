@@ -30,7 +30,7 @@ class SiameseNetwork(nn.Module):
         """Build both parts with weights that depend on `seed` alone.
 
         Args:
-            config: Which backbone and projector.
+            config: The settings of backbone and projector.
             embedding_dim: q.
             channels: Channels of the images.
             image_size: Side of the data set's images, px.

@@ -43,9 +43,9 @@ class Step:
         network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
         optimizer: The optimizer of its parameters.
         method: The loss.
-        engine: How the loss is computed, and over which ranks.
+        engine: The way in which the loss is computed, and over which ranks.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
-        global_views: How many views, from the first on, are global.
+        global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
         mark: Returns a moment, for timing.
     """
@@ -91,7 +91,8 @@ class Step:
             views: Views of each image.
             device: The device that trains.
         """
-        # On random embeddings, as `regbench cost`, from a generator of their own: the training's must not move.
+        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so that the training's
+        # draws stay the same.
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(n, q, generator=generator)
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))

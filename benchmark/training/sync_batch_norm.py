@@ -123,7 +123,7 @@ class Kernels:
         variances_WC = inverses_WC.square().reciprocal() - eps
         variance_C = (counts_W1 * (variances_WC + (means_WC - mean_C).square())).sum(dim=0) / count
         running_mean_C.lerp_(mean_C, momentum)
-        # As torch's BN: the batch is normalised by the biased variance, and the running one is unbiased.
+        # torch's BN does the same: it normalises by the biased variance and keeps the unbiased one.
         running_var_C.lerp_(variance_C * count / (count - 1), momentum)
         return mean_C, (variance_C + eps).rsqrt()
 

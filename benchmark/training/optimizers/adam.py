@@ -23,7 +23,7 @@ class AdamConfig(OptimizerConfig):
 
     Attributes:
         betas: The decay rates of the means of the gradient and of its square.
-        epsilon: What is added to the root of the latter.
+        epsilon: A number that is added to the root of the latter.
     """
 
     base_lr: Positive = 2e-3
