@@ -115,6 +115,7 @@ class _Training:
         self.progress = Progress()
         self.checkpoints = CheckpointWriter(attempt)
         self._resume()
+        # A run may go on with another number of processes.
         self.progress.world_size = world.size
         self.engine = Engine(
             form=compute.runtime.loss_form,
@@ -156,7 +157,8 @@ class _Training:
         names = self.compute.runtime.sinks if self.attempt is not None and done < cell.epochs else ()
         with self.checkpoints, Sinks(names, cell, self.directory, done + 1) as self.sinks:
             self.network.train()
-            if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
+            if progress.is_unscored(cell):
+                # The last attempt stopped in this evaluation, after it wrote a checkpoint.
                 with self.interruption.deferred():
                     self._stop_if(self._evaluate())
                     self.sinks.write(progress.history[-1])
@@ -171,7 +173,10 @@ class _Training:
             return Trained(network=self.network, progress=progress, checkpoint=self.checkpoints.wait())
 
     def _train_epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Train to the end of the present epoch, evaluate the network if that is due, and write a checkpoint."""
+        """Train to the end of the present epoch: load, step, log, checkpoint; then evaluate the network if that is due.
+
+        A step is forward, loss, backward and update; see `Step.__call__`.
+        """
         cell, progress, journal = self.cell, self.progress, self.journal
         steps = len(loader)
         epoch, done = divmod(progress.step, steps)
@@ -183,11 +188,11 @@ class _Training:
                 rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
-                # Forward, loss, backward, update: see `Step.__call__`.
                 stepped = step(*views_NCHW)
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0
+                # At the end of an epoch all ranks wait for each other anyway, so they wait for the answer too.
                 stop, due = self._agree(now=ends)
                 if ends or stop or due or progress.step % LOGGING_STEPS == 0:
                     journal.look(steps)
@@ -227,6 +232,7 @@ class _Training:
 
     def _step_seed(self) -> int:
         """Return the number that all draws of the present step depend on, the same on all ranks."""
+        # Runs of different seeds share no draws as long as they have fewer steps than this prime.
         return self.cell.seed * 1_000_003 + self.progress.step
 
     def _prepare(self, loader: PretrainingLoader) -> Step:
