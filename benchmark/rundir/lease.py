@@ -107,7 +107,7 @@ def is_running(attempt: dict[str, Any] | None) -> bool:
     if lives is not None:
         return lives
     # Half a minute for clocks that differ a little: this is only shown, nobody claims a run by it.
-    return time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30
+    return bool(time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30)
 
 
 def _start_ticks(pid: int) -> str | None:
