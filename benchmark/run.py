@@ -38,7 +38,7 @@ from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Trained, train
-from regbench.benchmark.training.progress import Diverged, Progress, write_metrics
+from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError

@@ -19,10 +19,10 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.rundir.record_parts import Cost, Images, PastAttempt, Searched
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttempt, Searched
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.progress import Progress
+from regbench.benchmark.training.run_progress import Progress
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed
 from regbench.spaces import Range
@@ -97,10 +97,10 @@ def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str])
     return tuple(found.values())
 
 
-def images_record(manifest: Manifest) -> Images:
+def images_record(manifest: Manifest) -> ImageSource:
     """Return a record's entry on its images."""
     digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
-    return Images(str(manifest.source["name"]), digests)
+    return ImageSource(str(manifest.source["name"]), digests)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:

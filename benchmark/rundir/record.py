@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from regbench.benchmark.rundir.record_parts import (
     LARGEST,
     Cost,
-    Images,
+    ImageSource,
     NamedFile,
     Number,
     PastAttempt,
@@ -66,7 +66,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoreInTraining:
     """A score while training.
 
     Attributes:
@@ -184,7 +184,7 @@ class Record(SignedFile):
     scores: _Scores
     cost: Cost
     environment: dict[str, Any]
-    data: Images
+    data: ImageSource
     attempts: tuple[PastAttempt, ...]
     command: str
     choice: _Choices = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Record(SignedFile):
         return _parse_lines(self._metrics_lines())
 
     @functools.cached_property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[ScoreInTraining]:
         """The scores while training, in the order of the epochs; empty where there are none."""
         evaluation = self.cell.get("evaluation")
         if not isinstance(evaluation, dict) or not evaluation.get("while_training"):
@@ -264,7 +264,7 @@ class Record(SignedFile):
         for epoch in epochs:
             train_s += epoch["epoch_s"]
             for score in epoch.get("scores", ()):
-                found.append(Measured(epoch["epoch"], train_s, score))
+                found.append(ScoreInTraining(epoch["epoch"], train_s, score))
         return found
 
     @functools.cached_property

@@ -94,7 +94,7 @@ class Saved(NamedFile):
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSource:
     """The images that a cell saw.
 
     Attributes:

@@ -16,7 +16,7 @@ from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Sto
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
-from regbench.benchmark.training.progress import Diverged, Progress
+from regbench.benchmark.training.run_progress import Diverged, Progress
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Stepped
 from regbench.methods import Engine

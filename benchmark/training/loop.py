@@ -28,7 +28,7 @@ from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.journal import Journal
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.progress import Diverged, Progress, write_metrics
+from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import Sinks
 from regbench.benchmark.training.step import Step
 from regbench.datasets.loading.loaders import PretrainingLoader

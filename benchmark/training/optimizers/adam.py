@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
+from regbench.benchmark.training.optimizers.sharded import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharing import SharedOptimizer
+from regbench.benchmark.training.optimizers.sharded import SharedOptimizer
 from regbench.settings import Momentum, Positive, settings
 from regbench.spaces import Range, Space
 
