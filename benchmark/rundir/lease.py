@@ -69,7 +69,7 @@ class LeaseLost(RegbenchError):
 
 
 def now() -> str:
-    """Return the time of day, ISO 8601, UTC."""
+    """Return the time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -187,6 +187,7 @@ class Attempt:
                     write_there(self._path, _text(self._state))
 
     def _look(self) -> None:
+        """Find out whether another process has taken the run, or finished it."""
         if self.lost or self.finished:
             return
         if not self._path.exists():
@@ -232,6 +233,7 @@ class Attempt:
         if write_new(self.directory / name, text):
             self.finished = name == "record.json"
         else:
+            # A "tuning.json" of an earlier attempt is as good; a "record.json" is another process's, and raises.
             self.check()
 
     def update(self, **progress: Any) -> None:
@@ -248,6 +250,7 @@ class Attempt:
 
     def end(self, how: str, error: str | None = None) -> None:
         """Write the last beat: `how` is "done", "failed", "interrupted" or "superseded"."""
+        # Join first, or the thread could write the file once more without the end.
         self._stopped.set()
         self._thread.join()
         self._state.update(ended=how, error=error, finished=now())
@@ -277,26 +280,15 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         LeaseLost: If the directory was removed while this process waited.
     """
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
-    # The last beat of the owner, and when it was first seen by this host's clock: clocks of others may differ.
-    seen: tuple[int, int] | None = None
-    since_s = time.monotonic()
+    wait = _Wait(directory, lease_s)
     while not (directory / "record.json").exists():
         try:
             # Before the look at the last attempt: whoever claims in the meantime takes the number after this one.
             highest = highest_number(directory)
             last = last_attempt(directory)
-            if last is not None and not _is_free(last):
-                if (last["number"], last["beat"]) != seen:
-                    if seen is None:
-                        owner = last["owner"]
-                        log.info(
-                            "%s: process %s on %s is at work here; waiting for it",
-                            *(directory, owner.get("pid", "?"), owner.get("hostname", "?")),
-                        )
-                    seen, since_s = (last["number"], last["beat"]), time.monotonic()
-                if _owner_lives(last["owner"]) or time.monotonic() - since_s < lease_s:
-                    time.sleep(min(1.0, lease_s / 20))
-                    continue
+            if last is not None and not _is_free(last) and not wait.is_over(last):
+                time.sleep(min(1.0, lease_s / 20))
+                continue
             number, state = highest + 1, _begun(lease_s)
             if not write_new(_path(directory, number), _text(state).decode()):
                 continue
@@ -309,6 +301,27 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
             break
         return Attempt(directory, number, state)
     return None
+
+
+class _Wait:
+    """A wait for the owner of a run, which is over when it is dead or its beats have stopped."""
+
+    def __init__(self, directory: Path, lease_s: float) -> None:
+        self._directory, self._lease_s = directory, lease_s
+        self._seen: tuple[int, int] | None = None
+        self._since_s = time.monotonic()
+
+    def is_over(self, last: dict[str, Any]) -> bool:
+        """Tell whether the owner of the last attempt need not be waited for any longer."""
+        owner, beat = last["owner"], (last["number"], last["beat"])
+        if self._seen is None:
+            name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
+            log.info("%s: %s is at work here; waiting for it", self._directory, name)
+        if beat != self._seen:
+            self._seen, self._since_s = beat, time.monotonic()
+        # Silence is measured by this host's clock alone: the time in the owner's file is by another.
+        is_silent = time.monotonic() - self._since_s >= self._lease_s
+        return is_silent and not _owner_lives(owner)
 
 
 def _begun(lease_s: float) -> dict[str, Any]:

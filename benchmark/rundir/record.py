@@ -238,6 +238,7 @@ class Record(SignedFile):
 
     @functools.cached_property
     def _values(self) -> dict[tuple[str, str], float]:
+        # Reversed, so that the first of equal names stays.
         return {(score.name, score.split): score.value for score in reversed(self.scores)}
 
     def place(self, named: NamedFile) -> Path:

@@ -57,6 +57,7 @@ class SignedFile:
         Raises:
             ValueError: Saying what is wrong with it.
         """
+        # Before pydantic: a file of another version would only be told which field is missing.
         plain = _object(content)
         try:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))

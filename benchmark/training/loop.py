@@ -89,18 +89,17 @@ def train(
     return _Training(cell, compute, directory, world, attempt, interruption).run()
 
 
+@dataclass(eq=False)
 class _Training:
-    def __init__(
-        self,
-        cell: Cell,
-        compute: Compute,
-        directory: Path,
-        world: World,
-        attempt: Attempt | None,
-        interruption: Interruption,
-    ) -> None:
-        self.cell, self.compute, self.directory = cell, compute, directory
-        self.world, self.attempt, self.interruption = world, attempt, interruption
+    cell: Cell
+    compute: Compute
+    directory: Path
+    world: World
+    attempt: Attempt | None
+    interruption: Interruption
+
+    def __post_init__(self) -> None:
+        cell, compute, world, attempt = self.cell, self.compute, self.world, self.attempt
         for name, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{name}={size} cannot be shared equally between {world.size} processes")
