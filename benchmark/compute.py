@@ -1,4 +1,4 @@
-"""The device and the threads that a run computes with."""
+"""The device, threads and CPUs that a run computes with."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Compute:
     """A runtime on this machine.
 
     Attributes:
-        runtime: What was asked for.
-        device: That computes.
-        workers: Threads or processes that load images.
+        runtime: The settings.
+        device: The device that computes.
+        workers: How many threads or processes load images.
     """
 
     runtime: Runtime
@@ -36,8 +36,6 @@ class Compute:
 
 def resolve(runtime: Runtime) -> Compute:
     """Find the runtime's device; set torch's threads, its arithmetic and, for one of several processes, its GPU.
-
-    float32 is that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32).
 
     Raises:
         RegbenchError: If the device is not there.
@@ -57,6 +55,7 @@ def resolve(runtime: Runtime) -> Compute:
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
+    # float32 is that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32).
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(runtime.threads or default_threads(device, local_size))
     return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
@@ -65,26 +64,26 @@ def resolve(runtime: Runtime) -> Compute:
 def default_threads(device: str, processes: int) -> int:
     """Return how many threads one of so many processes on this machine computes with: what `runtime.threads=0` means.
 
-    On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an operation wait for each other
-    without giving up their core (oneDNN's barriers in the backward pass of a convolution, the pool of OpenMP between
-    operations). So any other work on the machine makes several threads slower than one.
+    On a CPU it is one, unless the cores are a Slurm job's own.
     """
-    return cpus_of_each(processes) if device != "cpu" or "SLURM_JOB_ID" in os.environ else 1
+    # Threads that share an operation wait for each other without giving up their core: in oneDNN's barriers in the
+    # backward pass of a convolution, in OpenMP's pool between operations. So any other work on the machine makes
+    # several threads slower than one.
+    has_own_cores = "SLURM_JOB_ID" in os.environ
+    return cpus_of_each(processes) if device != "cpu" or has_own_cores else 1
 
 
 def default_workers(device: str, processes: int) -> int:
     """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means.
 
-    Beside a GPU they are as many as it has CPUs; on a CPU these are at work on the network.
+    Beside a GPU, every CPU loads images; on a CPU it is one, because the network computes there too.
     """
     return cpus_of_each(processes) if device != "cpu" else 1
 
 
 def cpus_of_each(processes: int) -> int:
-    """Return how many CPUs one of so many processes on this machine has, at least 1.
-
-    The tasks of a Slurm step have CPUs of their own; others share those of this process.
-    """
+    """Return how many CPUs one of so many processes on this machine has, at least 1."""
+    # The tasks of a Slurm step have CPUs of their own; other processes share those of this one.
     tasks = 1
     if {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES"} <= os.environ.keys():
         tasks = max(1, int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_NNODES"]))
@@ -96,14 +95,17 @@ def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
     Args:
         cgroups: Where Linux shows the second version of control groups.
-        own: The file that names that of this process.
+        own: The file that names the group of this process.
     """
-    limits = [float(len(os.sched_getaffinity(0))), float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")]
+    slurm_cpus = float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")
+    limits = [float(len(os.sched_getaffinity(0))), slurm_cpus]
     with contextlib.suppress(OSError, ValueError):
         (name,) = (line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
         folder = cgroups / name.lstrip("/")
+        # A group has no more than those that contain it.
         for group in (folder, *folder.parents):
             if group.is_relative_to(cgroups) and (group / "cpu.max").exists():
                 quota_us, period_us = (group / "cpu.max").read_text().split()
-                limits.append(float(quota_us) / float(period_us) if quota_us != "max" else float("inf"))
+                if quota_us != "max":
+                    limits.append(float(quota_us) / float(period_us))
     return max(1, int(min(limits)))

@@ -1,4 +1,4 @@
-"""Evaluations of weights that were trained before: what comes after a run's record."""
+"""Evaluations of the weights of a finished run, after its record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def evaluate_directory(
     else is only returned.
 
     Args:
-        directory: With `config.yaml` and the last checkpoint.
+        directory: The run directory, with `config.yaml` and the last checkpoint.
         overrides: `evaluation.…=value` and `runtime.…=value` settings that differ from the run's own.
         only: The protocols; none: those of the run.
         how_chosen: See `run_cell`.
@@ -69,6 +69,7 @@ def evaluate_directory(
     own = trained_cell(directory)
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
+    # Scores by other settings are not the run's, so they do not collide with those that are written.
     changed = [override for override in overrides if override.startswith("evaluation.")]
     to_write = _protocols_to_write(directory, own, cell, changed)
     compute = resolve(runtime)
@@ -81,6 +82,7 @@ def evaluate_directory(
         on_test = "test" in (own.evaluation.select_on, cell.evaluation.select_on)
         choices.note_hyperparameters(how_chosen, on_test=on_test)
         subject = subject_of(cell, network, compute, choices)
+        # The score that hyperparameters are selected by is kNN's unless the cell says otherwise.
         if not only or "knn" in only:
             scores += subject.select()
         for protocol in cell.evaluation.protocols:
@@ -93,6 +95,7 @@ def evaluate_directory(
             scores += evaluation.scores
             path = _path(directory, protocol)
             path.parent.mkdir(exist_ok=True)
+            # Of two processes that evaluate at once, the first wins; their scores are the same.
             write_new(path, evaluation.text())
             log.info("%s: written to %s", protocol, path)
     return scores
@@ -120,6 +123,7 @@ def _protocols_to_write(directory: Path, own: Cell, cell: Cell, changed: Sequenc
 def _evaluate_later(cell_id: str, protocol: str, subject: Subject, choices: Choices, command: str) -> LaterEvaluation:
     before, began_s = choices.entries, time.perf_counter()
     scores = subject.run(protocol)
+    # The record has its own choices; these are the ones that this evaluation made.
     choice = {"hyperparameters": choices.entries["hyperparameters"]}
     for name, entry in choices.entries.items():
         if before.get(name) != entry:

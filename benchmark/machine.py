@@ -1,4 +1,4 @@
-"""What the machine is: versions, hardware, state of the source tree."""
+"""A description of the machine: versions, hardware, state of the source tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Find the versions of those of the packages that are installed."""
+    """Return the version of each of the packages that is installed."""
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -37,9 +37,10 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def hardware(device: torch.device) -> str:
-    """Name the GPU, or give number of usable cores and name of the CPU."""
+    """Name the GPU, or the CPU with the number of usable cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    # Linux names the architecture alone here, and the model in /proc.
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         info = Path("/proc/cpuinfo").read_text()
@@ -52,7 +53,7 @@ def git_state() -> str | None:
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     try:
-        # Installed into an environment inside some other checkout, this file is not one of that checkout's.
+        # An environment may lie inside some other checkout, to which this file does not belong.
         subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True, timeout=10)
         run = [*git, "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"]
         return subprocess.run(run, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""What a run takes: meters of time, memory and energy."""
+"""Meters of time, memory and energy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Stopwatch:
     """Marks moments of a stream of work: CUDA events on a GPU, which do not stall it, else the process's clock."""
 
     def __init__(self, device: torch.device) -> None:
-        """Time work on `device`."""
+        """Time the work of a device."""
         self._cuda = device.type == "cuda"
         self._device = device
 
     def mark(self) -> Any:
-        """Mark a moment, for `milliseconds`."""
+        """Mark a moment."""
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -35,7 +35,7 @@ class Stopwatch:
         return event
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """Return the time between two marks in milliseconds, once the device is done."""
+        """Return the milliseconds between two marks; on a GPU, wait until it has come that far."""
         if not self._cuda:
             return float(end - start) * 1e3
         end.synchronize()
@@ -45,23 +45,23 @@ class Stopwatch:
 class PeakMemory:
     """Peak memory since the object was made.
 
-    On CUDA the peak of the allocator, in bytes; on a CPU the peak resident size of the process, the interpreter and its
-    libraries included, which is the honest number there but not one to compare with a GPU's.
+    On CUDA it is the peak of the allocator; on a CPU the peak resident size of the process, with the interpreter and
+    its libraries. So the two cannot be compared.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Start a new measurement on `device`."""
+        """Begin to measure on a device."""
         self._device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        # Linux: resets VmHWM to the present size. Elsewhere the peak of the process so far is what there is.
+        # Linux resets VmHWM to the present size. Other systems only know the peak since the process began.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def kind(self) -> str:
-        """What is counted."""
+        """What is counted, in words."""
         return "CUDA allocated" if self._device.type == "cuda" else "process RSS"
 
     def read_bytes(self) -> int:
@@ -76,24 +76,31 @@ class PeakMemory:
 
     def read_reserved_bytes(self) -> int:
         """Return the peak of what the allocator held, with fragments and caches; on a CPU the same as `read_bytes`."""
-        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else self.read_bytes()
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self._device)
+        return self.read_bytes()
 
 
 def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
-    """Measure the highest sum of live allocations that `run` makes on `device`, without the tensors that it returns.
+    """Measure the highest sum of live allocations that `run` makes on `device`, without the tensors that it returns."""
+    return _peak_extra_cuda_bytes(run, device) if device.type == "cuda" else _peak_extra_cpu_bytes(run)
 
-    On a CPU these are left out from their allocation on; on CUDA their size is taken off the peak of a second call: the
-    first one makes what libraries keep, such as cuBLAS's workspace.
-    """
-    if device.type == "cuda":
-        run()
-        gc.collect()
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in run())}
-        return max(0, torch.cuda.max_memory_allocated(device) - before - sum(storages.values()))
-    # Its library says on standard error when it starts and stops, and that there is no GPU.
+
+def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) -> int:
+    # The first call makes what libraries keep, such as cuBLAS's workspace.
+    run()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    storages = [tensor.untyped_storage() for tensor in run()]
+    # Tensors may share a storage.
+    returned = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return max(0, torch.cuda.max_memory_allocated(device) - before - sum(returned.values()))
+
+
+def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
+    # Kineto says on standard error when it starts and stops, and that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # `torch.profiler.profile` would import the compiler first: more than a second, and 150 MiB of the process's memory.
     # PyTorch 2.11 warns unless events are said to be kept.
@@ -103,15 +110,16 @@ def peak_extra_bytes(run: Callable[[], Sequence[Tensor]], device: torch.device) 
     # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
     # autograd does not accumulate gradients in place while one is active.
     events = sorted(_allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0])
+    # An address is used again and again; what is returned lies in its last allocation.
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}
-    left_out = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
-    # What was there before may be released meanwhile; that makes no room for what is measured.
+    returned = {newest.get(tensor.untyped_storage().data_ptr()) for tensor in kept_tensors}
     alive: dict[int, int] = {}
     live = peak = 0
     for i, (_, pointer, size) in enumerate(events):
         if size < 0:
+            # What was there before has no entry: its release makes no room for what is measured.
             live -= alive.pop(pointer, 0)
-        elif i not in left_out:
+        elif i not in returned:
             alive[pointer] = size
             live += size
             peak = max(peak, live)
@@ -131,18 +139,19 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
 
 
 ENERGY_KINDS = ("gpu", "cpu")
+"""What an `EnergyMeter` counts."""
 
 
 class EnergyMeter:
     """Energy used since the object was made, as far as the hardware tells.
 
-    `gpu` is what NVML counts for the device, in equal shares for the processes that compute on it when it is read.
-    `cpu` is what RAPL counts for all processor packages of the machine, other processes' work included; most systems
-    let only root read it. What cannot be read is left out.
+    "gpu" is what NVML counts for the device, in equal shares for the processes that compute on it at each reading.
+    "cpu" is what RAPL counts for all processors of the machine, with the work of other processes; most systems let only
+    root read it. Counters that cannot be read are left out.
     """
 
     def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
-        """Start a new measurement.
+        """Begin to measure.
 
         Args:
             device: The GPU that is counted, if it is one.
@@ -172,12 +181,15 @@ class EnergyMeter:
         wraps_joules: float,
         count_users: Callable[[], int] = lambda: 1,
     ) -> None:
-        last, _ = read_joules(), count_users()  # raises where it must not be read
+        last = read_joules()
+        count_users()  # a counter that must not be read raises here, before it is added
 
         def used() -> float:
             nonlocal last
             previous, last = last, read_joules()
-            new = last - previous if last >= previous else last - previous + wraps_joules
+            new = last - previous
+            if new < 0:
+                new += wraps_joules
             return new / max(1, count_users())
 
         self._counters.append((kind, used))

@@ -38,7 +38,7 @@ from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.training.assembly import build_network
 from regbench.benchmark.training.distributed import World, connect
 from regbench.benchmark.training.loop import Trained, train
-from regbench.benchmark.training.progress import Diverged, Progress, write_metrics
+from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import require_sinks
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
@@ -58,18 +58,18 @@ def run_cell(
     interruption: Interruption | None = None,
     how_chosen: Mapping[str, Any] = GIVEN,
 ) -> Record | None:
-    """Bring a cell to its record: train, evaluate, write. Go on from whatever an earlier attempt left.
+    """Make the record of a cell: train, evaluate, write. Go on from whatever an earlier attempt left.
 
     One attempt at a time works in a run directory; another waits for it and takes its record. Started by torchrun
     or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
 
     Args:
-        cell: What to run.
-        runtime: Where and with what.
+        cell: The cell.
+        runtime: The settings of machine and folders.
         sweep: The folder under `runtime.runs_dir`.
-        stages: Those to bring to their end, in the order of `STAGES`; the ones before must be done.
+        stages: The stages to finish, in the order of `STAGES`; those before them must be done.
         interruption: Answers signals; without one they act as Python has them.
-        how_chosen: How its hyperparameters were chosen; the record says it.
+        how_chosen: The way in which its hyperparameters were chosen, for the record.
 
     Returns:
         The record; None on ranks other than the first, and if the last stage is not asked for.
@@ -83,6 +83,7 @@ def run_cell(
     run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None
+    # The attempt outlives the connection: the other ranks leave after training, and the first evaluates alone.
     with contextlib.ExitStack() as stack:
         with connect(run.compute.device) as world:
             attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s)) if world.rank == 0 else None
@@ -116,12 +117,13 @@ def attempt_at(directory: Path, lease_s: float) -> Iterator[Attempt | None]:
     except BaseException as error:
         with contextlib.suppress(LeaseLost):
             attempt.check()
-        stopped = isinstance(error, KeyboardInterrupt)
+        is_stopped = isinstance(error, KeyboardInterrupt)
         if attempt.lost:
             attempt.end("superseded")
-            if not stopped and not isinstance(error, LeaseLost):
+            # Whatever went wrong, such as a file that is gone, the successor is the reason: say so.
+            if not is_stopped and not isinstance(error, LeaseLost):
                 attempt.check()
-        elif stopped:
+        elif is_stopped:
             attempt.end("interrupted")
         else:
             attempt.end("failed", f"{type(error).__name__}: {error}")
@@ -141,11 +143,12 @@ class _Run:
         self.compute = resolve(runtime)
 
     def begin(self, attempt: Attempt) -> None:
-        """Write down what the run is made of; refuse a run that cannot end well before it trains."""
+        """Write down what the run is made of; refuse before the training what its evaluations would refuse."""
         self.manifest = Manifest.load(self.compute.data_dir, self.cell.dataset)
         config = self.cell.evaluation
         selection_splits(config, Task(self.cell.dataset, config.select_on, self.compute.data_dir))
         if config.while_training and config.select_on == "test":
+            # Such evaluations read the test split, which opens only after the choice.
             self._note_choice(attempt)
         self.surroundings = {
             **environment(self.compute.device),
@@ -168,7 +171,7 @@ class _Run:
             return None
         if world.group is None or world.rank > 0:
             return trained
-        # The BN layers of the trained one belong to ranks that leave now; an evaluation could not copy them.
+        # The trained BN layers belong to ranks that leave now; an evaluation could not copy them.
         network = build_network(self.cell, self.compute.device, {"network": trained.network.state_dict()})
         return replace(trained, network=network)
 
@@ -234,6 +237,7 @@ class _Run:
         **more: Any,
     ) -> None:
         cell, method = self.cell, self.cell.method
+        # A process that was stopped for a while notices here that it has lost the run.
         attempt.beat()
         metadata = {key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)}
         record = Record(

@@ -1,4 +1,4 @@
-"""The evaluations of a frozen network, each done once, and what records say of a run besides."""
+"""The evaluations of a frozen network, each done once, and the parts of a record beside the scores."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.rundir.record_parts import Cost, Images, PastAttempt, Searched
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttempt, Searched
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.progress import Progress
+from regbench.benchmark.training.run_progress import Progress
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed
 from regbench.spaces import Range
@@ -57,7 +57,10 @@ def score(
         `SELECTION` and each protocol -> its scores, the seconds it took and what read the images.
     """
     kept = read_numbered(attempt.directory, "scores.json")
-    done: dict[str, dict[str, Any]] = kept["done"] if kept and kept["weights"] == weights else {}
+    done: dict[str, dict[str, Any]] = {}
+    # An earlier attempt may have scored a checkpoint that was damaged since, and trained again differs on a GPU.
+    if kept and kept["weights"] == weights:
+        done = kept["done"]
     if done:
         attempt.began(scores=list(done))
     attempt.update(stage="tune")
@@ -76,14 +79,17 @@ def score(
         }
         attempt.write("scores.json", signed({"weights": weights, "done": done}).encode())
         attempt.check()
-        # What the evaluation kept for the case that it is interrupted.
+        # The evaluation kept its state in case that it is interrupted.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         log.info("%s: %s", label, ", ".join(score.text for score in found))
     return done
 
 
 def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
-    """Return the scores of some evaluations in what `score` returned; a score of two evaluations comes once."""
+    """Return the scores of some evaluations that `score` returned, each once.
+
+    The protocol knn, for example, gives a score that the selection gave too.
+    """
     found: dict[tuple[str, str], Score] = {}
     for name in names:
         for entry in done[name]["scores"]:
@@ -91,15 +97,16 @@ def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str])
     return tuple(found.values())
 
 
-def images_record(manifest: Manifest) -> Images:
-    """Return what a record says of its images."""
+def images_record(manifest: Manifest) -> ImageSource:
+    """Return a record's entry on its images."""
     digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
-    return Images(str(manifest.source["name"]), digests)
+    return ImageSource(str(manifest.source["name"]), digests)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
-    """Return what a record says of the attempts that led to it; the last of them is about to end."""
+    """Return a record's entry on the attempts that led to it."""
     attempts = read_attempts(directory)
+    # The last one ends once the record is written.
     attempts[-1]["finished"] = now()
     found = []
     for attempt in attempts:
@@ -110,7 +117,7 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
 
 
 def searched_ranges(cell: Cell) -> dict[str, Searched]:
-    """Return what a record says of the search spaces of a cell's method and optimizer."""
+    """Return a record's entry on the search spaces of a cell's method and optimizer."""
     found = {}
     for group, space in (("method", cell.method.space), ("optimizer", cell.optimizer.space)):
         for name, values in (space or {}).items():

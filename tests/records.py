@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, Images
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource
 from regbench.benchmark.rundir.tuning_choice import (
     TUNING_CHOICE,
     ChosenConfiguration,
@@ -32,7 +32,7 @@ def made(cell: Mapping[str, Any] = CELL, **changes: Any) -> Record:
         "scores": (),
         "cost": Cost(train_s=1.0, evaluate_s=0.0),
         "environment": {},
-        "data": Images("made up", {}),
+        "data": ImageSource("made up", {}),
         "attempts": (),
         "command": "",
     }

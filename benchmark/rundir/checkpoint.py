@@ -45,7 +45,7 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
 
     Args:
         directory: The run directory.
-        kind: What the name begins with: "checkpoint" or "evaluation-<protocol>".
+        kind: The beginning of the name: "checkpoint" or "evaluation-<protocol>".
         attempt: The number of the attempt that writes. Files of later attempts are not touched.
         number: A running number, such as the steps done.
         state: Tensors and plain data.

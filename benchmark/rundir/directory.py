@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("regbench")
 
+# A name with the number of an attempt, perhaps of a temporary file: ".metrics-0002.jsonl.x1".
 _NUMBERED = re.compile(r"\.?[a-z]\w*(?:-[a-z]\w*)*-(\d{4,})[-.].*")
 _ATTEMPT = re.compile(r"(\d{4,})\.json")
 _TENSORS = re.compile(rf"([a-z][\w-]*)-(\d{{4,}})-(\d{{9,}})-([0-9a-f]{{{DIGITS}}})\.pt")
@@ -40,6 +41,7 @@ def run_directory(runtime: Runtime, sweep: str, cell: Cell) -> Path:
 
 def write_config(directory: Path, plain: Mapping[str, Any]) -> None:
     """Write `config.yaml`, which is the same for all attempts at a cell, once; replace one that is not the cell's."""
+    # A file that somebody edited is no longer of the cell that the folder is named after.
     path = directory / "config.yaml"
     text = yaml.safe_dump(dict(plain), sort_keys=False)
     if not write_new(path, text) and path.read_text(errors="replace") != text:
@@ -123,7 +125,7 @@ def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
 
     Args:
         directory: The run directory.
-        kind: What the names begin with, or a pattern of it, such as "evaluation-*".
+        kind: The beginning of their names, or a pattern of it, such as "evaluation-*".
     """
     found = []
     for path in directory.glob(f"{kind}-*.pt"):

@@ -33,6 +33,7 @@ log = logging.getLogger("regbench")
 
 # Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for no less.
 _CLOCK_SKEW_S = 300.0
+# Some beats may fail or come late before others believe the owner dead.
 _BEATS_PER_LEASE = 6
 
 
@@ -52,7 +53,7 @@ class _Progress(TypedDict):
 
 
 class _AttemptFile(TypedDict):
-    """What of an attempt's file others rely on."""
+    """The part of an attempt's file that others rely on."""
 
     heartbeat: float
     beat: int
@@ -68,7 +69,7 @@ class LeaseLost(RegbenchError):
 
 
 def now() -> str:
-    """Return the time of day, ISO 8601, UTC."""
+    """Return the time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -89,32 +90,39 @@ def _path(directory: Path, number: int) -> Path:
 
 def _read(directory: Path, number: int) -> dict[str, Any]:
     path = _path(directory, number)
+    state: Mapping[str, Any]
     try:
-        made: Mapping[str, Any] = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
-    except RegbenchError as error:  # its owner is as good as unknown
-        made = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
-    return {"ended": None, "owner": {}, "progress": {}, **made, "number": number}
+        state = read_json(path, _AttemptFile, "the cell goes on when the same command is given again")
+    except RegbenchError as error:
+        # Its owner is unknown, so the file's age has to tell whether somebody still writes it.
+        state = {"heartbeat": path.stat().st_mtime, "beat": -1, "lease_s": 60, "damaged": str(error)}
+    return {"ended": None, "owner": {}, "progress": {}, **state, "number": number}
 
 
 def is_running(attempt: dict[str, Any] | None) -> bool:
     """Tell whether the owner of an attempt is at work, as far as this host can tell without waiting."""
     if attempt is None or attempt["ended"]:
         return False
-    alive = _owner_lives(attempt["owner"])
-    return time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30 if alive is None else alive
+    lives = _owner_lives(attempt["owner"])
+    if lives is not None:
+        return lives
+    # Half a minute for clocks that differ a little: this is only shown, nobody claims a run by it.
+    return bool(time.time() - attempt["heartbeat"] < attempt["lease_s"] + 30)
 
 
 def _start_ticks(pid: int) -> str | None:
+    """Return when a process began; None if there is none. A number alone may be given to another process later."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ProcessLookupError):
         return None
-    return None if fields[0] == "Z" else fields[19]
+    is_zombie = fields[0] == "Z"
+    return None if is_zombie else fields[19]
 
 
 @functools.cache
 def _place() -> dict[str, str]:
-    """Return where the number of a process means something."""
+    """Return where the number of a process is meant: the host, since which boot, in which container."""
     place = {"hostname": platform.node()}
     with contextlib.suppress(OSError):
         place["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -132,9 +140,10 @@ def _identity() -> dict[str, Any]:
 
 
 def _owner_lives(owner: dict[str, Any]) -> bool | None:
-    """Tell whether a process lives, if it can be seen from here."""
+    """Tell whether a process lives; None if it cannot be seen from here."""
     place = _place()
-    if "boot_id" not in place or "pid" not in owner or any(owner.get(key) != value for key, value in place.items()):
+    is_here = all(owner.get(key) == value for key, value in place.items())
+    if "boot_id" not in place or "pid" not in owner or not is_here:
         return None
     ticks = _start_ticks(owner["pid"])
     return ticks is not None and bool(ticks == owner.get("start_ticks"))
@@ -146,7 +155,7 @@ class Attempt:
     Attributes:
         directory: The run directory.
         number: The fencing number: 1, 2, ...
-        lost: Why it must write no more, once that was seen; else empty.
+        lost: Why it must write no more; empty until that is noticed.
         finished: Whether it has written the run's record, after which it writes no more either.
     """
 
@@ -159,15 +168,15 @@ class Attempt:
         self._lock = threading.Lock()
         self._state = state
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep, args=(state["lease_s"] / _BEATS_PER_LEASE,), daemon=True)
+        self._thread = threading.Thread(target=self._keep_beating, daemon=True)
         self._thread.start()
 
-    def _keep(self, period_s: float) -> None:
-        while not self._stopped.wait(period_s):
+    def _keep_beating(self) -> None:
+        while not self._stopped.wait(self._state["lease_s"] / _BEATS_PER_LEASE):
             self.beat()
 
     def beat(self) -> None:
-        """Show that the owner lives, and look whether it has lost the run."""
+        """Show others that the owner lives, and look whether it has lost the run."""
         with self._lock:
             self._state["beat"] += 1
             self._state["heartbeat"] = time.time()
@@ -178,12 +187,15 @@ class Attempt:
                     write_there(self._path, _text(self._state))
 
     def _look(self) -> None:
+        """Find out whether another process has taken the run, or finished it."""
         if self.lost or self.finished:
             return
         if not self._path.exists():
             self.lost = f"{self._path} was removed"
-        elif (last := attempt_numbers(self.directory)[-1:]) > [self.number]:
-            self.lost = f"attempt {self.number} was superseded by attempt {last[0]}"
+            return
+        last = max(attempt_numbers(self.directory), default=0)
+        if last > self.number:
+            self.lost = f"attempt {self.number} was superseded by attempt {last}"
         elif (self.directory / "record.json").exists():
             self.lost = f"attempt {self.number} was superseded: another process has finished the run"
 
@@ -198,14 +210,14 @@ class Attempt:
             raise LeaseLost(f"{self.directory}: {self.lost}; this process writes no more")
 
     def path(self, name: str) -> Path:
-        """Return where this attempt keeps a file of its own: `choice.json` as `choice-0002.json`."""
+        """Return the path of this attempt's own file of that name: `choice-0002.json` for `choice.json`."""
         return numbered_file(self.directory, name, self.number)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write a file of which every attempt has its own, atomically; return its path.
+        """Write this attempt's own file of that name, atomically; return its path.
 
         Raises:
-            LeaseLost: As `check`.
+            LeaseLost: See `check`.
         """
         self.check()
         write_there(self.path(name), data)
@@ -215,21 +227,22 @@ class Attempt:
         """Write "record.json" or "tuning.json" unless it is there: a run has at most one of each.
 
         Raises:
-            LeaseLost: As `check`, and if another process has finished the run.
+            LeaseLost: See `check`; also if another process has finished the run.
         """
         self.check()
         if write_new(self.directory / name, text):
             self.finished = name == "record.json"
         else:
+            # A "tuning.json" of an earlier attempt is as good; a "record.json" is another process's, and raises.
             self.check()
 
     def update(self, **progress: Any) -> None:
-        """Set what the next beat tells of the run's progress."""
+        """Set what the next beat shows of the run's progress."""
         with self._lock:
             self._state["progress"] = {**self._state["progress"], **progress}
 
     def began(self, **where: Any) -> None:
-        """Note from where a part of the run goes on, which tells attempts that come farther from those that do not."""
+        """Note from where a part of the run goes on: it shows whether attempts come farther than those before them."""
         with self._lock:
             progress = self._state["progress"]
             self._state["progress"] = {**progress, "began": {**progress.get("began", {}), **where}}
@@ -237,6 +250,7 @@ class Attempt:
 
     def end(self, how: str, error: str | None = None) -> None:
         """Write the last beat: `how` is "done", "failed", "interrupted" or "superseded"."""
+        # Join first, or the thread could write the file once more without the end.
         self._stopped.set()
         self._thread.join()
         self._state.update(ended=how, error=error, finished=now())
@@ -256,7 +270,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
 
     Args:
         directory: The run directory.
-        lease_s: How long an owner may be silent.
+        lease_s: Seconds for which an owner may be silent.
 
     Returns:
         The attempt, or None if the run was finished while this process waited. Its number is above every number that
@@ -266,25 +280,15 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
         LeaseLost: If the directory was removed while this process waited.
     """
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
-    seen: tuple[int, int] | None = None
-    since_s = time.monotonic()
+    wait = _Wait(directory, lease_s)
     while not (directory / "record.json").exists():
         try:
             # Before the look at the last attempt: whoever claims in the meantime takes the number after this one.
             highest = highest_number(directory)
             last = last_attempt(directory)
-            if last is not None and not _is_free(last):
-                if (last["number"], last["beat"]) != seen:
-                    if seen is None:
-                        owner = last["owner"]
-                        log.info(
-                            "%s: process %s on %s is at work here; waiting for it",
-                            *(directory, owner.get("pid", "?"), owner.get("hostname", "?")),
-                        )
-                    seen, since_s = (last["number"], last["beat"]), time.monotonic()
-                if _owner_lives(last["owner"]) or time.monotonic() - since_s < lease_s:
-                    time.sleep(min(1.0, lease_s / 20))
-                    continue
+            if last is not None and not _is_free(last) and not wait.is_over(last):
+                time.sleep(min(1.0, lease_s / 20))
+                continue
             number, state = highest + 1, _begun(lease_s)
             if not write_new(_path(directory, number), _text(state).decode()):
                 continue
@@ -299,8 +303,29 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     return None
 
 
+class _Wait:
+    """A wait for the owner of a run, which is over when it is dead or its beats have stopped."""
+
+    def __init__(self, directory: Path, lease_s: float) -> None:
+        self._directory, self._lease_s = directory, lease_s
+        self._seen: tuple[int, int] | None = None
+        self._since_s = time.monotonic()
+
+    def is_over(self, last: dict[str, Any]) -> bool:
+        """Tell whether the owner of the last attempt need not be waited for any longer."""
+        owner, beat = last["owner"], (last["number"], last["beat"])
+        if self._seen is None:
+            name = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}"
+            log.info("%s: %s is at work here; waiting for it", self._directory, name)
+        if beat != self._seen:
+            self._seen, self._since_s = beat, time.monotonic()
+        # Silence is measured by this host's clock alone: the time in the owner's file is by another.
+        is_silent = time.monotonic() - self._since_s >= self._lease_s
+        return is_silent and not _owner_lives(owner)
+
+
 def _begun(lease_s: float) -> dict[str, Any]:
-    """Return what an attempt's file holds when it is made."""
+    """Return the content of a new attempt's file."""
     return {
         "owner": _identity(),
         "lease_s": lease_s,
@@ -319,5 +344,7 @@ def _is_free(last: dict[str, Any]) -> bool:
     if last["ended"] or time.time() - last["heartbeat"] > last["lease_s"] + _CLOCK_SKEW_S:
         return True
     owner, mine = last["owner"], _identity()
-    same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
-    return (same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]) or _owner_lives(owner) is False
+    is_same_job = "slurm_job_id" in mine and owner.get("slurm_job_id") == mine["slurm_job_id"]
+    if is_same_job and owner.get("slurm_restarts", 0) < mine["slurm_restarts"]:
+        return True
+    return _owner_lives(owner) is False

@@ -1,4 +1,4 @@
-"""Records: the signed files in which runs say what they found, and the one place that knows their schema.
+"""Records: the signed files with the results of runs, and the only definition of their schema.
 
 A finished run leaves a `Record`, an evaluation that came later a `LaterEvaluation`. Nothing here needs torch.
 """
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from regbench.benchmark.rundir.record_parts import (
     LARGEST,
     Cost,
-    Images,
+    ImageSource,
     NamedFile,
     Number,
     PastAttempt,
@@ -33,14 +33,14 @@ _AGAIN = "remove it, and the command that wrote it makes it again from the last 
 
 @dataclass(frozen=True)
 class Score:
-    """One number that an evaluation gave a cell, with all that tables need to show it.
+    """A number that an evaluation gave a cell, with all that tables need to show it.
 
     Attributes:
         name: Its name in a record, such as "linear_top1".
         value: The number, in `unit`.
         split: The split that it was measured on.
-        protocol: How it was measured, in words.
-        title: What tables call it, without the unit, such as "linear top-1".
+        protocol: The way in which it was measured, in words.
+        title: Its name in tables, without the unit, such as "linear top-1".
         unit: The unit, such as "%"; empty for a pure number.
         higher_is_better: None where no value is the best.
     """
@@ -66,13 +66,13 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoreInTraining:
     """A score while training.
 
     Attributes:
         epoch: The epoch after which it was measured.
         train_s: Seconds of training until then; checkpoints and evaluations are not counted.
-        score: What was measured.
+        score: The score.
     """
 
     epoch: int
@@ -80,6 +80,7 @@ class Measured:
     score: Score
 
 
+# A bundle of others must not make us read files elsewhere.
 def _is_beside(named: NamedFile) -> NamedFile:
     if named.file in ("", "..") or Path(named.file).name != named.file:
         raise ValueError(f"{named.file!r:.80} is not the name of a file beside the record")
@@ -123,8 +124,6 @@ _Scores = tuple[Annotated[Score, AfterValidator(_within_range)], ...]
 
 
 class _Epoch(TypedDict):
-    """The part of a line of the history that curves of accuracy are made of."""
-
     epoch: int
     epoch_s: Number
     scores: NotRequired[_Scores]
@@ -132,7 +131,6 @@ class _Epoch(TypedDict):
 
 _EPOCH = TypeAdapter(_Epoch)
 
-_Beside = AfterValidator(_is_beside)
 _Cell = Annotated[dict[str, Any], AfterValidator(_is_cell)]
 _Choices = Annotated[dict[str, dict[str, Any]], AfterValidator(_is_choice)]
 
@@ -144,7 +142,7 @@ def backbone_name(cell: Mapping[str, Any]) -> Any:
 
 
 def on_test(choice: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tell whether anything was chosen on the test split."""
+    """Tell whether anything was chosen on the test split, which makes the scores there optimistic."""
     return any(entry.get("selected_on") == "test" for entry in choice.values())
 
 
@@ -158,17 +156,17 @@ class Record(SignedFile):
         label: The method's name in tables.
         method: The method's registered name.
         seed: The seed of all random numbers.
-        status: How the run ended; "tuned" means that it has not seen the test split.
+        status: The end of the run; "tuned" means that it has not seen the test split.
         cell: The settings as plain data.
-        scores: What evaluations gave.
-        cost: What it took.
+        scores: The scores of its evaluations.
+        cost: Time, memory and energy that it took.
         data: The images that it saw.
-        choice: How each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split, among how
-            many; empty where nothing was evaluated on the test split.
-        regularizer: What the method says of itself, by name: reference, url, formula and so on.
+        choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split,
+            among how many; empty where nothing was evaluated on the test split.
+        regularizer: The method's description of itself, by name: reference, url, formula and so on.
         searched: The settings of method and optimizer that have a range in a search space, by their full names.
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
-        diverged: Where and why training diverged, if it did.
+        diverged: The place and reason of a divergence, if there was one.
         environment: Hardware, versions, loader and the like.
         attempts: The attempts that led to the record.
         command: The command that runs the cell again.
@@ -186,7 +184,7 @@ class Record(SignedFile):
     scores: _Scores
     cost: Cost
     environment: dict[str, Any]
-    data: Images
+    data: ImageSource
     attempts: tuple[PastAttempt, ...]
     command: str
     choice: _Choices = field(default_factory=dict)
@@ -194,8 +192,8 @@ class Record(SignedFile):
     searched: dict[str, Searched] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     diverged: dict[str, Any] | None = None
-    metrics: Annotated[NamedFile, _Beside] | None = None
-    checkpoint: Annotated[Saved, _Beside] | None = None
+    metrics: Annotated[NamedFile, AfterValidator(_is_beside)] | None = None
+    checkpoint: Annotated[Saved, AfterValidator(_is_beside)] | None = None
 
     @property
     def file_name(self) -> str:
@@ -219,9 +217,10 @@ class Record(SignedFile):
 
     @property
     def on_test(self) -> bool:
-        """Whether something was chosen on the test split: the scores there are optimistic then."""
+        """Whether something was chosen on the test split."""
         evaluation = self.cell.get("evaluation")
-        return on_test(self.choice) or (isinstance(evaluation, dict) and evaluation.get("select_on") == "test")
+        evaluated_on_test = isinstance(evaluation, dict) and evaluation.get("select_on") == "test"
+        return on_test(self.choice) or evaluated_on_test
 
     @property
     def started(self) -> str:
@@ -239,6 +238,7 @@ class Record(SignedFile):
 
     @functools.cached_property
     def _values(self) -> dict[tuple[str, str], float]:
+        # Reversed, so that the first of equal names stays.
         return {(score.name, score.split): score.value for score in reversed(self.scores)}
 
     def place(self, named: NamedFile) -> Path:
@@ -251,7 +251,7 @@ class Record(SignedFile):
         return _parse_lines(self._metrics_lines())
 
     @functools.cached_property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[ScoreInTraining]:
         """The scores while training, in the order of the epochs; empty where there are none."""
         evaluation = self.cell.get("evaluation")
         if not isinstance(evaluation, dict) or not evaluation.get("while_training"):
@@ -261,12 +261,11 @@ class Record(SignedFile):
             epochs = [_EPOCH.validate_json(line) for line in self._metrics_lines()]
         except ValidationError:
             return []
-        found = []
-        train_s = 0.0
+        found, train_s = [], 0.0
         for epoch in epochs:
             train_s += epoch["epoch_s"]
             for score in epoch.get("scores", ()):
-                found.append(Measured(epoch["epoch"], train_s, score))
+                found.append(ScoreInTraining(epoch["epoch"], train_s, score))
         return found
 
     @functools.cached_property
@@ -309,14 +308,14 @@ def read_tuned(directory: Path) -> Record | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaterEvaluation(SignedFile):
-    """What `evaluations/<protocol>.json` adds to the record of a finished run.
+    """The file `evaluations/<protocol>.json`, which adds to the record of a finished run.
 
     Attributes:
         cell_id: The record's cell id.
         protocol: The evaluation's name.
-        scores: What it gave.
+        scores: Its scores.
         environment: See `Record`.
-        seconds: How long it took.
+        seconds: The time that it took.
         choice: See `Record`.
         finished: When it ended, ISO 8601.
         command: The command that does it again.

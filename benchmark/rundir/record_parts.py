@@ -14,7 +14,7 @@ Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a cell took; None where it was not measured, as for a network without training.
+    """Time, memory and energy that a cell took; None where it was not measured, as for a network without training.
 
     Attributes:
         train_s: Seconds of training; checkpoints and evaluations are not counted.
@@ -30,7 +30,7 @@ class Cost:
         optimizer_ms: Milliseconds of the update of the weights.
         peak_memory_bytes: Peak memory of the process that needed most.
         peak_reserved_bytes: The same peak of what the allocator held.
-        peak_memory_kind: What the two peaks count.
+        peak_memory_kind: The kind of memory that the two peaks count.
         loss_extra_bytes: Peak memory of value and gradient of the loss alone beyond embeddings and gradients, as
             `regbench cost` measures it; of the process that needed most.
         energy_gpu_joules: Energy of all GPUs in training.
@@ -87,18 +87,18 @@ class Saved(NamedFile):
     """A file of tensors.
 
     Attributes:
-        step: How many steps were done when it was written; the number in its name.
+        step: The number of steps done when it was written, which is in its name.
     """
 
     step: int
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSource:
     """The images that a cell saw.
 
     Attributes:
-        source: Where they come from.
+        source: The data set that they come from.
         content_sha256: The digest of each split, by its name.
     """
 
@@ -114,8 +114,8 @@ class PastAttempt:
         number: 1 for the first.
         started: When it began, ISO 8601.
         finished: When it ended, ISO 8601.
-        ended: How it ended, such as "done" or "failed".
-        error: What stopped it, if something did.
+        ended: Its end, such as "done" or "failed".
+        error: The error that stopped it, if one did.
         hostname: The machine.
         from_step: The step of the checkpoint that it went on from.
     """

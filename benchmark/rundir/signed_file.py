@@ -21,7 +21,7 @@ class SignedFile:
     """A signed JSON file whose fields are those of the dataclass.
 
     Attributes:
-        path: Where it was read from.
+        path: The path that it was read from.
         sha256: The digest of all other fields; empty until it is written.
         schema_version: The version of the fields.
     """
@@ -52,11 +52,12 @@ class SignedFile:
 
         Args:
             content: The bytes of the file.
-            path: Where it was read from, or a function that tells it, given what was read.
+            path: The path that it was read from, or a function that returns it, given what was read.
 
         Raises:
             ValueError: Saying what is wrong with it.
         """
+        # Before pydantic: a file of another version would only be told which field is missing.
         plain = _object(content)
         try:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
@@ -75,7 +76,7 @@ class SignedFile:
 
         Args:
             path: The file.
-            remedy: What to do about one that is not what was written.
+            remedy: Advice for a reader of a damaged file.
 
         Raises:
             RegbenchError: If it is not what was written.

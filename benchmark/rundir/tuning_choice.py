@@ -24,7 +24,7 @@ class RankedConfiguration:
     Attributes:
         cell_id: The id of the first of its cells.
         configuration: The cell's id without its seed.
-        epochs: How long it was trained: less than the others if a search stopped it early.
+        epochs: Its epochs: fewer than those of the others if a search stopped it early.
         value: Its score at the end; None if a seed diverged.
         status: "tuned", "stopped" (early) or "diverged".
         hyperparameters: The values of the searched settings, by their full names.
@@ -51,7 +51,7 @@ class ChosenConfiguration:
         ranking: All configurations, the best first; those that were stopped early come last.
         edges: Hyperparameters whose chosen value is the smallest or largest that was tried: full name -> "smallest" or
             "largest". The optimum may lie further out.
-        images: How many images all its trainings saw together.
+        images: The number of images that all its trainings saw together.
     """
 
     label: str

@@ -29,9 +29,9 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
     """Build the network of a cell on a device.
 
     Args:
-        cell: Whose network.
-        device: Where it computes.
-        state: A checkpoint whose weights it takes; None: it is as its seed initialises it.
+        cell: The cell.
+        device: The device.
+        state: A checkpoint with its weights; None: it is as the seed initialises it.
     """
     network = SiameseNetwork(
         cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed

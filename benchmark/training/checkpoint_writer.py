@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from regbench.benchmark.rundir.checkpoint import save_checkpoint
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record_parts import Saved
-from regbench.benchmark.training.progress import Progress, write_metrics
+from regbench.benchmark.training.run_progress import Progress, write_metrics
 
 
 class CheckpointWriter:

@@ -1,4 +1,8 @@
-"""Several processes that train one network: who they are, how they talk, and BN over all of them."""
+"""Several processes that train one network: how they meet, agree and end together, and BN over all of them.
+
+They meet by torch's own rendezvous, as torchrun or a Slurm job sets it up in the environment. What torch lacks is here:
+the first error of a process ends all of them, with its message.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,20 @@ from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.errors import RegbenchError
 
 _TIMEOUT = timedelta(minutes=30)
-# The first rank may have to wait for another run's process before it can tell the others to begin.
+# The first rank may wait for another process at work in the run directory before it lets the others begin.
 _CONTROL_TIMEOUT = timedelta(days=7)
-# Where the processes tell each other of an error, and how long one that is about to end waits for an answer.
+# The entry of torch's store where the first process that fails leaves its error.
 _ERROR_KEY = "regbench/error"
+# The store may be gone with its process; one that is about to end does not wait for it longer than this.
 _ERROR_TIMEOUT = timedelta(seconds=10)
-# How often a process looks whether another has told of an error, and how long it may then take to notice by itself: it
-# may be writing a checkpoint.
+# How often a process looks for an error of others.
 _WATCH_S = 2.0
+# How long it may then take to notice by itself: it may be writing a checkpoint.
 _GRACE_S = 20.0
 
 
 class PeerLost(RegbenchError):
-    """Another process of the run is gone and did not say why: it was killed."""
+    """Another process of the run is gone and left no error: it was killed."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,12 @@ class World:
     """The processes of one run, as torchrun or a Slurm job started them.
 
     Attributes:
-        rank: This process.
-        size: How many there are.
-        local_rank: This process among those of its machine.
-        local_size: How many those are.
-        group: For tensors on the training device; None for a single process.
-        control: For numbers that steer the loop: over the CPU, so that asking does not stall a GPU.
+        rank: The number of this process.
+        size: The number of processes.
+        local_rank: The number of this process on its machine.
+        local_size: The number of processes on its machine.
+        group: Exchanges tensors on the training device; None for a single process.
+        control: Exchanges numbers that steer the loop, over the CPU, so that a GPU does not wait.
     """
 
     rank: int = 0
@@ -56,7 +61,7 @@ class World:
     control: dist.ProcessGroup | None = None
 
     def maximum(self, *values: float) -> list[float]:
-        """The largest over all ranks of each of the values."""
+        """Return the largest of each value over all ranks."""
         if self.control is None:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -64,7 +69,7 @@ class World:
         return tensor.tolist()
 
     def sum(self, value: float) -> float:
-        """The sum over all ranks."""
+        """Return the sum over all ranks."""
         if self.control is None:
             return value
         tensor = torch.tensor([value], dtype=torch.float64)
@@ -72,7 +77,7 @@ class World:
         return tensor.item()
 
     def from_first(self, value: Any) -> Any:
-        """The value that the first rank gave."""
+        """Return the value that the first rank gives."""
         if self.control is None:
             return value
         box = [value]
@@ -81,36 +86,36 @@ class World:
 
 
 class Agreement:
-    """What any of the ranks asks for, found out while they compute: each call gives the answer to the one before.
+    """Finds out what any rank asks for while all of them compute: each call gives the answer to the call before.
 
-    Ranks that had to answer in every step would all wait in every step for the slowest.
+    Ranks that waited for the answer in every step would all be as slow as the slowest in that step.
     """
 
     def __init__(self, world: World) -> None:
-        """Between the ranks of a world."""
+        """Agree between the ranks of a world."""
         self._world = world
         self._asked: tuple[torch.Tensor, Any] | None = None
 
     def __call__(self, *values: float, now: bool) -> list[float]:
-        """Ask for the largest over all ranks of each of the values; every rank gets the same answer in the same call.
-
-        An answer that has a number other than 0 ends what was asked: what every rank now does is not asked for twice.
+        """Ask for the largest of each value over all ranks; every rank gets the same answer in the same call.
 
         Args:
-            *values: This rank's, 0 or more; what it wants it asks for in each call until it is done.
+            *values: What this rank asks for, 0 or more each. It repeats them in each call until the answer is there.
             now: Whether to wait for the answer to this very call.
 
         Returns:
-            The answer to the call before, zeros if there is none; of one rank, and with `now`, to this one.
+            The answer to the call before, zeros if there is none; with `now` or a single rank, the answer to this call.
         """
         if self._world.control is None:
             return list(values)
         answer = self._answer() or [0.0] * len(values)
-        if not any(answer):
-            asked = torch.tensor(values, dtype=torch.float64)
-            self._asked = asked, dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
-            if now:
-                answer = self._answer() or answer
+        if any(answer):
+            # All ranks now do what was asked for; to ask again would make them do it twice.
+            return answer
+        asked = torch.tensor(values, dtype=torch.float64)
+        self._asked = asked, dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+        if now:
+            answer = self._answer() or answer
         return answer
 
     def _answer(self) -> list[float] | None:
@@ -122,10 +127,10 @@ class Agreement:
 
 
 def environment_ranks() -> tuple[int, int, int, int]:
-    """Rank, size, local rank and local size that the launcher (torchrun, a Slurm job) put into the environment.
+    """Read rank, size, local rank and local size, as torchrun or a Slurm job sets them in the environment.
 
     Raises:
-        RegbenchError: If it did so only in part.
+        RegbenchError: If only some of them are set.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1, 0, 1
@@ -144,93 +149,87 @@ def environment_ranks() -> tuple[int, int, int, int]:
 def connect(device: torch.device) -> Iterator[World]:
     """Join the processes that the launcher started; a world of one without a launcher.
 
-    The first error of a process ends all of them. The others notice no more than that a connection is closed, so they
-    ask for the error that it told them before. NCCL does not notice even that: a thread looks for the error and ends
-    what the process waits for.
+    The first error of a process ends all of them. It leaves its message in torch's store, because the others notice
+    only that a connection is closed. With NCCL they do not notice even that, so a thread watches for the message.
 
     Args:
-        device: That this process trains on: NCCL connects GPUs, gloo CPUs.
+        device: The device that this process trains on: NCCL connects GPUs, gloo CPUs.
 
     Raises:
         RegbenchError: If another process failed; with its error.
-        PeerLost: If another process is gone and told nothing.
+        PeerLost: If another process is gone and left no error.
     """
     rank, size, local_rank, local_size = environment_ranks()
     if size == 1:
         yield World()
         return
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    over, failed = threading.Event(), False
+    is_over, failed = threading.Event(), False
     store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=device_id)
     try:
         group, control = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
-        assert isinstance(group, dist.ProcessGroup)  # of which this process is a member
+        assert isinstance(group, dist.ProcessGroup)
         assert isinstance(control, dist.ProcessGroup)
-        watch = threading.Thread(target=_watch, args=(store, group, over, threading.get_ident()), daemon=True)
+        watch = threading.Thread(target=_watch, args=(store, group, is_over, threading.get_ident()), daemon=True)
         watch.start()
         yield World(rank, size, local_rank, local_size, group, control)
     except Exception as error:
-        over.set()
+        is_over.set()
         failed = True
+        is_own = not _says_only_that_a_peer_is_silent(error)
         store.set_timeout(_ERROR_TIMEOUT)
-        if not _is_of_a_connection(error):
+        if is_own:
             with contextlib.suppress(RuntimeError):  # the process that keeps the store is gone
                 store.compare_set(_ERROR_KEY, "", f"rank {rank}: {type(error).__name__}: {error}")
         if backend == "nccl" and dist.group.WORLD is not None:
-            dist.group.WORLD.abort()  # to destroy it is to wait for what the others have not begun
-        if not _is_of_a_connection(error):
+            dist.group.WORLD.abort()  # to destroy it would wait for exchanges that the others never begin
+        if is_own:
             raise
-        told = ""
+        message = ""
         with contextlib.suppress(RuntimeError):
-            told = store.get(_ERROR_KEY).decode() if store.check([_ERROR_KEY]) else ""
-        if told:
-            raise RegbenchError(told) from error
+            message = store.get(_ERROR_KEY).decode() if store.check([_ERROR_KEY]) else ""
+        if message:
+            raise RegbenchError(message) from error
         raise PeerLost(
             f"another process of the run is gone ({(str(error) or 'its store too').splitlines()[0]})"
         ) from error
     finally:
-        over.set()
+        is_over.set()
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
             dist.destroy_process_group()
 
 
-def _watch(store: Any, group: dist.ProcessGroup, over: threading.Event, thread: int) -> None:
-    """Raise PeerLost in a thread that still waits for others some time after one has told of an error, or is gone.
-
-    Args:
-        store: Where errors are told.
-        group: Of the exchanges that the thread may wait in.
-        over: Set when the thread no longer does.
-        thread: Its number.
-    """
-    told = False
-    while not told and not over.wait(_WATCH_S):
+def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, thread: int) -> None:
+    """Raise PeerLost in a thread that still waits in exchanges of the group some time after a process has failed."""
+    has_failed = False
+    while not has_failed and not is_over.wait(_WATCH_S):
         try:
-            told = store.check([_ERROR_KEY])
-        except RuntimeError:  # the process that keeps it is gone
-            told = True
-    if told and not over.wait(_GRACE_S):
-        # It comes when the thread returns from where it waits, and before it looks at numbers that are not whole.
+            has_failed = store.check([_ERROR_KEY])
+        except RuntimeError:  # the process that keeps the store is gone
+            has_failed = True
+    if has_failed and not is_over.wait(_GRACE_S):
+        # It is raised when the thread returns from its wait, before it can use numbers of an exchange that broke off.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PeerLost))
         group.abort()
 
 
-def _is_of_a_connection(error: Exception) -> bool:
-    """Whether an error says no more than that another process does not answer; gloo has no type for it."""
+def _says_only_that_a_peer_is_silent(error: Exception) -> bool:
+    # gloo has no class for its errors, only the path of its source in the message.
     return isinstance(error, dist.DistError | PeerLost) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
-    """Make every BN layer of `network` take its statistics over the batches of all ranks.
+    """Replace every BN layer of `network` by one that takes its statistics over the batches of all ranks.
 
-    Do nothing for a world of one. The layers are changed in place and keep the names of their weights.
+    The weights keep their names. A world of one process is left alone.
 
     Raises:
         RegbenchError: If a layer does more than BN, which would be lost.
     """
     if world.group is None:
         return
+    kernels = torch if device.type == "cuda" else Kernels
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
@@ -239,6 +238,4 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
                         f"{type(child).__name__} of the network cannot take its statistics over several processes; "
                         "train it in one, or choose another network"
                     )
-                kernels = torch if device.type == "cuda" else Kernels
-                new = SyncBatchNorm(child, world.group, kernels)
-                setattr(parent, name, new)
+                setattr(parent, name, SyncBatchNorm(child, world.group, kernels))

@@ -16,7 +16,7 @@ from regbench.benchmark.meters import ENERGY_KINDS, EnergyMeter, PeakMemory, Sto
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
-from regbench.benchmark.training.progress import Diverged, Progress
+from regbench.benchmark.training.run_progress import Diverged, Progress
 from regbench.benchmark.training.spread import COLLAPSED_SPREAD, feature_spread, spread_metrics
 from regbench.benchmark.training.step import PARTS, Stepped
 from regbench.methods import Engine
@@ -29,7 +29,7 @@ _LOGGED = ("loss", "alignment", "uniformity", "effective_rank", "feature_spread"
 
 
 class Journal:
-    """The numbers of a training; steps leave them on the device, where they stay until `look`.
+    """Adds numbers to a `Progress`; what steps leave stays on the device until `look`, which makes the host wait.
 
     Attributes:
         clock: Marks moments of the device.
@@ -44,16 +44,7 @@ class Journal:
         engine: Engine,
         attempt: Attempt | None,
     ) -> None:
-        """Begin to measure.
-
-        Args:
-            cell: What is trained.
-            progress: What the numbers are added to.
-            device: The device of this rank.
-            world: The ranks.
-            engine: Knows which rank has which images.
-            attempt: Tells others of the progress; None on every rank but the first.
-        """
+        """Begin to measure on this rank's device; the first rank, with the attempt, shows others the progress."""
         self.clock = Stopwatch(device)
         self._cell, self._progress, self._attempt = cell, progress, attempt
         self._device, self._world, self._engine = device, world, engine
@@ -92,7 +83,7 @@ class Journal:
         self._views_NQ = stepped.views_NQ
 
     def look(self, steps_per_epoch: int) -> None:
-        """Add what was noted to the progress; the host waits for the device.
+        """Add what was noted to the progress.
 
         Raises:
             Diverged: If a loss is not finite, or the embeddings have collapsed.

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 class SmallLinear(nn.Linear):
     """A linear layer that, under autocast, keeps no copies of its weight's size.
 
-    Autocast keeps the cast weight from forward to backward, and the gradient exists in the low precision and as its
-    float32 copy before it reaches `weight.grad`: with 8192 × 32768 weights 1 GB all the time and 1.6 GB when backward
-    begins and all activations are alive. Here blocks of the weight are cast where they are used, and blocks of the
-    gradient are added to `weight.grad`, if there is one, by this layer itself: autograd is then given none, though its
-    hooks run. The numbers are the same, for no sum is split. `torch.autograd.grad` must not be asked for the weight's
-    gradient while there is a `weight.grad`.
+    Autocast keeps the cast weight from forward to backward, and has the gradient in both precisions before it reaches
+    `weight.grad`. With 8192 × 32768 weights this is 1 GB all the time, and 1.6 GB when backward begins and all
+    activations are alive. This layer casts blocks of the weight where they are used. If there is a `weight.grad`, it
+    adds blocks of the gradient to that itself, and autograd, whose hooks run, gets none. The numbers are the same, for
+    no sum is split. `torch.autograd.grad` must not be asked for the weight's gradient while there is a `weight.grad`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the plain layer would."""
+        """Return the output of the plain layer."""
         device = x.device.type
+        # The compiler fuses the cast into the product, and cannot look into a function of our own.
         if not torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
             return super().forward(x)
         out: Tensor = _CastLinear.apply(x.to(torch.get_autocast_dtype(device)), self.weight, self.bias)
@@ -35,14 +35,14 @@ BLOCK_ELEMENTS = 2**23
 
 
 def _blocks(length: int, width: int) -> Iterator[slice]:
-    """Slices of so many rows (or columns) of a width each, that no block is large."""
+    """Return slices of `length` rows (or columns) of a width each, none of more than `BLOCK_ELEMENTS` elements."""
     step = max(1, BLOCK_ELEMENTS // width)
     for start in range(0, length, step):
         yield slice(start, start + step)
 
 
 class _CastLinear(torch.autograd.Function):
-    """Shapes: N = rows, I = inputs, O = outputs; the suffix of a block is that of the whole."""
+    """Shapes: N = rows, I = inputs, O = outputs; a block has the suffix of the whole."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -64,7 +64,7 @@ class _CastLinear(torch.autograd.Function):
                 gradient_NI[:, columns] = gradient_NO @ weight_OI[:, columns].to(x_NI.dtype)
         if ctx.needs_input_grad[1]:
             total_OI = weight_OI.grad
-            if total_OI is None:
+            if total_OI is None:  # then autograd takes the gradient, as of any layer
                 total_OI = gradient_OI = torch.zeros_like(weight_OI)
             for rows in _blocks(*weight_OI.shape):
                 total_OI[rows] += gradient_NO[:, rows].T @ x_NI
@@ -74,10 +74,10 @@ class _CastLinear(torch.autograd.Function):
 
 
 class SmallMaxPool(nn.MaxPool2d):
-    """A max-pool that keeps two bytes (four for large maps) an output instead of its input and eight."""
+    """A max-pool that keeps two bytes for an output (four in large maps) instead of its input and eight bytes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the plain layer would."""
+        """Return the output of the plain layer."""
         if torch.compiler.is_compiling():
             return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
         out: Tensor = _MaxPoolFunction.apply(x, (self.kernel_size, self.stride, self.padding))
@@ -85,12 +85,13 @@ class SmallMaxPool(nn.MaxPool2d):
 
 
 class _MaxPoolFunction(torch.autograd.Function):
-    """`window` is kernel size, stride and padding."""
+    """A max-pool; `window` is kernel size, stride and padding."""
 
     @staticmethod
     def forward(ctx: Any, x_NCHW: Tensor, window: tuple[int, int, int]) -> Tensor:
         out: Tensor
         out, indices = F.max_pool2d(x_NCHW, *window, return_indices=True)
+        # An index is a place in the map of one channel.
         small = torch.int16 if x_NCHW.shape[2] * x_NCHW.shape[3] <= 2**15 else torch.int32
         ctx.save_for_backward(indices.to(small))
         channels_last = x_NCHW.is_contiguous(memory_format=torch.channels_last)
@@ -102,7 +103,7 @@ class _MaxPoolFunction(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = outputs
         (indices,) = ctx.saved_tensors
-        # The function looks at the shape of its input, not at the values.
+        # torch's function looks at the shape of its input, not at the values.
         shape_NCHW = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format)
         sides = ([side, side] for side in (*ctx.window, 1))
         into = torch.ops.aten.max_pool2d_with_indices_backward

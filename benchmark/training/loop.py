@@ -28,7 +28,7 @@ from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.journal import Journal
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.progress import Diverged, Progress, write_metrics
+from regbench.benchmark.training.run_progress import Diverged, Progress, write_metrics
 from regbench.benchmark.training.sinks import Sinks
 from regbench.benchmark.training.step import Step
 from regbench.datasets.loading.loaders import PretrainingLoader
@@ -43,12 +43,12 @@ LOGGING_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training leaves.
+    """The results of a training.
 
     Attributes:
         network: The network with its last weights, on the device.
         progress: The history and the cost.
-        checkpoint: Where the weights are kept; None of a network without training, and on every rank but the first.
+        checkpoint: The file of the weights; None for a network without training, and on every rank but the first.
     """
 
     network: SiameseNetwork
@@ -70,15 +70,15 @@ def train(
     it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
 
     Args:
-        cell: What to train.
-        compute: On what.
-        directory: Run directory; checkpoints and the history are written there.
+        cell: The cell.
+        compute: The device and the settings of the runtime.
+        directory: The run directory, for checkpoints and the history.
         world: The processes that train.
         attempt: The right to write; None on every rank but the first.
         interruption: Tells when to stop.
 
     Returns:
-        The trained network and what was measured.
+        The network and its measurements.
 
     Raises:
         Diverged: If the loss is not finite or the embeddings collapse.
@@ -89,18 +89,17 @@ def train(
     return _Training(cell, compute, directory, world, attempt, interruption).run()
 
 
+@dataclass(eq=False)
 class _Training:
-    def __init__(
-        self,
-        cell: Cell,
-        compute: Compute,
-        directory: Path,
-        world: World,
-        attempt: Attempt | None,
-        interruption: Interruption,
-    ) -> None:
-        self.cell, self.compute, self.directory = cell, compute, directory
-        self.world, self.attempt, self.interruption = world, attempt, interruption
+    cell: Cell
+    compute: Compute
+    directory: Path
+    world: World
+    attempt: Attempt | None
+    interruption: Interruption
+
+    def __post_init__(self) -> None:
+        cell, compute, world, attempt = self.cell, self.compute, self.world, self.attempt
         for name, size in (("batch_size", cell.batch_size), ("micro_batch_size", cell.micro_batch_size)):
             if size is not None and size % world.size:
                 raise RegbenchError(f"{name}={size} cannot be shared equally between {world.size} processes")
@@ -115,6 +114,7 @@ class _Training:
         self.progress = Progress()
         self.checkpoints = CheckpointWriter(attempt)
         self._resume()
+        # A run may go on with another number of processes.
         self.progress.world_size = world.size
         self.engine = Engine(
             form=compute.runtime.loss_form,
@@ -156,7 +156,8 @@ class _Training:
         names = self.compute.runtime.sinks if self.attempt is not None and done < cell.epochs else ()
         with self.checkpoints, Sinks(names, cell, self.directory, done + 1) as self.sinks:
             self.network.train()
-            if progress.is_unscored(cell):  # stopped in its evaluation, with a checkpoint
+            if progress.is_unscored(cell):
+                # The last attempt stopped in this evaluation, after it wrote a checkpoint.
                 with self.interruption.deferred():
                     self._stop_if(self._evaluate())
                     self.sinks.write(progress.history[-1])
@@ -171,7 +172,10 @@ class _Training:
             return Trained(network=self.network, progress=progress, checkpoint=self.checkpoints.wait())
 
     def _train_epoch(self, step: Step, loader: PretrainingLoader) -> None:
-        """Train to the end of the present epoch, evaluate the network if that is due, and write a checkpoint."""
+        """Train to the end of the present epoch: load, step, log, checkpoint; then evaluate the network if that is due.
+
+        A step is forward, loss, backward and update; see `Step.__call__`.
+        """
         cell, progress, journal = self.cell, self.progress, self.journal
         steps = len(loader)
         epoch, done = divmod(progress.step, steps)
@@ -183,11 +187,11 @@ class _Training:
                 rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
-                # Forward, loss, backward, update: see `Step.__call__`.
                 stepped = step(*views_NCHW)
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0
+                # At the end of an epoch all ranks wait for each other anyway, so they wait for the answer too.
                 stop, due = self._agree(now=ends)
                 if ends or stop or due or progress.step % LOGGING_STEPS == 0:
                     journal.look(steps)
@@ -227,6 +231,7 @@ class _Training:
 
     def _step_seed(self) -> int:
         """Return the number that all draws of the present step depend on, the same on all ranks."""
+        # Runs of different seeds share no draws as long as they have fewer steps than this prime.
         return self.cell.seed * 1_000_003 + self.progress.step
 
     def _prepare(self, loader: PretrainingLoader) -> Step:

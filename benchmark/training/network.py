@@ -21,8 +21,8 @@ class SiameseNetwork(nn.Module):
     Views may differ in size.
 
     Attributes:
-        backbone: Images (n, c, h, w) to representations (n, representation_dim).
-        projector: Representations to embeddings.
+        backbone: Maps images (n, c, h, w) to representations (n, representation_dim).
+        projector: Maps representations to embeddings.
         representation_dim: Width of the backbone's output.
     """
 
@@ -30,11 +30,11 @@ class SiameseNetwork(nn.Module):
         """Build both parts with weights that depend on `seed` alone.
 
         Args:
-            config: Which backbone and projector.
+            config: The settings of backbone and projector.
             embedding_dim: q.
-            channels: Of the images.
+            channels: Channels of the images.
             image_size: Side of the data set's images, px.
-            seed: Of the initial weights; torch's global generator is left as it was.
+            seed: The seed of the initial weights; torch's global generator is left as it was.
 
         Raises:
             RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
@@ -50,21 +50,27 @@ class SiameseNetwork(nn.Module):
         """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised.
 
         Each view is a pass of its own, so that BN statistics are per view; with `statistics=size` views of one size
-        pass together. Only the last layer, which has none, takes all views together: its weight, the largest of all,
-        then gets one gradient instead of one for each view.
+        pass together.
         """
         passes: list[list[Tensor]] = []
         for x_NCHW in views_NCHW:
-            together = self.statistics == "size" and passes and passes[-1][-1].shape == x_NCHW.shape
-            passes[-1].append(x_NCHW) if together else passes.append([x_NCHW])
-        hidden_ND = [self.projector[:-1](self.backbone(torch.cat(xs) if len(xs) > 1 else xs[0])) for xs in passes]
+            if self.statistics == "size" and passes and passes[-1][-1].shape == x_NCHW.shape:
+                passes[-1].append(x_NCHW)
+            else:
+                passes.append([x_NCHW])
+        hidden_ND = []
+        for xs_NCHW in passes:
+            images_NCHW = torch.cat(xs_NCHW) if len(xs_NCHW) > 1 else xs_NCHW[0]
+            hidden_ND.append(self.projector[:-1](self.backbone(images_NCHW)))
+        # The last layer has no statistics, so it takes all views at once: its weight, the largest of all, then gets one
+        # gradient instead of one for each view.
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
         views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
         return views_NQ
 
 
 class PlainSiameseNetwork(SiameseNetwork):
-    """The same network of torch's own layers, each view apart: equal but for rounding, and needs more memory."""
+    """The same network made of torch's own layers, each view apart: equal but for rounding, with more memory."""
 
     def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
         """See `SiameseNetwork`."""
@@ -81,7 +87,7 @@ class PlainSiameseNetwork(SiameseNetwork):
 
 
 def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: int) -> nn.Sequential:
-    """An MLP whose last layer takes all views at once: where statistics follow the last linear one, it does nothing.
+    """Return an MLP whose last layer can take all views at once, because it has no statistics.
 
     Raises:
         RegbenchError: If there is no projector and the embedding dimension is not the representation's.
@@ -100,6 +106,7 @@ def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: 
         width = hidden_dim
     layers.append(SmallLinear(width, embedding_dim, bias=config.bias))
     if config.last_norm != "none":
+        # The norm takes each view by itself; what takes all at once then does nothing.
         layers += [*_norm(config.last_norm, embedding_dim), nn.Identity()]
     return nn.Sequential(*layers)
 

@@ -1,10 +1,11 @@
-"""Sinks: programs that draw curves while a run trains. They are fed with the rows of `metrics.jsonl`.
+"""Sinks: programs that draw curves of the rows of `metrics.jsonl` while a run trains.
 
-A sink is a convenience: if it fails, that is said once and training goes on.
+A sink is a convenience: if it fails, one warning says so and training goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -12,8 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,17 +24,17 @@ from regbench.files import write_new
 log = logging.getLogger("regbench")
 
 CLOSE_TIMEOUT_S = 30.0
-"""For all sinks of a run to send what they still hold."""
+"""Seconds in which all sinks of a run must send what they still hold."""
 
 
 class Sink(Protocol):
-    """Where the numbers of a run go."""
+    """A program that takes the numbers of a run."""
 
     def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers of a finished epoch, by name."""
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Send what is left; nothing more comes."""
 
 
 class TensorBoard:
@@ -57,16 +57,28 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
-    """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep, that a resumed cell goes on with.
+class _Service:
+    """A run of a service that a resumed cell goes on with: what W&B and trackio have in common."""
 
-    W&B ignores epochs that it has: those after the checkpoint that a resumed run goes on from, which come out the same.
-    """
+    _run: Any
+
+    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._run.log({"epoch": epoch, **numbers}, step=epoch)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
+
+
+class WeightsAndBiases(_Service):
+    """A run of the project $WANDB_PROJECT (by default regbench), grouped by sweep."""
 
     def __init__(self, cell: Cell, directory: Path, first: int) -> None:
-        """Begin the run, or take it up."""
+        """Begin the run, or go on with it."""
         import wandb
 
+        # W&B ignores epochs that it has: those after the checkpoint of a resumed run, which come out the same.
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "regbench",
             group=directory.parent.name,
@@ -78,20 +90,12 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off"),
         )
 
-    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
-        self._run.log({"epoch": epoch, **numbers}, step=epoch)
 
-    def close(self) -> None:
-        """See `Sink`."""
-        self._run.finish()
-
-
-class Trackio:
-    """A run of the project regbench, grouped by sweep, that a resumed cell goes on with: `trackio show` draws it."""
+class Trackio(_Service):
+    """A run of the project regbench, grouped by sweep: `trackio show` draws it."""
 
     def __init__(self, cell: Cell, directory: Path, first: int) -> None:
-        """Begin the run, or take it up."""
+        """Begin the run, or go on with it."""
         import trackio
 
         self._run = trackio.init(
@@ -103,28 +107,20 @@ class Trackio:
             embed=False,
         )
 
-    def write(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
-        self._run.log({"epoch": epoch, **numbers}, step=epoch)
-
-    def close(self) -> None:
-        """See `Sink`."""
-        self._run.finish()
-
 
 SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
 }
-"""The sinks by the names of `runtime.sinks`, which are those of their packages and of our extras."""
+"""The sinks by the names of `runtime.sinks`, which are also those of their packages and of our extras."""
 
 
 def require_sinks(names: Sequence[str]) -> None:
     """Refuse sinks whose packages are not installed.
 
     Raises:
-        RegbenchError: Naming the first, and what installs it.
+        RegbenchError: Naming the first that is missing, and what installs it.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -132,57 +128,55 @@ def require_sinks(names: Sequence[str]) -> None:
 
 
 def run_id(directory: Path) -> str:
-    """Return what tells a run from others: its sweep, its cell's id and a number drawn once for its directory.
-
-    The same cell trained in another directory is another run: a service would drop the epochs that it already has.
-    """
+    """Return a name for a run: its sweep, its cell's id and a number drawn once for its directory."""
+    # The same cell in another directory needs another name: a service drops epochs that it already has.
     drawn = directory / "sinks_id"
     write_new(drawn, secrets.token_hex(4))
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', directory.parent.name)}-{directory.name}-{drawn.read_text()}"
+    sweep = re.sub(r"[^A-Za-z0-9_.-]", "_", directory.parent.name)
+    return f"{sweep}-{directory.name}-{drawn.read_text()}"
 
 
 class Sinks:
     """The sinks of one run."""
 
     def __init__(self, names: Sequence[str], cell: Cell, directory: Path, first: int) -> None:
-        """Open them.
-
-        Args:
-            names: Of `SINKS`.
-            cell: What is trained.
-            directory: Its run directory.
-            first: The first epoch that they will be given.
-        """
+        """Open the sinks of these names; the first row that they get is that of the epoch `first`."""
         self._open: dict[str, Sink] = {}
         for name in dict.fromkeys(names):
-            self._try(name, partial(self._begin, name, cell, directory, first))
+            with self._warning(name):
+                self._open[name] = SINKS[name](cell, directory, first)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Give a row of the history to all of them."""
         numbers = flat(row)
         for name, sink in list(self._open.items()):
-            self._try(name, partial(sink.write, row["epoch"], numbers))
+            with self._warning(name):
+                sink.write(row["epoch"], numbers)
 
     def close(self) -> None:
-        """Close all of them; one that takes too long is left behind, for a run that is to stop has little time."""
-        closing = {
-            name: threading.Thread(target=self._try, args=(name, sink.close), daemon=True)
-            for name, sink in self._open.items()
-        }
-        for thread in closing.values():
+        """Close all of them."""
+        # In threads, because one that hangs must be left behind: a run that is to stop has little time.
+        threads = {}
+        for name in self._open:
+            threads[name] = threading.Thread(target=self._close, args=(name,), daemon=True)
+        for thread in threads.values():
             thread.start()
         end_s = time.monotonic() + CLOSE_TIMEOUT_S
-        for name, thread in closing.items():
+        for name, thread in threads.items():
             thread.join(max(0.0, end_s - time.monotonic()))
             if thread.is_alive():
                 log.warning("%s has not ended after %g s and is left behind", name, CLOSE_TIMEOUT_S)
 
-    def _begin(self, name: str, cell: Cell, directory: Path, first: int) -> None:
-        self._open[name] = SINKS[name](cell, directory, first)
+    def _close(self, name: str) -> None:
+        sink = self._open[name]
+        with self._warning(name):
+            sink.close()
 
-    def _try(self, name: str, action: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _warning(self, name: str) -> Iterator[None]:
+        """Turn an error of a sink into a warning, and give it nothing more."""
         try:
-            action()
+            yield
         except Exception as error:
             self._open.pop(name, None)
             log.warning("%s failed and gets nothing more of this run: %s: %s", name, type(error).__name__, error)
@@ -199,5 +193,8 @@ class Sinks:
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row: its addends as `terms/NAME`, its scores as `scores/NAME_SPLIT`."""
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "epoch"}
-    numbers |= {f"terms/{name}": value for name, value in row.get("terms", {}).items()}
-    return numbers | {f"scores/{score['name']}_{score['split']}": score["value"] for score in row.get("scores", ())}
+    for name, value in row.get("terms", {}).items():
+        numbers[f"terms/{name}"] = value
+    for score in row.get("scores", ()):
+        numbers[f"scores/{score['name']}_{score['split']}"] = score["value"]
+    return numbers

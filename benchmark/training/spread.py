@@ -1,4 +1,4 @@
-"""What tells how the embeddings of a batch are spread, whichever loss trained them.
+"""Measures of how the embeddings of a batch are spread, whichever loss trained them.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -17,16 +17,16 @@ COLLAPSED_SPREAD = 0.05
 
 @torch.no_grad()
 def feature_spread(z_NQ: Tensor) -> float:
-    """Root of the total variance of the unit embeddings of (n, q) embeddings: 0 (collapsed) to 1."""
+    """Return the root of the total variance of the unit embeddings of (n, q) embeddings: 0 (collapsed) to 1."""
     return F.normalize(z_NQ.float(), dim=1).var(dim=0, correction=0).sum().sqrt().item()
 
 
 @torch.no_grad()
 def effective_rank(z_NQ: Tensor) -> float:
-    """RankMe (Garrido et al., ICML 2023, Eq. 4) of (n, q) embeddings: 1 to min(n, q).
+    """Return RankMe (Garrido et al., ICML 2023, Eq. 4) of (n, q) embeddings: 1 to min(n, q).
 
-    exp of the entropy of their singular values, which are neither centred nor on the sphere. (The paper's ε within the
-    logarithm is 0 here.)
+    It is exp of the entropy of the singular values. The embeddings are neither centred nor normalised, and the paper's
+    ε within the logarithm is 0.
     """
     z, (n, q) = z_NQ.double(), z_NQ.shape
     # The squared singular values are the eigenvalues of whichever Gram matrix is smaller.
@@ -39,7 +39,7 @@ def effective_rank(z_NQ: Tensor) -> float:
 
 @torch.no_grad()
 def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
-    """Alignment, uniformity, effective rank and feature spread of two views' embeddings.
+    """Return alignment, uniformity, effective rank and feature spread of two views' embeddings.
 
     Args:
         z1_NQ: Embeddings of the first views, (n, q), not normalised.
@@ -53,9 +53,10 @@ def spread_metrics(z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, float]:
     u1, u2 = F.normalize(z1_NQ.float(), dim=1), F.normalize(z2_NQ.float(), dim=1)
     n = len(u1)
     gram = u1 @ u1.T
-    gram.fill_diagonal_(-torch.inf)
+    gram.fill_diagonal_(-torch.inf)  # exp makes 0 of it: an image and itself are no pair
     return {
         "alignment": (u1 - u2).square().sum(dim=1).mean().item(),
+        # ‖u − v‖² is 2 − 2⟨u, v⟩ on the sphere.
         "uniformity": (4 * gram - 4).flatten().logsumexp(dim=0).item() - math.log(n * (n - 1)),
         "effective_rank": effective_rank(z1_NQ),
         "feature_spread": feature_spread(z1_NQ),

@@ -1,4 +1,4 @@
-"""One training step: the views through the network, the loss, backward, the update.
+"""One training step: forward, loss, backward, update.
 
 Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dimension (q).
 """
@@ -22,12 +22,12 @@ PARTS = ("forward", "loss", "backward", "optimizer")
 
 
 class Stepped(NamedTuple):
-    """What a step leaves.
+    """The results of a step.
 
     Attributes:
         terms: The addends of the loss by name, detached scalars over the whole batch.
         views_NQ: This rank's embeddings of each view, detached.
-        marks: Moments before the first of `PARTS` and after each.
+        marks: The moments before the first of `PARTS` and after each.
     """
 
     terms: dict[str, Tensor]
@@ -41,13 +41,13 @@ class Step:
 
     Attributes:
         network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
-        optimizer: Of its parameters.
+        optimizer: The optimizer of its parameters.
         method: The loss.
-        engine: How the loss is computed, and over which ranks.
+        engine: The way in which the loss is computed, and over which ranks.
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
-        global_views: How many views, from the first on, are global.
+        global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
-        mark: Gives a moment, for timing.
+        mark: Returns a moment, for timing.
     """
 
     network: nn.Module
@@ -62,11 +62,12 @@ class Step:
     def __call__(self, *views_NCHW: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
         parts = self._parts(views_NCHW)
-        states: list[list[Tensor]] = []  # of the generators, before each part
+        # The states of the random generators before each part, for the second pass.
+        states: list[list[Tensor]] = []
         marks = [self.mark()]
         views_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
         marks.append(self.mark())
-        # The loss acts on leaves of its own, so that its cost can be told from the network's.
+        # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
         leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
         terms, gradients = self._loss(leaves_NQ)
         marks.append(self.mark())
@@ -76,7 +77,7 @@ class Step:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
-        # DistributedDataParallel keeps the gradients in its buckets; others are freed.
+        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed.
         self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
         marks.append(self.mark())
         return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
@@ -84,14 +85,14 @@ class Step:
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
         """Measure the peak memory of the loss on this rank, beyond embeddings and their gradients.
 
-        As `regbench cost` does, on random embeddings; they come from a generator of their own.
-
         Args:
             n: Images of this rank.
             q: Embedding dimension.
-            views: Of each image.
-            device: Of the training.
+            views: Views of each image.
+            device: The device that trains.
         """
+        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so that the training's
+        # draws stay the same.
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(n, q, generator=generator)
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
@@ -125,13 +126,15 @@ class Step:
     def _backward_in_parts(
         self, parts: list[tuple[Tensor, ...]], gradients: tuple[Tensor, ...], states: list[list[Tensor]]
     ) -> None:
-        """Gradient caching (Gao et al., 2021): each part passes again, now with a graph, and takes its rows' gradient.
+        """Pass each part again, now with a graph, and feed it its rows of the gradient (Gao et al., 2021).
 
-        It draws what it drew the first time. The ranks' gradients are averaged once, with the last part.
+        A part draws the same random numbers as in its first pass. The ranks average their gradients with the last part.
         """
         sizes = [len(part[0]) for part in parts]
-        for number, (part, *rows) in enumerate(zip(parts, *(g.split(sizes) for g in gradients), strict=True), start=1):
-            wait = isinstance(self.network, DistributedDataParallel) and number < len(parts)
+        rows_of_parts = zip(*(g_NQ.split(sizes) for g_NQ in gradients), strict=True)
+        for number, (part, rows) in enumerate(zip(parts, rows_of_parts, strict=True), start=1):
+            is_last = number == len(parts)
+            wait = isinstance(self.network, DistributedDataParallel) and not is_last
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 _set_generators(part[0].device, states[number - 1])
                 embeddings = self._embed(*part)
@@ -139,7 +142,7 @@ class Step:
 
 
 def _generator_states(device: torch.device) -> list[Tensor]:
-    """The states of what stochastic layers draw from: the CPU's generator and that of a GPU."""
+    """Return the states of the generators that stochastic layers draw from: the CPU's and a GPU's."""
     states = [torch.random.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
@@ -152,7 +155,8 @@ def _set_generators(device: torch.device, states: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """BN layers still normalise by their batch, but leave their running statistics alone."""
+    """Let BN layers normalise by their batch, but leave their running statistics alone."""
+    # The second pass of a part updates them; twice would be once too often.
     layers = [module for module in network.modules() if hasattr(module, "running_mean")]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:

@@ -1,7 +1,8 @@
 """Batch normalisation over the batches of all ranks.
 
-torch's SyncBatchNorm refuses CPUs, and on a GPU it makes the host wait in every layer to leave out ranks without
-images, which there are none of here. This one makes the same calls of torch's CUDA kernels and leaves nothing out.
+torch.nn.SyncBatchNorm breaks two promises: it refuses CPUs, and on a GPU it makes the host wait in every layer of every
+step, because it looks for ranks without images (its `count_all >= 1`). Here every rank has images. So this layer makes
+the same calls of torch's CUDA kernels without the look, and on CPUs computes in plain torch what they do.
 
 Shapes: x is (n, c, …); W = ranks, C = channels.
 """
@@ -22,7 +23,7 @@ class SyncBatchNorm(nn.Module):
     """A BN layer that takes its statistics over the batches of all ranks.
 
     Attributes:
-        kernels: `torch`, whose kernels are for CUDA, or `Kernels`.
+        kernels: `torch`, whose kernels need CUDA, or `Kernels`.
     """
 
     running_mean: Tensor
@@ -30,17 +31,11 @@ class SyncBatchNorm(nn.Module):
     num_batches_tracked: Tensor
 
     def __init__(self, replaced: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup, kernels: Any) -> None:
-        """Take the place of a layer: its weights, which keep their names, and its running statistics.
-
-        Args:
-            replaced: The layer.
-            group: The ranks.
-            kernels: See the attribute.
-        """
+        """Take the weights, which keep their names, and the running statistics of the layer that is replaced."""
         super().__init__()
         if replaced.affine:
             self.weight, self.bias = replaced.weight, replaced.bias
-        else:  # the kernels take both
+        else:  # the kernels need both
             assert replaced.running_mean is not None
             self.register_buffer("weight", torch.ones_like(replaced.running_mean), persistent=False)
             self.register_buffer("bias", torch.zeros_like(replaced.running_mean), persistent=False)
@@ -59,13 +54,14 @@ class SyncBatchNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """One exchange forward, one backward. DistributedDataParallel takes care of the weights' gradients."""
+    """One exchange forward, one backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, layer: SyncBatchNorm) -> Tensor:
         x, kernels = _dense(x), layer.kernels
         mean_C, inverse_C = kernels.batch_norm_stats(x, layer.eps)
         count = mean_C.new_full((1,), x.numel() // x.shape[1])
+        # One exchange of everything: each costs about as much as the layer's arithmetic.
         own = torch.cat([mean_C, inverse_C, count])
         gathered = own.new_empty(dist.get_world_size(layer.group), len(own))
         all_gather(gathered, own[None], group=layer.group)
@@ -90,6 +86,7 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(sums, group=ctx.layer.group)
         sum_C, product_C = sums.chunk(2)
         of_x = kernels.batch_norm_backward_elemt(gradient, x, mean_C, inverse_C, weight, sum_C, product_C, counts_W1)
+        # DistributedDataParallel averages the weights' gradients over the ranks.
         return of_x, of_weight, of_bias, None
 
 
@@ -99,7 +96,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class Kernels:
-    """What torch's CUDA kernels of these names compute, in plain torch and float32."""
+    """torch's CUDA kernels of these names, computed in plain torch and float32."""
 
     @staticmethod
     def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -122,9 +119,11 @@ class Kernels:
         counts_W1 = counts_W[:, None]
         count = counts_W.sum()
         mean_C = (counts_W1 * means_WC).sum(dim=0) / count
+        # The ranks exchange inverse deviations, as the CUDA kernels do.
         variances_WC = inverses_WC.square().reciprocal() - eps
         variance_C = (counts_W1 * (variances_WC + (means_WC - mean_C).square())).sum(dim=0) / count
         running_mean_C.lerp_(mean_C, momentum)
+        # torch's BN does the same: it normalises by the biased variance and keeps the unbiased one.
         running_var_C.lerp_(variance_C * count / (count - 1), momentum)
         return mean_C, (variance_C + eps).rsqrt()
 
@@ -168,5 +167,5 @@ def _axes(x: Tensor) -> list[int]:
 
 
 def _as(x: Tensor, values_C: Tensor) -> Tensor:
-    """Give values of channels the axes of x."""
+    """Return values of channels in a shape that broadcasts over x."""
     return values_C.view([-1 if axis == 1 else 1 for axis in range(x.ndim)])

@@ -22,7 +22,7 @@ import yaml
 
 from regbench import methods
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_sweep
 
@@ -70,7 +70,7 @@ def made_record(cell: Cell, metrics: NamedFile, draw: np.random.Generator) -> Re
         regularizer={"reference": "somebody, 2021", "url": "https://example.org", "formula": "a + b"},
         cost=Cost(**cost, peak_memory_bytes=2**30, energy_gpu_joules=5e4, peak_memory_kind="CUDA allocated"),
         environment={"regbench": "0", "git": "abc1234", "hardware": "1 x Example GPU", "loader": "ffcv"},
-        data=Images("made up", {"train": "ab" * 32, "test": "cd" * 32}),
+        data=ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32}),
         attempts=(PastAttempt(started="2026-01-01T00:00:00+00:00", finished="2026-01-01T01:00:00+00:00"),),
         command=f"regbench train --config runs/large/{cell.id}/config.yaml",
         metrics=metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from regbench.benchmark.rundir.record import Measured, Record, Score
+from regbench.benchmark.rundir.record import Record, Score, ScoreInTraining
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.summary import Row, Stat, Summary, stat
 
@@ -39,7 +39,7 @@ def curve_scores(summary: Summary) -> dict[str, Score]:
 
 def curve(row: Row, name: str) -> list[Point]:
     """Return the mean over the seeds of a score while training."""
-    by_epoch: dict[int, list[Measured]] = {}
+    by_epoch: dict[int, list[ScoreInTraining]] = {}
     for record in row.records:
         for each in _of(record, name):
             by_epoch.setdefault(each.epoch, []).append(each)
@@ -110,11 +110,11 @@ def curve_notes(summary: Summary) -> list[str]:
     ]
 
 
-def _seeds(row: Row, name: str) -> list[list[Measured]]:
+def _seeds(row: Row, name: str) -> list[list[ScoreInTraining]]:
     """Return what was measured of each seed that came to its end."""
     of_seeds = [_of(record, name) for record in row.records if record.status == "done"]
     return [found for found in of_seeds if found]
 
 
-def _of(record: Record, name: str) -> list[Measured]:
+def _of(record: Record, name: str) -> list[ScoreInTraining]:
     return [each for each in record.measured if each.score.name == name]

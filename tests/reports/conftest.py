@@ -17,7 +17,7 @@ import yaml
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt
 from regbench.benchmark.settings.sweep import load_run
 from regbench.files import cell_id, signed
 from tests.waiting import PATIENCE_S
@@ -173,7 +173,7 @@ def _recorder(runs: Path) -> Make:
                 "environment": versions
                 | {"hardware": "1 x Example CPU", "loader": "ffcv", "threads": 1}
                 | (environment or {}),
-                "data": Images("made up", {"train": "ab" * 32, "test": "cd" * 32}),
+                "data": ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32}),
                 "attempts": (attempt,),
                 "command": f"regbench train --config runs/{sweep}/{identity}/config.yaml",
                 "choice": {"hyperparameters": GIVEN, "probe_learning_rate": RATE} if done else {},

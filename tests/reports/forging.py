@@ -15,7 +15,7 @@ import yaml
 
 from regbench import methods
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.record_parts import Cost, Images, NamedFile, PastAttempt, Saved
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, NamedFile, PastAttempt, Saved
 from regbench.benchmark.rundir.tuning_choice import (
     TUNING_CHOICE,
     ChosenConfiguration,
@@ -127,7 +127,7 @@ def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice:
         scores=tuple(Score(n, v, split, f"how {n} is measured", n) for n, v in scores for split in splits),
         cost=Cost(train_s=sum(epoch_s), evaluate_s=1.0, step_ms=9.0, peak_memory_bytes=2**30),
         environment={"hardware": "1 x Example", "git": "abc1234", "torch": "2.14", "regbench": "0.1.0"},
-        data=Images("fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}),
+        data=ImageSource("fashion_mnist", {"train": "ab" * 32, "tuning": "ef" * 32, "test": "cd" * 32}),
         attempts=tuple(attempts),
         command=f"regbench train --config runs/{folder.name}/{cell.id}/config.yaml",
         choice=choice,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from regbench import RegbenchError
-from regbench.benchmark.rundir.record_parts import Images
+from regbench.benchmark.rundir.record_parts import ImageSource
 from regbench.cli import main
 from regbench.reports.find.check import check_records
 from tests.records import chosen, ranked, tuning_choice
@@ -40,8 +40,8 @@ def test_a_choice_that_is_not_here_is_named(runs: Path, record: Make) -> None:
 
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     record("VICReg")
-    record("AUH", data=Images("made up", {"train": "ab" * 32, "test": "ee" * 32}))
-    record("AUH", cell={"dataset": dataset("stl10")}, data=Images("made up", {"test": "11" * 32}))
+    record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))
+    record("AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32}))
     (line,) = check_records([runs]).misfits
     assert line.startswith("data set fashion_mnist: the test split has 2 contents: cdcdcdcdcdcd in 1 records")
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
-from regbench.benchmark.rundir.record_parts import Images, PastAttempt
+from regbench.benchmark.rundir.record_parts import ImageSource, PastAttempt
 from regbench.cli import main
 from regbench.reports import Report, write_report
 from regbench.reports.find.records import read_records
@@ -264,7 +264,7 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make) 
         "no_provenance": {
             "command": "",
             "environment": {"hardware": None, "git": None},
-            **{"data": Images("", {}), "attempts": ()},
+            **{"data": ImageSource("", {}), "attempts": ()},
         },
         "diverged": {
             "status": "diverged",

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
+from regbench.benchmark.training.optimizers.sharded import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
@@ -22,8 +22,8 @@ class AdamConfig(OptimizerConfig):
     Weight decay is added to the gradient, before its means are taken.
 
     Attributes:
-        betas: Decay rates of the means of the gradient and of its square.
-        epsilon: Added to the root of the latter.
+        betas: The decay rates of the means of the gradient and of its square.
+        epsilon: A number that is added to the root of the latter.
     """
 
     base_lr: Positive = 2e-3
@@ -34,7 +34,7 @@ class AdamConfig(OptimizerConfig):
     reference = "Kingma and Ba, ICLR 2015"
     space: ClassVar[Space] = {"base_lr": Range(1e-4, 1e-2)}
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
-    """torch's class."""
+    """torch's class; AdamW has another."""
 
     def build(
         self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
@@ -42,7 +42,7 @@ class AdamConfig(OptimizerConfig):
         """Return torch's optimizer for the parameters."""
 
         def make(groups: Groups) -> torch.optim.Adam:
-            # One fused kernel: torch's default on a GPU makes several tensors of the size of the model in each step.
+            # Fused for the reason that `SGDConfig` gives.
             return self.kind(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
 
         return elementwise(self.groups(parameters), make, group)

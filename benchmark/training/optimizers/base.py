@@ -1,4 +1,4 @@
-"""What every optimizer is: settings, the schedule of its learning rate, and how it is built."""
+"""The base of optimizers: their settings, and the schedule of the learning rate."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class OptimizerConfig(ABC):
             √(batch_size / 256)) or "none".
         warmup_epochs: Epochs of linear increase to the peak; fractions allowed. Unless it is given, it is half of the
             epochs at most.
-        warmup_steps: Steps of it in place of the epochs; null: as many as the epochs have.
+        warmup_steps: Steps of the warm-up in place of the epochs; null: as many as the epochs have.
         warmup_start_fraction: First learning rate over the peak.
         schedule: What follows the warm-up: "cosine" (decay to the last step), "constant", or "wsd" (warm-up, stable,
             decay; Hägele et al., NeurIPS 2024: constant, then a linear decay).
         decay_fraction: Part of all steps that the decay of "wsd" takes.
         final_lr_fraction: Learning rate at the end of a decay over the peak.
-        weight_decay: As the optimizer says.
+        weight_decay: Its meaning depends on the optimizer.
         exclude_bias_and_norm: Whether tensors of fewer than two dimensions (biases, norms) get no weight decay.
         clip_grad_norm: Largest norm of the gradient of all weights together, which is scaled down to it; null: any.
     """
@@ -53,9 +53,9 @@ class OptimizerConfig(ABC):
     clip_grad_norm: Positive | None = None
 
     reference: ClassVar[str]
-    """Where it is from: authors and year."""
+    """Authors and year of its paper."""
     space: ClassVar[Space | None] = None
-    """The settings that a tuning searches beside those of the method, and where; None: nobody has stated it."""
+    """Ranges of the settings that a tuning searches beside those of the method; None: nobody has stated them."""
 
     @abstractmethod
     def build(
@@ -64,7 +64,7 @@ class OptimizerConfig(ABC):
         """Return the optimizer; the trainer sets the learning rate of each step.
 
         Args:
-            parameters: To train.
+            parameters: The tensors to train.
             group: The ranks that share its state, each of which has the same gradients; None: each has its own.
         """
 
@@ -72,7 +72,7 @@ class OptimizerConfig(ABC):
         self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
     ) -> torch.optim.Optimizer:
         """Return the optimizer, which clips the gradients before each of its steps if that is set; see `build`."""
-        import torch
+        import torch  # here, because settings are read without torch, whose import takes seconds
 
         trained, limit = list(parameters), self.clip_grad_norm
         optimizer = self.build(trained, group)
@@ -85,11 +85,7 @@ class OptimizerConfig(ABC):
         return optimizer
 
     def groups(self, parameters: Iterable[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return torch's parameter groups: tensors with weight decay, and those that are excluded from it.
-
-        Args:
-            parameters: To train.
-        """
+        """Return torch's parameter groups: tensors with weight decay, and those that are excluded from it."""
         trained = list(parameters)
         if not self.exclude_bias_and_norm:
             return [{"params": trained, "weight_decay": self.weight_decay}]
@@ -99,11 +95,7 @@ class OptimizerConfig(ABC):
         ]
 
     def warmup(self, steps_per_epoch: int) -> float:
-        """Return the steps of the warm-up.
-
-        Args:
-            steps_per_epoch: Steps in an epoch.
-        """
+        """Return the steps of the warm-up; a fraction where the epochs are one."""
         return self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
 
     def refuse_long_warmup(self, steps_per_epoch: int, epochs: int) -> None:
@@ -111,7 +103,7 @@ class OptimizerConfig(ABC):
 
         Args:
             steps_per_epoch: Steps in an epoch; 1 serves as well if the warm-up is given in epochs.
-            epochs: Of the whole run.
+            epochs: Epochs of the whole run.
 
         Raises:
             RegbenchError: Naming the setting and what it must be.
@@ -134,10 +126,10 @@ class OptimizerConfig(ABC):
         """Return the rate of one step: a linear warm-up to the peak, then what `schedule` says.
 
         Args:
-            batch_size: Global images a step.
+            batch_size: Images of all ranks in a step.
             step: Steps done before this one.
             steps_per_epoch: Steps in an epoch.
-            epochs: Of the whole run.
+            epochs: Epochs of the whole run.
         """
         scales = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size / 256), "none": 1.0}
         peak = self.base_lr * scales[self.lr_scaling]
@@ -145,7 +137,8 @@ class OptimizerConfig(ABC):
         if step < warmup:
             first = peak * self.warmup_start_fraction
             return first + (peak - first) * step / warmup
-        left = 1.0  # of the way from the final rate to the peak
+        # The part of the way from the final rate to the peak.
+        left = 1.0
         if self.schedule == "cosine":
             left = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
         elif self.schedule == "wsd" and self.decay_fraction:
@@ -154,6 +147,6 @@ class OptimizerConfig(ABC):
 
 
 OPTIMIZERS: Registry[OptimizerConfig] = Registry("optimizer")
-"""The optimizers there are."""
+"""All optimizers by their names."""
 
 register = OPTIMIZERS.register

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharing import SharedOptimizer
+from regbench.benchmark.training.optimizers.sharded import SharedOptimizer
 from regbench.settings import Momentum, Positive, settings
 from regbench.spaces import Range, Space
 
@@ -24,7 +24,7 @@ class LARSConfig(OptimizerConfig):
     (The paper warms up for 10 epochs of 100.)
 
     Attributes:
-        momentum: Of the update.
+        momentum: The momentum of the update.
         trust_coefficient: η.
         clip_lr: Whether no tensor's rate exceeds the learning rate of the step (LARC, as in solo-learn): the trust
             ratio is min(η‖p‖/‖g‖ / lr, 1).
@@ -59,8 +59,7 @@ class LARS(SharedOptimizer):
     momentum·m + g and p ← p − lr·m. With `clip_lr` the factor is min(η‖p‖/‖g‖ / lr, 1): the rate of a tensor is
     η‖p‖/‖g‖, at most lr. (solo-learn, which has it, divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
 
-    The decayed and scaled gradient is written over the gradient, so that a step allocates nothing of the size of the
-    model. With momentum that the ranks share the update is the same to the bit.
+    If the ranks share the momentum, the update is the same to the bit.
     """
 
     def __init__(
@@ -75,18 +74,7 @@ class LARS(SharedOptimizer):
         exclude_bias_and_norm: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Set up the optimizer.
-
-        Args:
-            parameters: Tensors to train.
-            lr: Learning rate; the trainer sets it at each step.
-            weight_decay: wd.
-            momentum: Of the scaled gradients.
-            trust_coefficient: η.
-            clip_lr: Whether no tensor's rate exceeds `lr`.
-            exclude_bias_and_norm: Whether tensors of fewer than two dimensions get neither decay nor trust ratio.
-            group: The ranks to share the momentum between, each of which has the same gradients; None: not shared.
-        """
+        """Set up the optimizer; see `LARSConfig` for the settings and `SharedOptimizer` for the group of ranks."""
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -99,14 +87,15 @@ class LARS(SharedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all tensors that have a gradient; the gradients are used up."""
+        """Update all tensors that have a gradient; the gradients are used up."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             adapted = [p for p in parameters if p.ndim > 1 or not group["exclude_bias_and_norm"]]
             if adapted:  # torch's foreach functions refuse empty lists
+                # The gradients are overwritten, so that a step allocates nothing of the size of the model.
                 gradients = [p.grad for p in adapted]
                 torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
-                # As one vector: a GPU takes as long to start the work on a number as on all of them.
+                # The norms as one vector: a GPU takes as long to start the work on a number as on all of them.
                 weights_P, updates_P = torch.stack(torch._foreach_norm([*adapted, *gradients])).chunk(2)
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())
             own = [self._own(p) for p in parameters]
@@ -117,12 +106,13 @@ class LARS(SharedOptimizer):
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, [self._own(p.grad, p) for p in parameters])
             torch._foreach_add_(own, momenta, alpha=-group["lr"])
-            self._hand_over(zip(parameters, own, strict=True))
+            self._exchange(zip(parameters, own, strict=True))
 
 
 def _trust(weights_P: Tensor, updates_P: Tensor, group: dict[str, Any]) -> Tensor:
-    """The factors of the gradients of P tensors, of the norms of these and of their gradients."""
+    """Return the factors of the gradients of P tensors, given the norms of the tensors and of their gradients."""
     ratios_P = group["trust_coefficient"] * weights_P / updates_P
     if group["clip_lr"]:
         ratios_P = (ratios_P / group["lr"]).clamp(max=1)
+    # You et al. leave a tensor alone whose norm is 0, as a weight that begins at 0 would never leave it.
     return torch.where((weights_P > 0) & (updates_P > 0), ratios_P, 1.0)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharing import Groups, elementwise
+from regbench.benchmark.training.optimizers.sharded import Groups, elementwise
 from regbench.errors import RegbenchError
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
@@ -23,7 +23,7 @@ class SGDConfig(OptimizerConfig):
     Weight decay is added to the gradient.
 
     Attributes:
-        momentum: Of the update.
+        momentum: The momentum of the update.
         nesterov: Whether the momentum is Nesterov's.
     """
 
@@ -36,11 +36,7 @@ class SGDConfig(OptimizerConfig):
     space: ClassVar[Space] = {"base_lr": Range(0.005, 0.5)}
 
     def __post_init__(self) -> None:
-        """Refuse what torch does.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
-        """
+        """Refuse what torch refuses, by the names of the settings."""
         if self.nesterov and not self.momentum:
             raise RegbenchError("optimizer.nesterov=true needs optimizer.momentum above 0")
 
@@ -50,6 +46,7 @@ class SGDConfig(OptimizerConfig):
         """Return SGD for the parameters."""
 
         def make(groups: Groups) -> torch.optim.SGD:
+            # One fused kernel: torch's default on a GPU makes several tensors of the size of the model in each step.
             return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
         return elementwise(self.groups(parameters), make, group)

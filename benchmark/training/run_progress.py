@@ -1,4 +1,4 @@
-"""How far a training is: what a checkpoint holds beside the weights, and the rows of `metrics.jsonl`."""
+"""The progress of a training, which checkpoints hold beside the weights, and its rows in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regbench.errors import RegbenchError
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far training is and what it has cost.
+    """The progress of a training and its cost so far.
 
     Attributes:
         step: Steps done.
@@ -29,7 +29,7 @@ class Progress:
         energy_joules: Energy of all ranks, by kind; see `EnergyMeter`.
         peak_memory_bytes: Peak of the rank that needed most, over all attempts.
         peak_reserved_bytes: The same peak of what the allocator held.
-        peak_memory_kind: What the two peaks count.
+        peak_memory_kind: The kind of memory that the two peaks count.
         loss_extra_bytes: See `Step.loss_extra_bytes`; of the rank that needed most.
         last_good: Step, loss and feature spread when the loop last looked at them.
     """
@@ -60,7 +60,7 @@ class Diverged(RegbenchError):
 
     Attributes:
         what: `step` (from 1), `epoch`, `reason` and `last_good`: plain data for the record.
-        progress: How far the run came.
+        progress: The progress of the run until then.
     """
 
     def __init__(self, label: str, step: int, epoch: int, reason: str, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Published weights in the same tables: their scores as a record, without any training."""
+"""Records of published weights: their scores, without any training."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from regbench.errors import RegbenchError
 from regbench.files import cell_id
 
 METHOD = "external"
+"""What such a record names as its method."""
 
-# What decides a training and nothing here.
+# The settings that decide a training, and nothing here.
 _TRAINING = ("method", "optimizer", "embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision")
 
 
@@ -43,9 +44,9 @@ def evaluate_backbone(
     """Evaluate published weights once, and write a run directory as a finished run leaves it.
 
     Args:
-        source: See `load_backbone`.
+        source: The weights; see `load_backbone`.
         overrides: `dataset`, `augmentation`, `network`, `evaluation.…`, `seed` and `runtime.…`.
-        label: Name of the row in tables; None: what `source` names.
+        label: Name of the row in tables; None: the name of the source.
         name: The folder under `runtime.runs_dir`.
         only: The protocols; none: those of the configuration.
 
@@ -62,8 +63,10 @@ def evaluate_backbone(
     cell, runtime = load_run([*overrides, *chosen])
     compute = resolve(runtime)
     manifest = Manifest.load(compute.data_dir, cell.dataset)
+    # Refuse what cannot be evaluated before the weights are downloaded.
     selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, compute.data_dir))
     published = load_backbone(source, cell.network.backbone, cell.dataset.channels, cell.dataset.image_size)
+    # The weights expect the colours that they were trained with.
     dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)
     cell = replace(cell, dataset=dataset)
     shown = _shown(source)
@@ -109,12 +112,12 @@ def evaluate_backbone(
 
 
 def _shown(source: str) -> str:
-    """Name the source as a record does: a file without its folder."""
+    """Return the source as a record names it: a file without its folder."""
     return source if source.startswith(("torchvision:", "timm:")) else Path(source).name
 
 
 def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
-    """Return what decides the scores, in the form of a cell whose training is not known."""
+    """Return the settings that decide the scores, in the form of a cell whose training is not known."""
     nothing = dict.fromkeys(("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer"))
     return {
         **cell.plain(),
@@ -127,4 +130,6 @@ def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
 
 def _command(source: str, overrides: Sequence[str], label: str, name: str, only: Sequence[str]) -> str:
     command = ["regbench", "evaluate", "--backbone", source, "--label", label, "--name", name]
-    return shlex.join([*command, *(["--only", ",".join(only)] if only else []), *overrides])
+    if only:
+        command += ["--only", ",".join(only)]
+    return shlex.join([*command, *overrides])
