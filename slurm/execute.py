@@ -118,11 +118,7 @@ def run_stages(
 
 
 def refuse_unfinished(statuses: list[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES) -> None:
-    """Raise an error for cells that have ended and have not come through the stages.
-
-    Raises:
-        Unfinished: Naming them.
-    """
+    """Raise `Unfinished`, naming them, if cells have ended and have not come through the stages."""
     missing = unfinished(statuses or [], grid.name, stages)
     if missing:
         raise Unfinished(missing)

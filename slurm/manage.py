@@ -30,11 +30,7 @@ def is_free(status: CellStatus, stages: Collection[str]) -> bool:
 
 
 def statuses(folder: Path, cells: Sequence[str] = ()) -> list[CellStatus]:
-    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids begin as `cells` do.
-
-    Raises:
-        RegbenchError: If a cell is unknown, or begins the ids of several.
-    """
+    """Tell how cells stand, the scheduler asked too: all of the sweep's, or those whose ids begin as `cells` do."""
     return _chosen(folder, cells, jobs_of(folder))
 
 
@@ -74,11 +70,7 @@ def sweep_folders(runs_dir: Path) -> list[Path]:
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
-    """Return the folder of a sweep that was started.
-
-    Raises:
-        RegbenchError: If it was not.
-    """
+    """Return the folder of a sweep, and refuse one that was not started."""
     if not (runs_dir / name / "sweep.json").exists():
         started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
         raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
@@ -90,9 +82,6 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
 
     Returns:
         The number of cells that were submitted, and the ids of their job arrays.
-
-    Raises:
-        RegbenchError: If Slurm refuses or does not answer.
     """
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
 
@@ -239,11 +228,7 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
 
 
 def find_log(folder: Path, cell: str) -> Path:
-    """Find the newest log file of a cell.
-
-    Raises:
-        RegbenchError: If there is none.
-    """
+    """Find the newest log file of a cell."""
     (status,) = statuses(folder, [cell])
     path = log_file(status.directory, status.job)
     if path is None:
@@ -254,10 +239,7 @@ def find_log(folder: Path, cell: str) -> Path:
 def clean_folder(folder: Path, *, checkpoints: bool, dry_run: bool) -> tuple[int, int]:
     """Remove what finished cells no longer need: all checkpoints but the last, damaged ones, leftovers of attempts.
 
-    Args:
-        folder: The sweep.
-        checkpoints: Remove the last one too: the trained weights.
-        dry_run: Only count.
+    `checkpoints` removes the last ones too, which are the trained weights; `dry_run` only counts.
 
     Returns:
         The number of files, and their bytes in all.

@@ -45,21 +45,13 @@ def call(*command: str) -> str:
 
 
 def call_for_jobs(names: Sequence[str], *command: str) -> None:
-    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command line is limited.
-
-    Raises:
-        SlurmError: If Slurm does not answer or refuses.
-    """
+    """Give a command of Slurm about jobs, a few hundred at a time, as the length of a command line is limited."""
     for start in range(0, len(names), 500):
         call(*command, *names[start : start + 500])
 
 
 def require_slurm() -> None:
-    """Refuse to go on where Slurm is not installed.
-
-    Raises:
-        RegbenchError: If one of its commands is not to be found.
-    """
+    """Refuse to go on where one of Slurm's commands is not installed."""
     missing = [command for command in _COMMANDS if shutil.which(command) is None]
     if missing:
         raise RegbenchError(
@@ -108,14 +100,10 @@ def was_submitted(folder: Path) -> bool:
 
 
 def note_submitted(intent: Path, array: str) -> None:
-    """Note the id of the array that an intent to submit has led to.
-
-    Args:
-        intent: The file `<folder>/jobs/<…>.intent`, whose list of cells is in the order of the array.
-        array: Its id.
-    """
+    """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`) has led to."""
     entry = _read_intent(intent)
     cells = {}
+    # The intent lists the cells in the order of the array.
     for index, cell in enumerate(entry["cells"]):
         name = f"{array}_{index}" if len(entry["cells"]) > 1 else array
         cells[name] = cell

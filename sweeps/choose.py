@@ -42,21 +42,13 @@ def configuration_id(cell: Cell) -> str:
 
 
 def compared_ids(folder: Path) -> list[str]:
-    """Read the ids of the cells that the tuning in a sweep's folder compares.
-
-    Raises:
-        RegbenchError: If the file is damaged.
-    """
+    """Read the ids of the cells that the tuning in a sweep's folder compares."""
     remedy = "remove it; the same `regbench tune` command writes it again"
     return read_json(folder / COMPARED, list[Name], remedy)
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`; empty where there is none.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
+    """Read what a search has tried so far, see `regbench.sweeps.search.Proposed`; empty where there is none."""
     path = folder / SEARCH
     return read_signed(path, "remove it; the same command writes it again") if path.exists() else {}
 
@@ -107,12 +99,6 @@ def selection_score(record: Record) -> float | None:
 
 def choose(folder: Path) -> TuningChoice:
     """Choose the best configuration of each method in each setting, once: a later call reads `tuning_choice.json`.
-
-    Args:
-        folder: Sweep's folder of a tuning whose cells have all ended.
-
-    Returns:
-        The content of `tuning_choice.json`.
 
     Raises:
         RegbenchError: If a cell has not ended, or all diverged.

@@ -118,14 +118,9 @@ def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
 
 
 def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None]:
-    """Find the largest sizes of a sweep's first cell that fit a GPU.
+    """Find the largest "batch_size" and "embedding_dim", powers of two, with which a sweep's first cell fits a GPU.
 
-    Args:
-        sweep: The grid.
-        gpu_memory_gib: Memory of the GPU, of which a prediction may take `GPU_SHARE`.
-
-    Returns:
-        The largest power of two for "batch_size" and for "embedding_dim"; None where not even the smallest fits.
+    None: not even the smallest fits. A prediction may take `GPU_SHARE` of the memory.
     """
     limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
     switches = _switches(sweep.runtime, sweep.clusters[0].at("pretrain"))
@@ -133,11 +128,7 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
 
 
 def refuse_oversized(sweep: Sweep) -> None:
-    """Refuse a sweep with cells that are predicted not to fit the memory that its clusters' GPUs are said to have.
-
-    Raises:
-        RegbenchError: Naming the first of them.
-    """
+    """Refuse a sweep with cells that are predicted not to fit the memory that its clusters' GPUs are said to have."""
     if not any(cluster.gpu_memory_gib for cluster in sweep.clusters):
         return
     misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
@@ -192,7 +183,8 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
     found = times.get(same_method) or times.get(any_method)
     if not found:
         return None
-    epoch_s, rest_s = map(statistics.median, zip(*found, strict=True))
+    epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
+    rest_s = statistics.median(rest_s for _, rest_s in found)
     return (epoch_s * cell.epochs + rest_s) / 3600
 
 
@@ -236,8 +228,10 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
 def summary(planned: Sequence[Planned]) -> str:
     """Say the plan in one line."""
     todo = [entry for entry in planned if not entry.done]
-    timed, estimated, peaks, unknown, misfits = [], [], [], 0, 0
-    disk_bytes = 0
+    timed: list[float] = []
+    estimated: list[float] = []
+    peaks = []
+    unknown = misfits = disk_bytes = 0
     for entry in todo:
         if entry.gpu_hours is None:
             unknown += 1

@@ -128,11 +128,7 @@ class _Plan(TypedDict):
 
 
 def write_plan(sweep: Sweep, folder: Path) -> None:
-    """Add the sweep's cells to those that its folder already plans (say, of other seeds).
-
-    Raises:
-        RegbenchError: If the plan that is there is damaged.
-    """
+    """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
     path = folder / "sweep.json"
     with locked(folder):
         cells = read_plan(folder) if path.exists() else []
@@ -167,12 +163,7 @@ def read_plan(folder: Path) -> list[CellPlan]:
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, Job] | None = None) -> list[CellStatus]:
-    """Tell the state of every cell that a sweep plans, in its order; `jobs` maps ids of cells to the scheduler's jobs.
-
-    Raises:
-        FileNotFoundError: If the sweep was never started.
-        RegbenchError: If its plan is damaged.
-    """
+    """Tell the state of every cell that a sweep plans, in its order; `jobs` maps ids of cells to their jobs."""
     found = []
     for cell in read_plan(folder):
         job = jobs.get(cell["id"]) if jobs else None

@@ -84,26 +84,14 @@ def tune(
 
 
 def refuse_tuning(sweep: Sweep) -> None:
-    """Refuse to run the folder of a tuning as a sweep, which would leave its cells without a score on the test split.
-
-    Raises:
-        RegbenchError: If the sweep's folder is of a tuning.
-    """
+    """Refuse to run the folder of a tuning as a sweep, whose cells would get no score on the test split."""
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     if (folder / COMPARED).exists():
         raise RegbenchError(f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name")
 
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
-    """Refuse seeds of final runs before the tuning begins.
-
-    Args:
-        seeds: Seeds as they are given.
-        cell: A cell that is to have them.
-
-    Raises:
-        RegbenchError: If one of them cannot be a seed, or is given twice.
-    """
+    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have, or is given twice."""
     for seed in seeds:
         replace(cell, seed=seed)  # refuses what is no seed
         if seeds.count(seed) > 1:
@@ -111,13 +99,7 @@ def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
-    """Write down what is compared, before anything runs.
-
-    Args:
-        cells: The grid.
-        folder: `<runs_dir>/<sweep>`.
-        data_dir: Folder of prepared data sets.
-        unequal: Whether methods may have different numbers of configurations.
+    """Write down what is compared, before anything runs; with `unequal`, methods may have different budgets.
 
     Raises:
         RegbenchError: If budgets differ, there is no split to choose on, or the folder holds another sweep.
@@ -177,11 +159,6 @@ def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
 def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
     """Tell how a cell's hyperparameters were chosen, and keep the test split closed to a cell that was not.
 
-    Args:
-        directory: The cell's run directory.
-        cell: The cell.
-        final: Whether the test split is to be opened.
-
     Returns:
         What its record says: `benchmark.rundir.choice.GIVEN` outside a tuning.
 
@@ -216,7 +193,7 @@ def final_cells(
 
     Args:
         choice: What `choose` gave.
-        folder: Sweep's folder of the tuning.
+        folder: `<runs_dir>/<sweep>`.
         tried: What it chose among; the networks without training in it are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
         leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the

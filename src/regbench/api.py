@@ -260,21 +260,13 @@ def load_records(*folders: str | Path) -> pd.DataFrame:
 
 
 def refuse_folder_name(what: str, name: str) -> None:
-    """Refuse a name that would leave the folder that it is to lie in.
-
-    Raises:
-        RegbenchError: Naming it as `what`.
-    """
+    """Refuse a name, called `what`, that would leave the folder that it is to lie in."""
     if not name or "/" in name or name.startswith("."):
         raise RegbenchError(f"{what}: {name!r} must be a folder's name: no '/', no leading '.', not empty")
 
 
 def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
-    """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as a `Path`.
-
-    Raises:
-        RegbenchError: If it is neither.
-    """
+    """Return the folder of a sweep by its name, or what is given by its path: with a "/", or as a `Path`."""
     if isinstance(sweep, Path) or "/" in sweep:
         return Path(sweep)
     refuse_folder_name("NAMES", sweep)
