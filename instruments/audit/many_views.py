@@ -154,7 +154,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
         weights, rest = least_squares(basis, y)
         if not rest <= tolerance / 10 * y.abs().max():
             return None
-        fits.append(weights)
+        fits.append(weights.tolist())
     for (name, part), one, other in zip(varying, *fits, strict=True):
         term = terms.setdefault(name, _Term(name, {}, {}, tolerance))
         term.found[part], term.wanted[part] = one, other
