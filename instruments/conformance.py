@@ -6,14 +6,11 @@ tests run all of it over every registered method, so a new method is tested by b
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import json
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,20 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regbench import methods
-from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.sweep import load_run
 from regbench.errors import RegbenchError
+from regbench.instruments.declarations import configuration, documentation
 from regbench.instruments.loss_checks import (
     TINY,
+    Outcome,
     Views,
     corner_cases,
     draw_views,
+    errors,
     not_finite,
     permuted,
     relative,
     seeded,
     slopes,
+    worst,
 )
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
@@ -71,8 +69,6 @@ class Finding:
         return self.error <= self.bound  # not so for NaN
 
 
-Outcome = tuple[float, str]
-"""A deviation, and where it was."""
 Check = Callable[[Regularizer], Outcome | None]
 _checks: dict[str, tuple[Check, float, str]] = {}
 
@@ -138,18 +134,6 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
     return abs(wanted.total.item() - _total(method, other).item()) / max(_size(wanted), TINY)
 
 
-def _errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> Iterator[Outcome]:
-    """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
-    yield relative(found[0], wanted[0], size), f"value{where}"
-    for a, b in zip(found[1:], wanted[1:], strict=True):
-        yield relative(a, b, floor), f"gradient{where}"
-
-
-def _worst(outcomes: Sequence[Outcome]) -> Outcome:
-    # NaN is the worst of all, and would get lost in max().
-    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
-
-
 # The checks. Each returns the largest deviation and where it was.
 
 
@@ -166,7 +150,7 @@ def gradient(method: Regularizer) -> Outcome:
         floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
         outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
-    return _worst(outcomes)
+    return worst(outcomes)
 
 
 @_check(1e-10)
@@ -238,8 +222,8 @@ def float32(method: Regularizer) -> Outcome:
         views = draw_views(n, q, 2)
         wanted, size = value_and_gradients(method, views)
         found, _ = value_and_gradients(method, [z.float() for z in views])
-        outcomes += _errors(found, wanted, f" at n={n}, q={q}", size)
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, f" at n={n}, q={q}", size)
+    return worst(outcomes)
 
 
 @_check(0.01)
@@ -253,8 +237,8 @@ def half_precision(method: Regularizer) -> Outcome:
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
             return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
-        outcomes += _errors(found, wanted, f" in {dtype}")
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, f" in {dtype}")
+    return worst(outcomes)
 
 
 @_check(0.0)
@@ -306,53 +290,14 @@ def forms(method: Regularizer) -> Outcome:
         for form in method.forms[1:] or ("auto",):
             engine, where = Engine(form=form), f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
-            outcomes += _errors(found, wanted, where, size, floor)
+            outcomes += errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
             outcomes += [(relative(own[name], term, size), name + where) for name, term in addends.items()]
-    return _worst(outcomes)
+    return worst(outcomes)
 
 
-@_check(0.0)
-def configuration(method: Regularizer) -> Outcome:
-    """Return the number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
-    values = asdict(method)  # type: ignore[call-overload]
-    overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
-    cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides])
-    again = Cell.stored(json.loads(json.dumps(cell.plain())))
-    lost = []
-    for back in (cell.method, again.method):
-        for key, value in values.items():
-            if getattr(back, key) != value:
-                lost.append(f"{key}={value!r} came back as {getattr(back, key)!r}")
-    return len(lost), ", ".join(lost)
-
-
-def _hydra(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_hydra, value))}]"
-    return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-@_check(0.0)
-def documentation(method: Regularizer) -> Outcome:
-    """Return the number of things that the docstring and the metadata leave out."""
-    data, text = method.metadata, type(method).__doc__ or ""
-    year = re.compile(r"\b(19|20)\d\d\b")
-    published = "unpublished" not in data.reference.lower()
-    inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
-    shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
-    wanted = {
-        f"metadata.{name}": getattr(data, name)
-        for name in ("title", "reference", "formula", "time", "memory", "published")
-    }
-    wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
-    wanted['a year, or "unpublished", in metadata.reference'] = year.search(data.reference) or not published
-    wanted["the source with its year in the docstring"] = year.search(text) or not published
-    for name in asdict(method):  # type: ignore[call-overload]
-        wanted[f"{name} under Attributes"] = re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)
-    wanted["the shapes in terms"] = shapes or "(n, q)" in (method.terms.__doc__ or "")
-    missing = [name for name, there in wanted.items() if not there]
-    return len(missing), ", ".join(missing)
+_check(0.0)(configuration)
+_check(0.0)(documentation)
 
 
 # Over ranks.
@@ -372,7 +317,7 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
     with Processes(max(SHARDS), _join) as ranks:
         for name, method in many.items():
             try:
-                outcome = _worst(ranks.ask(_compare_with_one, method))
+                outcome = worst(ranks.ask(_compare_with_one, method))
             except WorkFailed as error:
                 outcome = math.inf, str(error)
             found[name] = Finding("sharded", 1e-9, *outcome)
@@ -403,5 +348,5 @@ def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> Outcome
             raise RegbenchError(f"{form} form over {size} ranks: {one_line(error)}") from error
         wanted = [value, *(size * gradient[mine] for gradient in gradients)]
         where = f", {form}, rank {rank} of {size}, {len(views)} views"
-        outcomes += _errors(found, wanted, where, total, size * gradients[0].norm().item())
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, where, total, size * gradients[0].norm().item())
+    return worst(outcomes)

@@ -20,6 +20,8 @@ TINY = 1e-300
 MEAN_SEEDS = 48
 
 Views = Sequence[Tensor]
+Outcome = tuple[float, str]
+"""A deviation, and where it was."""
 Mean = tuple[float, float]
 """A mean over random numbers, and its standard error: 0 if none were drawn."""
 
@@ -91,6 +93,19 @@ def relative(found: Tensor, wanted: Tensor, floor: float = TINY) -> float:
     difference = float((found.double() - wanted.double()).norm())
     error = difference / max(float(wanted.double().norm()), floor)
     return math.inf if math.isnan(error) else error
+
+
+def errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> list[Outcome]:
+    """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
+    outcomes = [(relative(found[0], wanted[0], size), f"value{where}")]
+    for a, b in zip(found[1:], wanted[1:], strict=True):
+        outcomes.append((relative(a, b, floor), f"gradient{where}"))
+    return outcomes
+
+
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """Find the largest deviation; one that is not a number is the largest, and would get lost in max()."""
+    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
 
 
 def evaluate(loss: LossOfViews, views: Views, seed: int = 0) -> tuple[Tensor, list[Tensor]]:

@@ -167,31 +167,28 @@ def precision(target: Target) -> list[Finding]:
     single = [z.float() for z in draw_views(16, 8, 2)]
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
         single = [torch.nn.functional.normalize(z, dim=1) for z in single]
-    found = _gradients(target, single)
-    if isinstance(found, Exception):
-        return []
-    findings = []
-    random = _is_random(target)  # then other precisions draw other numbers
-    exact = _gradients(target, [z.double() for z in single])
-    if isinstance(exact, Tensor) and not random:
-        loss = relative(found, exact)
-        if loss >= 1e-3:
-            text = f"float32 loses {loss:.2g} of the gradient"
-            findings.append(Finding("loses precision", "defect", loss, text))
     half = [z.bfloat16() for z in single]
     rounded = [z.float() for z in half]
-    wanted = _gradients(target, rounded)
-    for name, automatic, given in (("bfloat16", False, half), ("autocast", True, rounded)):
-        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+    findings: list[Finding] = []
+    random = _is_random(target)  # then other precisions draw other numbers
+    tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
+        ("float32", single, [z.double() for z in single], 1e-3, "loses precision", "defect"),
+        ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),
+        ("autocast", rounded, rounded, 0.05, "coarse in autocast", "note"),
+    )
+    for name, given, reference, bound, title, severity in tries:
+        wanted = _gradients(target, reference)
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast"):
             found = _gradients(target, given)
-        if isinstance(found, Exception) or isinstance(wanted, Exception):
+        if name == "float32" and isinstance(found, Exception):
+            break
+        if isinstance(found, Exception):
             text = f"{name} raises {type(found).__name__}: {' '.join(str(found).split())[:80]}"
             findings.append(Finding(f"fails in {name}", "note", math.nan, text))
-            continue
-        loss = relative(found, wanted)
-        if loss >= 0.05 and not random:
-            text = f"{name} loses {loss:.2g} of the gradient"
-            findings.append(Finding(f"coarse in {name}", "note", loss, text))
+        elif isinstance(wanted, Tensor) and not random:
+            loss = relative(found, wanted)
+            if loss >= bound:
+                findings.append(Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient"))
     return findings
 
 
