@@ -69,37 +69,6 @@ class Finding:
         return self.error <= self.bound  # not so for NaN
 
 
-Check = Callable[[Regularizer], Outcome | None]
-_checks: dict[str, tuple[Check, float, str]] = {}
-
-
-def _check(bound: float, claim: str = "") -> Callable[[Check], Check]:
-    """Register a check; one of a claim is made of methods whose metadata make it."""
-
-    def register(function: Check) -> Check:
-        _checks[function.__name__.replace("_", " ")] = function, bound, claim
-        return function
-
-    return register
-
-
-def check_names() -> list[str]:
-    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
-    return list(_checks)
-
-
-def run_check(method: Regularizer, check: str) -> Finding | None:
-    """Run one check of one method; None if it claims nothing that the check is about."""
-    function, bound, claim = _checks[check]
-    if claim and not getattr(method.metadata, claim):
-        return None
-    try:
-        outcome = function(method)
-    except Exception as error:  # whatever a method raises is a finding
-        outcome = math.inf, f"{type(error).__name__}: {error}"
-    return Finding(check, bound, *outcome) if outcome else None
-
-
 # Values and what they are compared with.
 
 
@@ -137,7 +106,6 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
 # The checks. Each returns the largest deviation and where it was.
 
 
-@_check(1e-6, claim="exact_gradient")
 def gradient(method: Regularizer) -> Outcome:
     """Return the largest difference from central differences in float64, relative to the largest derivative."""
     outcomes = []
@@ -153,21 +121,18 @@ def gradient(method: Regularizer) -> Outcome:
     return worst(outcomes)
 
 
-@_check(1e-10)
 def order_of_images(method: Regularizer) -> Outcome:
     """Return the relative change of the value when the images are permuted."""
     views = draw_views(9, 5, 2)
     return _change(method, views, permuted(views)), "n=9, q=5"
 
 
-@_check(1e-10, claim="symmetric")
 def order_of_views(method: Regularizer) -> Outcome:
     """Return the relative change of the value when the views are exchanged."""
     views = draw_views(7, 4, 2)
     return _change(method, views, views[::-1]), "n=7, q=4"
 
 
-@_check(1e-10, claim="rotation_invariant")
 def rotation(method: Regularizer) -> Outcome:
     """Return the relative change of the value when all embeddings are rotated."""
     views = draw_views(8, 5, 2)
@@ -176,7 +141,6 @@ def rotation(method: Regularizer) -> Outcome:
     return _change(method, views, [z @ turn_QQ for z in views]), "n=8, q=5"
 
 
-@_check(1e-10, claim="scale_invariant")
 def lengths(method: Regularizer) -> Outcome:
     """Return the relative change of the value when each embedding is scaled."""
     z1, z2 = draw_views(8, 5, 2)
@@ -184,7 +148,6 @@ def lengths(method: Regularizer) -> Outcome:
     return _change(method, [z1, z2], [factors * z1, z2 / factors]), "factors 0.1 to 7"
 
 
-@_check(1e-9, claim="ordered")
 def minimum(method: Regularizer) -> Outcome:
     """Return how far a single point is from costing more than uniform embeddings, with half-collapsed ones between.
 
@@ -205,7 +168,6 @@ def minimum(method: Regularizer) -> Outcome:
     return max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where
 
 
-@_check(0.0)
 def views_matter(method: Regularizer) -> Outcome:
     """Return how much less views of different images cost than views of the same, relative to the value."""
     z1, z2 = draw_views(9, 5, 2)
@@ -214,7 +176,6 @@ def views_matter(method: Regularizer) -> Outcome:
     return error, f"{same:.6g} < {other:.6g}"
 
 
-@_check(1e-4)
 def float32(method: Regularizer) -> Outcome:
     """Return the relative difference of float32 from float64, in value and gradients."""
     outcomes: list[Outcome] = []
@@ -226,7 +187,6 @@ def float32(method: Regularizer) -> Outcome:
     return worst(outcomes)
 
 
-@_check(0.01)
 def half_precision(method: Regularizer) -> Outcome:
     """Return the relative difference of 16-bit embeddings under autocast from the same numbers in float32."""
     outcomes: list[Outcome] = []
@@ -241,7 +201,6 @@ def half_precision(method: Regularizer) -> Outcome:
     return worst(outcomes)
 
 
-@_check(0.0)
 def finite(method: Regularizer) -> Outcome:
     """Return the number of corner cases in which the value or a gradient is not finite."""
     broken = []
@@ -251,7 +210,6 @@ def finite(method: Regularizer) -> Outcome:
     return len(broken), ", ".join(broken)
 
 
-@_check(0.0)
 def search_space(method: Regularizer) -> Outcome | None:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
@@ -278,7 +236,6 @@ def search_space(method: Regularizer) -> Outcome | None:
     return len(broken), "; ".join(broken)
 
 
-@_check(1e-10)
 def forms(method: Regularizer) -> Outcome:
     """Return the relative difference of each form from the textbook's: value, addends, gradients; 2, 3 and 8 views."""
     outcomes: list[Outcome] = []
@@ -296,8 +253,41 @@ def forms(method: Regularizer) -> Outcome:
     return worst(outcomes)
 
 
-_check(0.0)(configuration)
-_check(0.0)(documentation)
+Check = Callable[[Regularizer], Outcome | None]
+CHECKS: dict[str, tuple[Check, float, str]] = {
+    "gradient": (gradient, 1e-6, "exact_gradient"),
+    "order of images": (order_of_images, 1e-10, ""),
+    "order of views": (order_of_views, 1e-10, "symmetric"),
+    "rotation": (rotation, 1e-10, "rotation_invariant"),
+    "lengths": (lengths, 1e-10, "scale_invariant"),
+    "minimum": (minimum, 1e-9, "ordered"),
+    "views matter": (views_matter, 0.0, ""),
+    "float32": (float32, 1e-4, ""),
+    "half precision": (half_precision, 0.01, ""),
+    "finite": (finite, 0.0, ""),
+    "search space": (search_space, 0.0, ""),
+    "forms": (forms, 1e-10, ""),
+    "configuration": (configuration, 0.0, ""),
+    "documentation": (documentation, 0.0, ""),
+}
+"""Each check, what is allowed, and the claim in a method's metadata that it is about, if it is about one."""
+
+
+def check_names() -> list[str]:
+    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
+    return list(CHECKS)
+
+
+def run_check(method: Regularizer, check: str) -> Finding | None:
+    """Run one check of one method; None if it claims nothing that the check is about."""
+    function, bound, claim = CHECKS[check]
+    if claim and not getattr(method.metadata, claim):
+        return None
+    try:
+        outcome = function(method)
+    except Exception as error:  # whatever a method raises is a finding
+        outcome = math.inf, f"{type(error).__name__}: {error}"
+    return Finding(check, bound, *outcome) if outcome else None
 
 
 # Over ranks.

@@ -209,7 +209,7 @@ def memory(target: Target) -> list[Finding]:
     kept = {}
     for n, q in itertools.product((32, 64), (24, 48)):
         try:
-            kept[n, q] = _kept_bytes(target, [z.float().requires_grad_() for z in draw_views(n, q, 2)])
+            kept[n, q] = _kept_bytes(target, n, q)
         except Exception:  # a loss of fixed sizes
             return []
     growth = math.log2(kept[64, 48] / max(kept[32, 24], 1))
@@ -220,7 +220,8 @@ def memory(target: Target) -> list[Finding]:
     return [Finding("memory grows cubically", "note", growth, text)]
 
 
-def _kept_bytes(target: Target, views: Views) -> int:
+def _kept_bytes(target: Target, n: int, q: int) -> int:
+    views = [z.float().requires_grad_() for z in draw_views(n, q, 2)]
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
