@@ -24,17 +24,19 @@ from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_vie
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
+# More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be told apart.
 SIZES = ((8, 4), (12, 3), (6, 9))
+# More than the unknowns of any fit, so that a fit that leaves nothing is no chance.
 DRAWS = 7
-_EXACT, _CLOSE = 1e-7, 2e-4
-_SINGLE = 1e-4
+# Rounding of float64 and of float32; and what another ε under a root changes.
+_EXACT, _SINGLE, _CLOSE = 1e-7, 1e-4, 2e-4
 
 Size = tuple[int, int]
 """n and q."""
 
 
 @dataclass(frozen=True)
-class Samples:
+class _Samples:
     """Embeddings, and the values that a loss has there.
 
     Attributes:
@@ -52,12 +54,12 @@ class Samples:
     single: bool
 
 
-def sample(target: Target) -> Samples:
+def _sample(target: Target) -> _Samples:
     """Evaluate a loss at some sizes; those that it refuses are left out, unless it refuses all."""
     sizes, drawn, values, unit_values = [], [], [], []
     refusal: Exception | None = None
     for size in SIZES:
-        draws = [[z.to(target.dtype) for z in draw_views(*size, 2, seed)] for seed in range(DRAWS)]
+        draws = [target.draw(2, seed, size) for seed in range(DRAWS)]
         try:
             found = [target.value(views).item() for views in draws]
             unit_found = [target.value([normalize(z) for z in views]).item() for views in draws]
@@ -70,14 +72,13 @@ def sample(target: Target) -> Samples:
         unit_values.append(unit_found)
     if refusal is not None and not sizes:
         raise refusal
-    double = torch.float64
-    return Samples(
-        sizes, drawn, torch.tensor(values, dtype=double), torch.tensor(unit_values, dtype=double), target.single
-    )
+    found_SD, unit_SD = (torch.tensor(each, dtype=torch.float64) for each in (values, unit_values))
+    return _Samples(sizes, drawn, found_SD, unit_SD, target.single)
 
 
-def explain(samples: Samples, method: Regularizer) -> Finding | None:
+def explain(target: Target, method: Regularizer) -> Finding | None:
     """Find what makes a loss differ from the textbook of `method`, which it claims to be; None if nothing does."""
+    samples = _sample(target)
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
     columns = _columns(claimed.terms, samples, method, len(samples.sizes))
@@ -123,15 +124,7 @@ def textbook(method: Regularizer, views: Views, global_views: int, *, seed: int 
 
 
 def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the weights of the columns whose sum is nearest to y.
-
-    Args:
-        basis: Columns, shape (..., draws) each.
-        y: What they are to sum to, shape (..., draws).
-
-    Returns:
-        The weights, shape (columns, ...), and the largest rest, shape (...).
-    """
+    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the largest rests."""
     if not basis:
         return y.new_zeros(0), y.abs().amax(dim=-1)
     matrix = torch.stack(list(basis), dim=-1)
@@ -142,7 +135,7 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     return (solution[..., 0] / lengths[..., 0, :]).movedim(-1, 0), rest
 
 
-def _columns(terms: Terms, samples: Samples, method: Regularizer, count: int) -> dict[str, Tensor]:
+def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -> dict[str, Tensor]:
     """Evaluate addends at the first sizes, shape (sizes, draws) each; none if the hypothesis is not made for them."""
     # A random method has to draw in the loss's own dtype to draw the same numbers.
     dtype = torch.float32 if method.random and samples.single else torch.float64
@@ -172,7 +165,7 @@ class _Fit:
         return not any(self.constants.values()) and not any(abs(factor - 1) > 1e-5 for factor in factors)
 
 
-def _fit_of(hypothesis: Hypothesis, samples: Samples, method: Regularizer, tolerance: float) -> _Fit | None:
+def _fit_of(hypothesis: Hypothesis, samples: _Samples, method: Regularizer, tolerance: float) -> _Fit | None:
     values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
     fit = None
     for count in (1, len(samples.sizes)):  # most hypotheses fail at the first size

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.explain import explain, explain_random, sample, textbook
+from regbench.instruments.audit.explain import explain, explain_random, textbook
 from regbench.instruments.audit.finding import Finding, Severity
 from regbench.instruments.audit.many_views import Layout, left_out, order, values
 from regbench.instruments.audit.target import SIZE, Target
@@ -40,7 +40,7 @@ def value(target: Target) -> list[Finding]:
         by_chance = explain_random(target, method)
         if by_chance is None:
             return []
-    finding = explain(sample(target), method)
+    finding = explain(target, method)
     if by_chance is not None and finding is not None and finding.name == "another value":
         finding = by_chance
     findings = [finding] if finding else []
@@ -213,7 +213,7 @@ def memory(target: Target) -> list[Finding]:
         except Exception:  # a loss of fixed sizes
             return []
     growth = math.log2(kept[64, 48] / max(kept[32, 24], 1))
-    if growth < 2.5:
+    if growth < 2.5:  # n q and n² grow by 2, n² q by 3
         return []
     by_n, by_q = (math.log2(kept[size] / kept[32, 24]) for size in ((64, 24), (32, 48)))
     text = f"keeps {kept[64, 48] / 2**20:.2g} MiB at n = 64, q = 48 for backward, growing as n^{by_n:.1f} q^{by_q:.1f}"

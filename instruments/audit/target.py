@@ -166,9 +166,9 @@ class Target:
         """Whether the loss takes float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
-    def draw(self, count: int = 2, seed: int = 7) -> list[Tensor]:
+    def draw(self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE) -> list[Tensor]:
         """Draw views in the loss's dtype."""
-        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*SIZE, count, seed)]
+        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*size, count, seed)]
 
     @functools.cached_property
     def claimed(self) -> Regularizer | None:

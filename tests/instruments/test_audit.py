@@ -23,7 +23,7 @@ from regbench.audit import assert_sound
 from regbench.cli import main
 from regbench.instruments.audit import adapters
 from regbench.instruments.audit.finding import Finding
-from regbench.instruments.audit.group import Answer, Ranks, directions_of, views_of
+from regbench.instruments.audit.group import Answer, Ranks, directions_of, whole_batch
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import ranks
 from regbench.instruments.audit.target import Adapter, Batch, Target
@@ -200,7 +200,7 @@ class Told(Ranks):
         self.factor = factor
 
     def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
-        views, world = views_of(target, sum(rows)), len(rows)
+        views, world = whole_batch(target, rows), len(rows)
         value, gradients = evaluate(target.value, views)
         along = (torch.stack(gradients) * torch.stack(directions_of(views))).sum(dim=(0, 2))
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
