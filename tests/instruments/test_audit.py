@@ -310,6 +310,23 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, t
     assert message in result.output
 
 
+def test_adapters_are_read() -> None:
+    """Each is checked as one is made: how it is called, and the regularizer that it claims to be."""
+    read = adapters.libraries()
+    assert {library: len(losses) for library, losses in read.items()} == {
+        "lightly": 13,
+        "pytorch-metric-learning": 2,
+        "stable-pretraining": 4,
+        "solo-learn": 4,
+        "lejepa": 1,
+        "jepa-science": 1,
+        "info-nce-pytorch": 1,
+        "emp-ssl-pytorch": 1,
+    }
+    assert read["lightly"]["MMCRLoss"].views == (2, 4)
+    assert callable(read["lightly"]["TiCoLoss"].call)
+
+
 @pytest.mark.slow
 def test_adapters_of_libraries_that_are_installed() -> None:
     """What second opinions found by hand, found by itself."""
