@@ -79,6 +79,8 @@ def _sample(target: Target) -> _Samples:
 def explain(target: Target, method: Regularizer) -> Finding | None:
     """Find what makes a loss differ from the textbook of `method`, which it claims to be; None if nothing does."""
     samples = _sample(target)
+    if not samples.values.isfinite().all():
+        return Finding("not finite", "defect", math.nan, "the value of ordinary embeddings is NaN or infinite")
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
     columns = _columns(claimed.terms, samples, method, len(samples.sizes))

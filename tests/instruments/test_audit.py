@@ -61,6 +61,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("rewards_covariance", VICREG, "value", "wrong sign of a term", "defect"),
         ("biased_variance", VICREG, "value", "n for n − 1", "convention"),
         ("something_else", VICREG, "value", "another value", "defect"),
+        ("divides_by_zero", VICREG, "value", "not finite", "defect"),
         ("detaches_a_view", SIMCLR, "gradient", "detached view", "defect"),
         ("doubles_the_gradient", SIMCLR, "gradient", "gradient's factor", "defect"),
         ("detaches_a_part", SIMCLR, "gradient", "gradient not the value's", "defect"),
