@@ -6,14 +6,11 @@ tests run all of it over every registered method, so a new method is tested by b
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import json
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,20 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regbench import methods
-from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.sweep import load_run
 from regbench.errors import RegbenchError
+from regbench.instruments.declarations import configuration, documentation
 from regbench.instruments.loss_checks import (
     TINY,
+    Outcome,
     Views,
     corner_cases,
     draw_views,
+    errors,
     not_finite,
     permuted,
     relative,
     seeded,
     slopes,
+    worst,
 )
 from regbench.methods import Engine, Regularizer
 from regbench.methods.base import LOCAL_ROWS, Loss
@@ -71,39 +69,6 @@ class Finding:
         return self.error <= self.bound  # not so for NaN
 
 
-Outcome = tuple[float, str]
-"""A deviation, and where it was."""
-Check = Callable[[Regularizer], Outcome | None]
-_checks: dict[str, tuple[Check, float, str]] = {}
-
-
-def _check(bound: float, claim: str = "") -> Callable[[Check], Check]:
-    """Register a check; one of a claim is made of methods whose metadata make it."""
-
-    def register(function: Check) -> Check:
-        _checks[function.__name__.replace("_", " ")] = function, bound, claim
-        return function
-
-    return register
-
-
-def check_names() -> list[str]:
-    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
-    return list(_checks)
-
-
-def run_check(method: Regularizer, check: str) -> Finding | None:
-    """Run one check of one method; None if it claims nothing that the check is about."""
-    function, bound, claim = _checks[check]
-    if claim and not getattr(method.metadata, claim):
-        return None
-    try:
-        outcome = function(method)
-    except Exception as error:  # whatever a method raises is a finding
-        outcome = math.inf, f"{type(error).__name__}: {error}"
-    return Finding(check, bound, *outcome) if outcome else None
-
-
 # Values and what they are compared with.
 
 
@@ -138,22 +103,9 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
     return abs(wanted.total.item() - _total(method, other).item()) / max(_size(wanted), TINY)
 
 
-def _errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> Iterator[Outcome]:
-    """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
-    yield relative(found[0], wanted[0], size), f"value{where}"
-    for a, b in zip(found[1:], wanted[1:], strict=True):
-        yield relative(a, b, floor), f"gradient{where}"
-
-
-def _worst(outcomes: Sequence[Outcome]) -> Outcome:
-    # NaN is the worst of all, and would get lost in max().
-    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
-
-
 # The checks. Each returns the largest deviation and where it was.
 
 
-@_check(1e-6, claim="exact_gradient")
 def gradient(method: Regularizer) -> Outcome:
     """Return the largest difference from central differences in float64, relative to the largest derivative."""
     outcomes = []
@@ -166,24 +118,21 @@ def gradient(method: Regularizer) -> Outcome:
         floor = max(1e-3 * _size(_evaluate(method, views, global_views=global_views)), 1e-15)
         error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), floor)
         outcomes.append((error, f"n={n}, q={q}, {count} views, {global_views} global"))
-    return _worst(outcomes)
+    return worst(outcomes)
 
 
-@_check(1e-10)
 def order_of_images(method: Regularizer) -> Outcome:
     """Return the relative change of the value when the images are permuted."""
     views = draw_views(9, 5, 2)
     return _change(method, views, permuted(views)), "n=9, q=5"
 
 
-@_check(1e-10, claim="symmetric")
 def order_of_views(method: Regularizer) -> Outcome:
     """Return the relative change of the value when the views are exchanged."""
     views = draw_views(7, 4, 2)
     return _change(method, views, views[::-1]), "n=7, q=4"
 
 
-@_check(1e-10, claim="rotation_invariant")
 def rotation(method: Regularizer) -> Outcome:
     """Return the relative change of the value when all embeddings are rotated."""
     views = draw_views(8, 5, 2)
@@ -192,7 +141,6 @@ def rotation(method: Regularizer) -> Outcome:
     return _change(method, views, [z @ turn_QQ for z in views]), "n=8, q=5"
 
 
-@_check(1e-10, claim="scale_invariant")
 def lengths(method: Regularizer) -> Outcome:
     """Return the relative change of the value when each embedding is scaled."""
     z1, z2 = draw_views(8, 5, 2)
@@ -200,7 +148,6 @@ def lengths(method: Regularizer) -> Outcome:
     return _change(method, [z1, z2], [factors * z1, z2 / factors]), "factors 0.1 to 7"
 
 
-@_check(1e-9, claim="ordered")
 def minimum(method: Regularizer) -> Outcome:
     """Return how far a single point is from costing more than uniform embeddings, with half-collapsed ones between.
 
@@ -221,7 +168,6 @@ def minimum(method: Regularizer) -> Outcome:
     return max(max(gaps) / spread, 0.0) if math.isfinite(sum(gaps)) else math.inf, where
 
 
-@_check(0.0)
 def views_matter(method: Regularizer) -> Outcome:
     """Return how much less views of different images cost than views of the same, relative to the value."""
     z1, z2 = draw_views(9, 5, 2)
@@ -230,7 +176,6 @@ def views_matter(method: Regularizer) -> Outcome:
     return error, f"{same:.6g} < {other:.6g}"
 
 
-@_check(1e-4)
 def float32(method: Regularizer) -> Outcome:
     """Return the relative difference of float32 from float64, in value and gradients."""
     outcomes: list[Outcome] = []
@@ -238,11 +183,10 @@ def float32(method: Regularizer) -> Outcome:
         views = draw_views(n, q, 2)
         wanted, size = value_and_gradients(method, views)
         found, _ = value_and_gradients(method, [z.float() for z in views])
-        outcomes += _errors(found, wanted, f" at n={n}, q={q}", size)
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, f" at n={n}, q={q}", size)
+    return worst(outcomes)
 
 
-@_check(0.01)
 def half_precision(method: Regularizer) -> Outcome:
     """Return the relative difference of 16-bit embeddings under autocast from the same numbers in float32."""
     outcomes: list[Outcome] = []
@@ -253,11 +197,10 @@ def half_precision(method: Regularizer) -> Outcome:
             found, _ = value_and_gradients(method, views)
         if found[0].dtype != torch.float32 or found[1].dtype != dtype:
             return math.inf, f"{dtype} gives a {found[0].dtype} value and {found[1].dtype} gradients"
-        outcomes += _errors(found, wanted, f" in {dtype}")
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, f" in {dtype}")
+    return worst(outcomes)
 
 
-@_check(0.0)
 def finite(method: Regularizer) -> Outcome:
     """Return the number of corner cases in which the value or a gradient is not finite."""
     broken = []
@@ -267,7 +210,6 @@ def finite(method: Regularizer) -> Outcome:
     return len(broken), ", ".join(broken)
 
 
-@_check(0.0)
 def search_space(method: Regularizer) -> Outcome | None:
     """Return the number of times that the value or a gradient is not finite in the search space.
 
@@ -294,7 +236,6 @@ def search_space(method: Regularizer) -> Outcome | None:
     return len(broken), "; ".join(broken)
 
 
-@_check(1e-10)
 def forms(method: Regularizer) -> Outcome:
     """Return the relative difference of each form from the textbook's: value, addends, gradients; 2, 3 and 8 views."""
     outcomes: list[Outcome] = []
@@ -306,53 +247,47 @@ def forms(method: Regularizer) -> Outcome:
         for form in method.forms[1:] or ("auto",):
             engine, where = Engine(form=form), f", {form} at n={n}, q={q}, {count} views, {global_views} global"
             found, _ = value_and_gradients(method, views, engine, global_views)
-            outcomes += _errors(found, wanted, where, size, floor)
+            outcomes += errors(found, wanted, where, size, floor)
             own = _evaluate(method, views, engine, global_views).terms
             outcomes += [(relative(own[name], term, size), name + where) for name, term in addends.items()]
-    return _worst(outcomes)
+    return worst(outcomes)
 
 
-@_check(0.0)
-def configuration(method: Regularizer) -> Outcome:
-    """Return the number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
-    values = asdict(method)  # type: ignore[call-overload]
-    overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
-    cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides])
-    again = Cell.stored(json.loads(json.dumps(cell.plain())))
-    lost = []
-    for back in (cell.method, again.method):
-        for key, value in values.items():
-            if getattr(back, key) != value:
-                lost.append(f"{key}={value!r} came back as {getattr(back, key)!r}")
-    return len(lost), ", ".join(lost)
+Check = Callable[[Regularizer], Outcome | None]
+CHECKS: dict[str, tuple[Check, float, str]] = {
+    "gradient": (gradient, 1e-6, "exact_gradient"),
+    "order of images": (order_of_images, 1e-10, ""),
+    "order of views": (order_of_views, 1e-10, "symmetric"),
+    "rotation": (rotation, 1e-10, "rotation_invariant"),
+    "lengths": (lengths, 1e-10, "scale_invariant"),
+    "minimum": (minimum, 1e-9, "ordered"),
+    "views matter": (views_matter, 0.0, ""),
+    "float32": (float32, 1e-4, ""),
+    "half precision": (half_precision, 0.01, ""),
+    "finite": (finite, 0.0, ""),
+    "search space": (search_space, 0.0, ""),
+    "forms": (forms, 1e-10, ""),
+    "configuration": (configuration, 0.0, ""),
+    "documentation": (documentation, 0.0, ""),
+}
+"""Each check, what is allowed, and the claim in a method's metadata that it is about, if it is about one."""
 
 
-def _hydra(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_hydra, value))}]"
-    return json.dumps(value) if isinstance(value, bool) else str(value)
+def check_names() -> list[str]:
+    """List all checks but the sharded one, which runs several methods at once (`check_sharded`)."""
+    return list(CHECKS)
 
 
-@_check(0.0)
-def documentation(method: Regularizer) -> Outcome:
-    """Return the number of things that the docstring and the metadata leave out."""
-    data, text = method.metadata, type(method).__doc__ or ""
-    year = re.compile(r"\b(19|20)\d\d\b")
-    published = "unpublished" not in data.reference.lower()
-    inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
-    shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
-    wanted = {
-        f"metadata.{name}": getattr(data, name)
-        for name in ("title", "reference", "formula", "time", "memory", "published")
-    }
-    wanted["metadata.url with https://"] = data.url.startswith("https://") or not published
-    wanted['a year, or "unpublished", in metadata.reference'] = year.search(data.reference) or not published
-    wanted["the source with its year in the docstring"] = year.search(text) or not published
-    for name in asdict(method):  # type: ignore[call-overload]
-        wanted[f"{name} under Attributes"] = re.search(rf"^\s+{name}: ", inherited, re.MULTILINE)
-    wanted["the shapes in terms"] = shapes or "(n, q)" in (method.terms.__doc__ or "")
-    missing = [name for name, there in wanted.items() if not there]
-    return len(missing), ", ".join(missing)
+def run_check(method: Regularizer, check: str) -> Finding | None:
+    """Run one check of one method; None if it claims nothing that the check is about."""
+    function, bound, claim = CHECKS[check]
+    if claim and not getattr(method.metadata, claim):
+        return None
+    try:
+        outcome = function(method)
+    except Exception as error:  # whatever a method raises is a finding
+        outcome = math.inf, f"{type(error).__name__}: {error}"
+    return Finding(check, bound, *outcome) if outcome else None
 
 
 # Over ranks.
@@ -372,7 +307,7 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
     with Processes(max(SHARDS), _join) as ranks:
         for name, method in many.items():
             try:
-                outcome = _worst(ranks.ask(_compare_with_one, method))
+                outcome = worst(ranks.ask(_compare_with_one, method))
             except WorkFailed as error:
                 outcome = math.inf, str(error)
             found[name] = Finding("sharded", 1e-9, *outcome)
@@ -403,5 +338,5 @@ def _compare_with_one(groups: Mapping[int, Any], method: Regularizer) -> Outcome
             raise RegbenchError(f"{form} form over {size} ranks: {one_line(error)}") from error
         wanted = [value, *(size * gradient[mine] for gradient in gradients)]
         where = f", {form}, rank {rank} of {size}, {len(views)} views"
-        outcomes += _errors(found, wanted, where, total, size * gradients[0].norm().item())
-    return _worst(outcomes)
+        outcomes += errors(found, wanted, where, total, size * gradients[0].norm().item())
+    return worst(outcomes)

@@ -9,17 +9,19 @@ Shapes: N = batch (n), Q = embedding dimension (q).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-TINY = 1e-300
+TINY = 1e-300  # what is divided by where all is 0
 MEAN_SEEDS = 48
 
 Views = Sequence[Tensor]
+Outcome = tuple[float, str]
+"""A deviation, and where it was."""
 Mean = tuple[float, float]
 """A mean over random numbers, and its standard error: 0 if none were drawn."""
 
@@ -93,6 +95,19 @@ def relative(found: Tensor, wanted: Tensor, floor: float = TINY) -> float:
     return math.inf if math.isnan(error) else error
 
 
+def errors(found: Views, wanted: Views, where: str, size: float = TINY, floor: float = TINY) -> list[Outcome]:
+    """Compare a value and gradients with those wanted; `size` and `floor` are the least that they are measured by."""
+    outcomes = [(relative(found[0], wanted[0], size), f"value{where}")]
+    for a, b in zip(found[1:], wanted[1:], strict=True):
+        outcomes.append((relative(a, b, floor), f"gradient{where}"))
+    return outcomes
+
+
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """Find the largest deviation; one that is not a number is the largest, and would get lost in max()."""
+    return max(outcomes, key=lambda outcome: math.inf if math.isnan(outcome[0]) else outcome[0])
+
+
 def evaluate(loss: LossOfViews, views: Views, seed: int = 0) -> tuple[Tensor, list[Tensor]]:
     """Compute a loss, detached, and its gradient with respect to each view; 0 where it has none."""
     leaves = [z_NQ.detach().clone().requires_grad_() for z_NQ in views]
@@ -111,9 +126,13 @@ def not_finite(loss: LossOfViews, views: Views) -> str:
     return "" if all(gradient.isfinite().all() for gradient in gradients) else "gradient"
 
 
-def difference(function: Callable[[float], float], step: float) -> float:
-    """Differentiate at 0 by differences of fourth order, so that the step need not be tiny."""
-    near, far = (function(size) - function(-size) for size in (step, 2 * step))
+def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> float:
+    """Differentiate a loss along a direction, by differences of fourth order, so the step need not be tiny."""
+
+    def moved(shift: float) -> float:
+        return loss([z + shift * d for z, d in zip(views, directions, strict=True)]).item()
+
+    near, far = (moved(size) - moved(-size) for size in (step, 2 * step))
     return (8 * near - far) / (12 * step)
 
 
@@ -139,14 +158,10 @@ def slopes(loss: LossOfViews, views: Views, step: float) -> list[Slope]:
             length = direction_NQ.norm().item()
             if length == 0:
                 continue
-            unit_NQ = direction_NQ / length
-
-            def along(shift: float, view: int = view, unit_NQ: Tensor = unit_NQ) -> float:
-                moved = list(views)
-                moved[view] = views[view] + shift * unit_NQ
-                return loss(moved).item()
-
-            found.append(Slope(view, (gradient_NQ * unit_NQ).sum().item(), difference(along, step)))
+            directions = [torch.zeros_like(z_NQ) for z_NQ in views]
+            directions[view] = direction_NQ / length
+            wanted = slope(loss, views, directions, step)
+            found.append(Slope(view, (gradient_NQ * directions[view]).sum().item(), wanted))
     return found
 
 

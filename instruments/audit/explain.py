@@ -7,6 +7,7 @@ first, and one counts only if it reproduces every value.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,84 +20,75 @@ from regbench.instruments.audit.closed_forms import named
 from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.target import Target
 from regbench.instruments.audit.variants import Hypothesis, Terms, hypotheses
-from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, seeded
+from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, relative, seeded
 from regbench.methods import Regularizer
 from regbench.methods.pairwise import normalize
 
+# More and fewer images than dimensions; each n, q and n q but once, so that forms of them can be told apart.
 SIZES = ((8, 4), (12, 3), (6, 9))
+# More than the unknowns of any fit, so that a fit that leaves nothing is no chance.
 DRAWS = 7
-_EXACT, _CLOSE = 1e-7, 2e-4
-_SINGLE = 1e-4
-# The simplest first. `free` is what gets factors: nothing, the textbook's sum, or each of its addends.
-_FITS = (
-    ("equal", "nothing", False),
-    ("factor", "sum", False),
-    ("shift", "nothing", True),
-    ("both", "sum", True),
-    ("addends", "addends", False),
-    ("addends", "addends", True),
-)
+# Rounding of float64 and of float32; and what another ε under a root changes.
+_EXACT, _SINGLE, _CLOSE = 1e-7, 1e-4, 2e-4
 
 Size = tuple[int, int]
 """n and q."""
 
 
 @dataclass(frozen=True)
-class Samples:
+class _Samples:
     """Embeddings, and the values that a loss has there.
 
     Attributes:
-        views: The draws of each size, each the embeddings of two views, shape (n, q).
-        values: Values of the loss for each size, shape (draws,).
-        unit_values: Its values on normalised embeddings, shape (draws,).
+        sizes: The sizes that the loss takes.
+        views: Its draws for each size: the embeddings of two views, shape (n, q).
+        values: Values of the loss, shape (sizes, draws).
+        unit_values: Values on normalised embeddings, shape (sizes, draws).
         single: Whether the loss takes float32 only.
     """
 
-    views: dict[Size, list[list[Tensor]]]
-    values: dict[Size, Tensor]
-    unit_values: dict[Size, Tensor]
+    sizes: list[Size]
+    views: list[list[list[Tensor]]]
+    values: Tensor
+    unit_values: Tensor
     single: bool
 
 
-def sample(target: Target) -> Samples:
-    """Evaluate a loss at some sizes; those that it refuses are left out.
-
-    Raises:
-        Exception: Whatever the loss raises, if it refuses all of them.
-    """
-    samples = Samples({}, {}, {}, target.single)
+def _sample(target: Target) -> _Samples:
+    """Evaluate a loss at some sizes; those that it refuses are left out, unless it refuses all."""
+    sizes, drawn, values, unit_values = [], [], [], []
     refusal: Exception | None = None
     for size in SIZES:
-        draws = [[z.to(target.dtype) for z in draw_views(*size, 2, seed)] for seed in range(DRAWS)]
+        draws = [target.draw(2, seed, size) for seed in range(DRAWS)]
         try:
-            values = [target.value(views).item() for views in draws]
-            unit_values = [target.value([normalize(z) for z in views]).item() for views in draws]
+            found = [target.value(views).item() for views in draws]
+            unit_found = [target.value([normalize(z) for z in views]).item() for views in draws]
         except Exception as error:
             refusal = error
             continue
-        samples.views[size] = draws
-        samples.values[size] = torch.tensor(values, dtype=torch.float64)
-        samples.unit_values[size] = torch.tensor(unit_values, dtype=torch.float64)
-    if not samples.views:
-        assert refusal is not None
+        sizes.append(size)
+        drawn.append(draws)
+        values.append(found)
+        unit_values.append(unit_found)
+    if refusal is not None and not sizes:
         raise refusal
-    return samples
+    found_SD, unit_SD = (torch.tensor(each, dtype=torch.float64) for each in (values, unit_values))
+    return _Samples(sizes, drawn, found_SD, unit_SD, target.single)
 
 
-def explain(samples: Samples, method: Regularizer) -> Finding | None:
-    """Find what makes a loss differ from the textbook of `method`; None if nothing does.
-
-    Args:
-        samples: Values of the loss.
-        method: What it claims to be.
-    """
+def explain(target: Target, method: Regularizer) -> Finding | None:
+    """Find what makes a loss differ from the textbook of `method`, which it claims to be; None if nothing does."""
+    samples = _sample(target)
+    if not samples.values.isfinite().all():
+        return Finding("not finite", "defect", math.nan, "the value of ordinary embeddings is NaN or infinite")
     exact = _SINGLE if samples.single else _EXACT
     claimed, *others = hypotheses(method)
-    columns = _columns(claimed.terms, samples, method, list(samples.views))
-    difference = _relative_difference(columns, samples.values)
+    columns = _columns(claimed.terms, samples, method, len(samples.sizes))
+    total = sum(columns.values(), torch.zeros_like(samples.values))
+    difference = relative(samples.values, total)
     if difference <= exact:
         return None
-    fit = _fit(columns, samples.values, exact)
+    fit = _fit(columns, samples.values, samples.sizes, exact)
     if difference <= _CLOSE and (fit is None or fit.is_plain):
         text = f"equals the textbook up to {difference:.1g} of the value, as another ε or single precision within does"
         return Finding("small constant", "note", difference, text)
@@ -133,48 +125,31 @@ def textbook(method: Regularizer, views: Views, global_views: int, *, seed: int 
         return torch.stack(list(method.view_terms(views, global_views).values())).sum()
 
 
-def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[list[float], float]:
-    """Find the weights of the columns whose sum is nearest to y, and the largest rest."""
+def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the largest rests."""
     if not basis:
-        return [], y.abs().max().item()
-    matrix = torch.stack(list(basis), dim=1)
-    lengths = matrix.norm(dim=0).clamp_min(1e-300)
-    solution = torch.linalg.lstsq(matrix / lengths, y[:, None], driver="gelsd").solution[:, 0]
-    rest = (matrix / lengths @ solution - y).abs().max().item()
-    return (solution / lengths).tolist(), rest
+        return y.new_zeros(0), y.abs().amax(dim=-1)
+    matrix = torch.stack(list(basis), dim=-1)
+    lengths = matrix.norm(dim=-2, keepdim=True).clamp_min(1e-300)
+    # This driver alone takes columns that depend on each other.
+    solution = torch.linalg.lstsq(matrix / lengths, y[..., None], driver="gelsd").solution
+    rest = (matrix / lengths @ solution - y[..., None]).abs().amax(dim=(-2, -1))
+    return (solution[..., 0] / lengths[..., 0, :]).movedim(-1, 0), rest
 
 
-Columns = Mapping[Size, Mapping[str, Tensor]]
-"""The addends of a hypothesis for each size, shape (draws,) each."""
-
-
-def _columns(terms: Terms, samples: Samples, method: Regularizer, sizes: Sequence[Size]) -> Columns:
-    """Evaluate the addends; empty if the hypothesis is not made for these embeddings."""
+def _columns(terms: Terms, samples: _Samples, method: Regularizer, count: int) -> dict[str, Tensor]:
+    """Evaluate addends at the first sizes, shape (sizes, draws) each; none if the hypothesis is not made for them."""
     # A random method has to draw in the loss's own dtype to draw the same numbers.
     dtype = torch.float32 if method.random and samples.single else torch.float64
-    columns = {}
-    for size in sizes:
-        rows = []
-        for views in samples.views[size]:
-            try:
-                with seeded(0):
-                    rows.append(terms([z.to(dtype) for z in views]))
-            except Exception:  # such as a setting that the method refuses
-                return {}
-        columns[size] = {name: torch.stack([row[name].double() for row in rows]) for name in rows[0]}
-        if not all(column.isfinite().all() for column in columns[size].values()):
+    rows = []
+    for views in itertools.chain(*samples.views[:count]):
+        try:
+            with seeded(0):
+                rows.append(terms([z.to(dtype) for z in views]))
+        except Exception:  # such as a setting that the method refuses
             return {}
-    return columns
-
-
-def _total(addends: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack(list(addends.values())).sum(dim=0)
-
-
-def _relative_difference(columns: Columns, values: Mapping[Size, Tensor]) -> float:
-    wanted = torch.cat(list(values.values()))
-    total = torch.cat([_total(addends) for addends in columns.values()]) if columns else torch.zeros_like(wanted)
-    return float((wanted - total).norm() / max(total.norm().item(), 1e-300))
+    found = {name: torch.stack([row[name].double() for row in rows]).view(count, -1) for name in rows[0]}
+    return found if all(column.isfinite().all() for column in found.values()) else {}
 
 
 @dataclass(frozen=True)
@@ -192,51 +167,42 @@ class _Fit:
         return not any(self.constants.values()) and not any(abs(factor - 1) > 1e-5 for factor in factors)
 
 
-def _fit_of(hypothesis: Hypothesis, samples: Samples, method: Regularizer, tolerance: float) -> _Fit | None:
-    """Fit a hypothesis, the draws of one size first: most of them fail there."""
+def _fit_of(hypothesis: Hypothesis, samples: _Samples, method: Regularizer, tolerance: float) -> _Fit | None:
     values = samples.unit_values if hypothesis.on_unit_embeddings else samples.values
-    sizes = list(samples.views)
     fit = None
-    for tried in (sizes[:1], sizes):
-        columns = _columns(hypothesis.terms, samples, method, tried)
-        fit = _fit(columns, values, tolerance) if columns else None
+    for count in (1, len(samples.sizes)):  # most hypotheses fail at the first size
+        columns = _columns(hypothesis.terms, samples, method, count)
+        fit = _fit(columns, values[:count], samples.sizes[:count], tolerance)
         if fit is None:
             return None
     return fit
 
 
-def _fit(columns: Columns, values: Mapping[Size, Tensor], tolerance: float) -> _Fit | None:
+def _fit(columns: Mapping[str, Tensor], values: Tensor, sizes: Sequence[Size], tolerance: float) -> _Fit | None:
     """Find the simplest fit that leaves no more than the tolerance."""
-    for kind, free, constant in _FITS:
-        fit = _Fit(kind, {}, {})
-        worst = 0.0
-        for size, addends in columns.items():
-            if kind == "addends" and len(addends) == 1:
-                return None
-            total = _total(addends)
-            factored = {"nothing": {}, "sum": {"": total}, "addends": addends}[free]
-            rest = _fit_at(size, factored, total, values[size], constant, fit)
-            worst = max(worst, rest)
-        if worst <= tolerance:
-            return fit
-    return None
-
-
-def _fit_at(
-    size: Size, factored: Mapping[str, Tensor], total: Tensor, values: Tensor, constant: bool, fit: _Fit
-) -> float:
-    """Add the factors and the constant of one size to a fit, and return the rest, relative."""
-    # Beside a constant, an addend that is one has no factor.
-    varying = {name: x for name, x in factored.items() if not constant or x.std() > 1e-9 * x.abs().max()}
-    y = values if factored else values - total
-    solution, rest = least_squares([*varying.values(), *[torch.ones_like(y)] * constant], y)
-    known = dict(zip(varying, solution, strict=False))
-    for name in factored:
-        fit.factors.setdefault(name, {})[size] = known.get(name, math.nan)
-    fit.constants[size] = solution[-1] if constant else 0.0
+    if not columns:
+        return None
+    total = torch.stack(list(columns.values())).sum(dim=0)
+    tries = [("equal", {}, False), ("factor", {"": total}, False), ("shift", {}, True), ("both", {"": total}, True)]
+    if len(columns) > 1:
+        tries += [("addends", dict(columns), False), ("addends", dict(columns), True)]
     # The rest counts by how much the values differ among draws, or by their size where that is small.
-    spread = (values - values.mean()).abs().max().item()
-    return rest / max(spread, 1e-3 * values.abs().max().item(), 1e-3 * total.abs().max().item(), 1e-12)
+    spread = (values - values.mean(dim=1, keepdim=True)).abs().amax(dim=1)
+    scale = torch.maximum(values.abs(), total.abs()).amax(dim=1).mul(1e-3).maximum(spread).clamp_min(1e-12)
+    for kind, factored, constant in tries:
+        varying = {}
+        for name, column in factored.items():
+            # Beside a constant, an addend that is one has no factor.
+            if not constant or (column.std(dim=1) > 1e-9 * column.abs().amax(dim=1)).all():
+                varying[name] = column
+        y = values if factored else values - total
+        weights, rest = least_squares([*varying.values(), *[torch.ones_like(y)] * constant], y)
+        if (rest / scale).max() <= tolerance:
+            by_size = [dict(zip(sizes, column.tolist(), strict=True)) for column in weights]
+            known = dict(zip(varying, by_size, strict=False))
+            factors = {name: known.get(name, dict.fromkeys(sizes, math.nan)) for name in factored}
+            return _Fit(kind, factors, by_size[-1] if constant else {})
+    return None
 
 
 def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:

@@ -17,13 +17,14 @@ import torch.distributed.nn  # before any group is made: its functions keep the 
 from torch import Tensor
 
 from regbench.instruments.audit.target import Target
-from regbench.instruments.loss_checks import LossOfViews, Views, difference, draw_views, evaluate
+from regbench.instruments.loss_checks import Views, evaluate, slope
 from regbench.processes import Place, Processes, one_line
 
+# Rows of each rank, for each number of ranks; more than the dimensions, so that covariances have full rank.
 EVEN = {1: (16,), 2: (8, 8), 3: (8, 8, 8), 4: (8, 8, 8, 8)}
 UNEVEN = {2: (10, 8), 3: (12, 10, 8), 4: (12, 10, 9, 8)}
 _Q = 4
-_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0  # a rank waits no longer for one that failed
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _evaluate(here: _Here, target: Target, rows: Sequence[int]) -> Answer:
 
 
 def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
-    views = views_of(target, sum(rows))
+    views = whole_batch(target, rows)
     first = sum(rows[:rank])
     mine = slice(first, first + rows[rank])
     shares = [z[mine] for z in views]
@@ -117,23 +118,19 @@ def _look(target: Target, rows: Sequence[int], rank: int) -> Answer:
     for other in range(len(rows)):
         # Every rank evaluates as often, or the others would wait.
         moving = directions if other == rank else [torch.zeros_like(d) for d in directions]
-        slopes.append(slope(loss, shares, moving))
+        slopes.append(slope(loss, shares, moving, step_of(target)))
     drawn = loss(shares, seed=1 + rank)
     return Answer(value.item(), drawn.item(), gradient, tuple(slopes))
 
 
-def slope(loss: LossOfViews, views: Views, directions: Views) -> float:
-    """Differentiate a loss along a direction of all views, by differences."""
-
-    def along(shift: float) -> float:
-        return loss([z + shift * d for z, d in zip(views, directions, strict=True)]).item()
-
-    return difference(along, 1e-3 if views[0].dtype == torch.float64 else 3e-2)
+def step_of(target: Target) -> float:
+    """Choose the step of differences: at one too small the dtype's rounding would be measured."""
+    return 3e-2 if target.single else 1e-3
 
 
-def views_of(target: Target, n: int) -> list[Tensor]:
-    """Draw the whole batch of n images, as many views as the loss takes; the same on every rank."""
-    return [z.to(target.dtype) for z in draw_views(n, _Q, max(target.adapter.views), seed=5)]
+def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
+    """Draw the batch of all ranks, as many views as the loss takes; the same on every rank."""
+    return target.draw(max(target.adapter.views), seed=5, size=(sum(rows), _Q))
 
 
 def directions_of(views: Views) -> list[Tensor]:

@@ -26,6 +26,7 @@ from regbench.methods import Regularizer
 from regbench.methods.decomposed import Decomposed
 from regbench.methods.pairwise import normalize
 
+# Four views have six pairs and four regularizers: the weights of these ten are overdetermined.
 _DRAWS = 16
 Layout = tuple[int, int]
 """V and G."""
@@ -37,12 +38,12 @@ def left_out(target: Target, layout: Layout) -> list[Finding]:
     """Replace one view after the other: the value has to change."""
     count, global_views = layout
     views = target.draw(count)
-    (other_NQ,) = draw_views(*SIZE, 1, seed=19)
+    (other_NQ,) = target.draw(1, seed=19)
     value = target.value(views, global_views=global_views).item()
     changes = []
     for view in range(count):
         changed = list(views)
-        changed[view] = other_NQ.to(views[0])
+        changed[view] = other_NQ
         changes.append(abs(target.value(changed, global_views=global_views).item() - value))
     least = (1e-5 if target.single else 1e-9) * max(abs(value), *changes)
     forgotten = [str(view + 1) for view, change in enumerate(changes) if change <= least]
@@ -85,19 +86,23 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         return [finding for finding in by_chance if finding is not None][:1]
     # An addend that is not there with two views was found there.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
+    # A loss of pairs of whose publication nothing is known but two views may be continued to more as one likes.
+    severity: Severity = "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.adapter.layouts:
         terms = _weights(target, method, layout)
         if terms is None:
-            findings.append(_unexplained(method, layout))
+            more = "; the publication has two views, ours is the mean over pairs" * (severity == "convention")
+            text = f"{_with(layout)} it is not {method.label}'s, and no sum of its parts{more}"
+            findings.append(Finding("another value of many views", severity, float("nan"), text))
             continue
         for term in terms:
             if term.name not in usual:
                 continue
             factors = grown.setdefault(term.name, {2: usual[term.name]})
             if not term.is_times(term.factor):
-                findings.append(_uneven(term, method, usual[term.name], layout))
+                findings.append(_uneven(term, severity, usual[term.name], layout))
             elif layout[0] == layout[1]:
                 factors[layout[0]] = term.factor
             elif not term.is_times(of_global := factors.get(layout[0], usual[term.name])):
@@ -154,7 +159,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
         weights, rest = least_squares(basis, y)
         if not rest <= tolerance / 10 * y.abs().max():
             return None
-        fits.append(weights)
+        fits.append(weights.tolist())
     for (name, part), one, other in zip(varying, *fits, strict=True):
         term = terms.setdefault(name, _Term(name, {}, {}, tolerance))
         term.found[part], term.wanted[part] = one, other
@@ -188,18 +193,16 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
     return parts
 
 
-def _uneven(term: _Term, method: Regularizer, usual: float, layout: Layout) -> Finding:
+def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Finding:
     """Name what is wrong with weights that are not in the textbook's proportion."""
     weights = {part: weight / usual for part, weight in term.found.items()}
     wanted = term.wanted
     least_weight = 1e-3 * max(map(abs, wanted.values()))
     of_pairs = len(next(iter(wanted))) == 2
     what, many = ("pair of views", "pairs") if of_pairs else ("view", "views")
-    severity = _blame(method)
 
     def listed(parts: Sequence[Part]) -> str:
-        names = ["–".join(str(v + 1) for v in part) for part in parts]
-        return f"{many if len(parts) > 1 else what} {', '.join(names)}"
+        return f"{many if len(parts) > 1 else what} {', '.join(map(_numbered, parts))}"
 
     none = [part for part, weight in weights.items() if abs(weight) <= least_weight < abs(wanted[part])]
     if none:
@@ -212,23 +215,13 @@ def _uneven(term: _Term, method: Regularizer, usual: float, layout: Layout) -> F
     if twice and len(once) + len(twice) == len(ratios):
         text = f"{_with(layout)} the {term.name} counts {listed(twice)} twice"
         return Finding(f"{many} counted twice", severity, len(twice), text)
-    each = []
-    for part, weight in weights.items():
-        each.append(f"{'–'.join(str(v + 1) for v in part)}: {weight:.3g} for {wanted[part]:.3g}")
+    each = [f"{_numbered(part)}: {weight:.3g} for {wanted[part]:.3g}" for part, weight in weights.items()]
     text = f"{_with(layout)} the {term.name} has {', '.join(each)}"
     return Finding("uneven weights of views", severity, max(ratios.values()), text)
 
 
-def _unexplained(method: Regularizer, layout: Layout) -> Finding:
-    severity = _blame(method)
-    ours = "" if severity == "defect" else "; the publication has two views, ours is the mean over pairs"
-    text = f"{_with(layout)} it is not {method.label}'s, and no sum of its parts{ours}"
-    return Finding("another value of many views", severity, float("nan"), text)
-
-
-def _blame(method: Regularizer) -> Severity:
-    """A loss of pairs of whose publication nothing is known but two views may be continued to more as one likes."""
-    return "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
+def _numbered(part: Part) -> str:
+    return "–".join(str(view + 1) for view in part)
 
 
 def _with(layout: Layout) -> str:

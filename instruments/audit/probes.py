@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.explain import explain, explain_random, sample, textbook
+from regbench.instruments.audit.explain import explain, explain_random, textbook
 from regbench.instruments.audit.finding import Finding, Severity
 from regbench.instruments.audit.many_views import Layout, left_out, order, values
 from regbench.instruments.audit.target import SIZE, Target
@@ -40,7 +40,7 @@ def value(target: Target) -> list[Finding]:
         by_chance = explain_random(target, method)
         if by_chance is None:
             return []
-    finding = explain(sample(target), method)
+    finding = explain(target, method)
     if by_chance is not None and finding is not None and finding.name == "another value":
         finding = by_chance
     findings = [finding] if finding else []
@@ -167,31 +167,28 @@ def precision(target: Target) -> list[Finding]:
     single = [z.float() for z in draw_views(16, 8, 2)]
     if target.claimed is not None and target.claimed.metadata.scale_invariant:
         single = [torch.nn.functional.normalize(z, dim=1) for z in single]
-    found = _gradients(target, single)
-    if isinstance(found, Exception):
-        return []
-    findings = []
-    random = _is_random(target)  # then other precisions draw other numbers
-    exact = _gradients(target, [z.double() for z in single])
-    if isinstance(exact, Tensor) and not random:
-        loss = relative(found, exact)
-        if loss >= 1e-3:
-            text = f"float32 loses {loss:.2g} of the gradient"
-            findings.append(Finding("loses precision", "defect", loss, text))
     half = [z.bfloat16() for z in single]
     rounded = [z.float() for z in half]
-    wanted = _gradients(target, rounded)
-    for name, automatic, given in (("bfloat16", False, half), ("autocast", True, rounded)):
-        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+    findings: list[Finding] = []
+    random = _is_random(target)  # then other precisions draw other numbers
+    tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
+        ("float32", single, [z.double() for z in single], 1e-3, "loses precision", "defect"),
+        ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),
+        ("autocast", rounded, rounded, 0.05, "coarse in autocast", "note"),
+    )
+    for name, given, reference, bound, title, severity in tries:
+        wanted = _gradients(target, reference)
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast"):
             found = _gradients(target, given)
-        if isinstance(found, Exception) or isinstance(wanted, Exception):
+        if name == "float32" and isinstance(found, Exception):
+            break
+        if isinstance(found, Exception):
             text = f"{name} raises {type(found).__name__}: {' '.join(str(found).split())[:80]}"
             findings.append(Finding(f"fails in {name}", "note", math.nan, text))
-            continue
-        loss = relative(found, wanted)
-        if loss >= 0.05 and not random:
-            text = f"{name} loses {loss:.2g} of the gradient"
-            findings.append(Finding(f"coarse in {name}", "note", loss, text))
+        elif isinstance(wanted, Tensor) and not random:
+            loss = relative(found, wanted)
+            if loss >= bound:
+                findings.append(Finding(title, severity, loss, f"{name} loses {loss:.2g} of the gradient"))
     return findings
 
 
@@ -212,18 +209,19 @@ def memory(target: Target) -> list[Finding]:
     kept = {}
     for n, q in itertools.product((32, 64), (24, 48)):
         try:
-            kept[n, q] = _kept_bytes(target, [z.float().requires_grad_() for z in draw_views(n, q, 2)])
+            kept[n, q] = _kept_bytes(target, n, q)
         except Exception:  # a loss of fixed sizes
             return []
     growth = math.log2(kept[64, 48] / max(kept[32, 24], 1))
-    if growth < 2.5:
+    if growth < 2.5:  # n q and n² grow by 2, n² q by 3
         return []
     by_n, by_q = (math.log2(kept[size] / kept[32, 24]) for size in ((64, 24), (32, 48)))
     text = f"keeps {kept[64, 48] / 2**20:.2g} MiB at n = 64, q = 48 for backward, growing as n^{by_n:.1f} q^{by_q:.1f}"
     return [Finding("memory grows cubically", "note", growth, text)]
 
 
-def _kept_bytes(target: Target, views: Views) -> int:
+def _kept_bytes(target: Target, n: int, q: int) -> int:
+    views = [z.float().requires_grad_() for z in draw_views(n, q, 2)]
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 from regbench.instruments.audit.finding import Finding
-from regbench.instruments.audit.group import EVEN, UNEVEN, Answer, Ranks, directions_of, slope, views_of
+from regbench.instruments.audit.group import EVEN, UNEVEN, Answer, Ranks, directions_of, step_of, whole_batch
 from regbench.instruments.audit.target import Target
-from regbench.instruments.loss_checks import evaluate
+from regbench.instruments.loss_checks import evaluate, slope
 from regbench.processes import WorkFailed
 
 
@@ -60,7 +60,7 @@ class _Split:
         self.target, self.rows, self.answers = target, rows, answers
         self.world, self.where = len(rows), f"on {_where(rows)}"
         self.tolerance = 2e-2 if target.single else 1e-6
-        self.views = views_of(target, sum(rows))
+        self.views = whole_batch(target, rows)
         self.parts = [slice(sum(rows[:rank]), sum(rows[: rank + 1])) for rank in range(self.world)]
         self.whole = target.value(self.views).item()
         self.values = [answer.value for answer in answers]
@@ -138,7 +138,7 @@ class _Split:
         _, gradients = evaluate(self.target.value, self.views)
         products = [g * d for g, d in zip(gradients, directions, strict=True)]
         found = sum(product.sum().item() for product in products)
-        wanted = slope(self.target.value, self.views, directions)
+        wanted = slope(self.target.value, self.views, directions, step_of(self.target))
         if abs(wanted - found) <= 10 * self.tolerance * max(abs(wanted), abs(found)):
             return [sum(answer.slopes[rank] for answer in self.answers) for rank in range(self.world)]
         if abs(self.mean - self.whole) > self.tolerance * abs(self.whole):

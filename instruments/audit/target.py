@@ -123,11 +123,7 @@ class Target:
     adapter: Adapter
 
     def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
-        """Make the loss anew, so that nothing is left of earlier calls.
-
-        Raises:
-            RegbenchError: If there is no such module or loss.
-        """
+        """Make the loss anew, so that nothing is left of earlier calls."""
         module, expression = _load(self.adapter.target)
         try:
             loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
@@ -145,12 +141,7 @@ class Target:
     ) -> Tensor:
         """Compute the loss, a scalar, of this rank's rows.
 
-        Args:
-            views_NQ: Embeddings of each view, shape (n, q).
-            seed: Seed of what it draws.
-            first: Number of the first row in the batch of all ranks.
-            global_views: How many views are global; by default all.
-            loss: A loss that was made already; by default a new one.
+        `first` is the number of the first row in the batch of all ranks, `loss` one that was made already.
         """
         count, (n, q) = len(views_NQ), views_NQ[0].shape
         if loss is None:
@@ -175,9 +166,9 @@ class Target:
         """Whether the loss takes float32 only, so that tolerances have to be wider."""
         return self.dtype == torch.float32
 
-    def draw(self, count: int = 2, seed: int = 7) -> list[Tensor]:
+    def draw(self, count: int = 2, seed: int = 7, size: tuple[int, int] = SIZE) -> list[Tensor]:
         """Draw views in the loss's dtype."""
-        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*SIZE, count, seed)]
+        return [z_NQ.to(self.dtype) for z_NQ in draw_views(*size, count, seed)]
 
     @functools.cached_property
     def claimed(self) -> Regularizer | None:
@@ -225,11 +216,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def scalar(output: Any) -> Tensor:
-    """Take the loss out of what was returned: a scalar, a tuple's first, the entry `loss` or `total`; the mean of many.
-
-    Raises:
-        RegbenchError: If there is none.
-    """
+    """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the mean of many."""
     if isinstance(output, Tensor):
         return output.reshape(()) if output.numel() == 1 else output.mean()
     if isinstance(output, tuple | list) and output:

@@ -65,7 +65,8 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     for name, text, severity, terms in _statistics(method):
         yield Hypothesis(terms, name, f"{ours} {text}", severity)
     if not method.metadata.symmetric:
-        yield Hypothesis(partial(_swapped, method), "views swapped", f"{ours} with the views exchanged")
+        swapped: Terms = lambda views: method.terms(views[1], views[0])  # noqa: E731
+        yield Hypothesis(swapped, "views swapped", f"{ours} with the views exchanged")
     for name, value, other in _settings(method):
         text = f"{ours} with {name} = {value:.6g} in place of {getattr(method, name):.6g}"
         yield Hypothesis(partial(_textbook, other), "another setting", text, size=value)
@@ -78,7 +79,8 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
         text = f"{ours} on unit embeddings only: the caller has to normalise"
         yield Hypothesis(partial(_textbook, method), "does not normalise", text, on_unit_embeddings=True)
     else:
-        yield Hypothesis(partial(_normalised, method), "normalises", f"{ours} on normalised embeddings")
+        unit: Terms = lambda views: _textbook(method, [normalize(z_NQ) for z_NQ in views])  # noqa: E731
+        yield Hypothesis(unit, "normalises", f"{ours} on normalised embeddings")
     for name, other in _others(method):
         text = f"{other.label}'s textbook (`{name}`), not {method.label}'s"
         yield Hypothesis(partial(_textbook, other), "another method", text, "defect")
@@ -86,14 +88,6 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
 
 def _textbook(method: Regularizer, views: Views) -> Addends:
     return method.view_terms(list(views), len(views))
-
-
-def _swapped(method: Regularizer, views: Views) -> Addends:
-    return method.terms(views[1], views[0])
-
-
-def _normalised(method: Regularizer, views: Views) -> Addends:
-    return _textbook(method, [normalize(z_NQ) for z_NQ in views])
 
 
 def _real_settings(method: Regularizer) -> dict[str, float]:
@@ -147,10 +141,10 @@ def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Severity, Terms
     if isinstance(method, AUH):
         yield "diagonal kept", itself, "defect", partial(_auh_with_itself, method)
     if isinstance(method, VICReg):
-        biased, square = partial(_vicreg, method, correction=0), partial(_vicreg, method, root=False)
-        yield "n for n − 1", "with the variance in the hinge over n", "convention", biased
+        yield "n for n − 1", "with the variance in the hinge over n", "convention", partial(_biased_hinge, method)
+        square = partial(_hinge_of_the_variance, method)
         yield "no square root", "with the variance in the hinge in place of its root", "defect", square
-        kept = partial(_vicreg, method, diagonal=True)
+        kept = partial(_variance_in_the_covariance, method)
         yield "diagonal kept", "with the variances in the covariance term", "defect", kept
     if isinstance(method, BarlowTwins):
         text = "with standard deviations over n − 1, products over n"
@@ -180,19 +174,21 @@ def _auh_with_itself(method: AUH, views: Views) -> Addends:
     return {"alignment": alignment, "uniformity": torch.stack(means).mean()}
 
 
-def _vicreg(method: VICReg, views: Views, *, correction: int = 1, root: bool = True, diagonal: bool = False) -> Addends:
-    variance, covariance = views[0].new_zeros(2)
-    for z_NQ in views:
-        var_Q = z_NQ.var(dim=0, correction=correction) + method.epsilon
-        squares_QQ = z_NQ.T.cov().square()
-        variance = variance + (1 - (var_Q.sqrt() if root else var_Q)).relu().mean() / 2
-        own = 0 if diagonal else squares_QQ.trace()
-        covariance = covariance + (squares_QQ.sum() - own) / z_NQ.shape[1]
-    return {
-        "alignment": method.alignment_weight * (views[0] - views[1]).square().mean(),
-        "variance": method.variance_weight * variance,
-        "covariance": method.covariance_weight * covariance,
-    }
+def _biased_hinge(method: VICReg, views: Views) -> Addends:
+    n = len(views[0])
+    shrunk = _textbook(method, [math.sqrt((n - 1) / n) * z_NQ for z_NQ in views])
+    return {**_textbook(method, views), "variance": shrunk["variance"]}
+
+
+def _hinge_of_the_variance(method: VICReg, views: Views) -> Addends:
+    hinges = [(1 - z_NQ.var(dim=0) - method.epsilon).relu().mean() for z_NQ in views]
+    return {**_textbook(method, views), "variance": method.variance_weight * torch.stack(hinges).mean()}
+
+
+def _variance_in_the_covariance(method: VICReg, views: Views) -> Addends:
+    terms = _textbook(method, views)
+    squares = torch.stack([z_NQ.var(dim=0).square().mean() for z_NQ in views])
+    return {**terms, "covariance": terms["covariance"] + method.covariance_weight * squares.sum()}
 
 
 def _barlow_twins(method: BarlowTwins, views: Views, *, diagonal: bool = False, correction: int = 0) -> Addends:

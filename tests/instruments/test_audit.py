@@ -23,7 +23,7 @@ from regbench.audit import assert_sound
 from regbench.cli import main
 from regbench.instruments.audit import adapters
 from regbench.instruments.audit.finding import Finding
-from regbench.instruments.audit.group import Answer, Ranks, directions_of, views_of
+from regbench.instruments.audit.group import Answer, Ranks, directions_of, whole_batch
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import ranks
 from regbench.instruments.audit.target import Adapter, Batch, Target
@@ -61,6 +61,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("rewards_covariance", VICREG, "value", "wrong sign of a term", "defect"),
         ("biased_variance", VICREG, "value", "n for n − 1", "convention"),
         ("something_else", VICREG, "value", "another value", "defect"),
+        ("divides_by_zero", VICREG, "value", "not finite", "defect"),
         ("detaches_a_view", SIMCLR, "gradient", "detached view", "defect"),
         ("doubles_the_gradient", SIMCLR, "gradient", "gradient's factor", "defect"),
         ("detaches_a_part", SIMCLR, "gradient", "gradient not the value's", "defect"),
@@ -200,7 +201,7 @@ class Told(Ranks):
         self.factor = factor
 
     def look(self, target: Target, rows: Sequence[int]) -> list[Answer]:
-        views, world = views_of(target, sum(rows)), len(rows)
+        views, world = whole_batch(target, rows), len(rows)
         value, gradients = evaluate(target.value, views)
         along = (torch.stack(gradients) * torch.stack(directions_of(views))).sum(dim=(0, 2))
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
@@ -308,6 +309,23 @@ def test_what_cannot_be_audited_is_refused(arguments: list[str], message: str, t
     assert result.exit_code == 2
     assert result.output.count("\n") == 1
     assert message in result.output
+
+
+def test_adapters_are_read() -> None:
+    """Each is checked as one is made: how it is called, and the regularizer that it claims to be."""
+    read = adapters.libraries()
+    assert {library: len(losses) for library, losses in read.items()} == {
+        "lightly": 13,
+        "pytorch-metric-learning": 2,
+        "stable-pretraining": 4,
+        "solo-learn": 4,
+        "lejepa": 1,
+        "jepa-science": 1,
+        "info-nce-pytorch": 1,
+        "emp-ssl-pytorch": 1,
+    }
+    assert read["lightly"]["MMCRLoss"].views == (2, 4)
+    assert callable(read["lightly"]["TiCoLoss"].call)
 
 
 @pytest.mark.slow
