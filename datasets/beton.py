@@ -116,6 +116,7 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
             position = -(-position // page_bytes) * page_bytes
             file.seek(position)
         file.write(sample.data)
+        # FFCV wants the width before the height.
         metadata[written - 1] = ((sample.mode, sample.width, sample.height, position), sample.label)
         allocations[written - 1] = (written - 1, position, size)
         digest.update(sample.label.to_bytes(8, "little", signed=True))

@@ -137,6 +137,7 @@ def stored_bytes(split: Split, source: Source) -> int:
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Give the results of `function` in the order of `items`, from a thread per core, never far ahead of the reader."""
     waiting: deque[Future[R]] = deque()
+    # The cores that this process may use: under Slurm fewer than the machine has.
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
         for item in items:

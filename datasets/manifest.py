@@ -91,6 +91,7 @@ class Manifest:
         wanted = {**prepared_from(dataset), "num_classes": dataset.num_classes or len(self.class_names)}
         found = {**self.source, "num_classes": len(self.class_names)}
         if wanted != found:
+            # A setting that one of the two lacks differs: another version has it.
             differ = [key for key in {**wanted, **found} if wanted.get(key, wanted) != found.get(key, found)]
             there, asked = (", ".join(_stated(settings, key) for key in differ) for settings in (found, wanted))
             raise RegbenchError(
@@ -124,6 +125,7 @@ def _stated(settings: Mapping[str, Any], key: str) -> str:
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
     """Return the name and settings of a data set's source that decide which images are in its files."""
+    # Without what `prepare` merely accepts, so that the images, once prepared, fit all cells that see the same.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 

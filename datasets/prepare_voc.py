@@ -45,6 +45,7 @@ def prepare_voc07(
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):
+            # In the same folder, so that a rename puts it into place at once.
             new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
             try:
                 _bring(source_dir, new, progress)
@@ -71,6 +72,7 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
         try:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
+                # The filter refuses members that lead out of the folder.
                 for member in shown(members, len(members), f"unpacking {name}", progress, "files"):
                     archive.extract(member, new, filter="data")
         except (tarfile.TarError, EOFError) as error:

@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
 
+# SplitMix64's increment: 2**64 divided by the golden ratio, made odd.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _CROP_ATTEMPTS = 10
 # What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
@@ -44,6 +45,7 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
         view: Its number, or `EVALUATION_VIEW`.
     """
     key = np.zeros(1, np.uint64)
+    # A negative number has 64 bits, too. Additions and products wrap around, as the hash wants.
     for coordinate in (seed, epoch, purpose, view):
         key = _mix(key + _GAMMA + np.uint64(coordinate & 0xFFFFFFFFFFFFFFFF))
     return _mix(key + _GAMMA + indices.astype(np.uint64))
@@ -52,11 +54,13 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
 def uniforms(key: Keys, first: int, count: int) -> Floats:
     """Draw numbers `first` to `first + count - 1` of each key: (N, count), uniform in [0, 1) with 53 bits."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
+    # The upper 53 bits, which a float64 holds exactly.
     return (_mix(key[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
     """Put the images `indices` into the random order of this epoch."""
+    # A stable sort, so that the order is defined even if two keys should be equal.
     return indices[np.argsort(keys(seed, epoch, indices, ORDER), kind="stable")]
 
 
@@ -73,6 +77,7 @@ def flips(key: Keys, flip_p: float) -> Bools:
 
 def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
     """Draw row and column, (N, 2), where patch `number` begins in a square of `whole` px; see `config.ViewsConfig`."""
+    # After the numbers of the crop, which all patches of an image share.
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
     moved = (uniforms(key, first + 9 + 2 * number, 2) * (PATCH_JITTER + 1)).astype(np.int64)
@@ -101,6 +106,7 @@ def crop_boxes(
     log_low, log_high = np.log(ratio[0]), np.log(ratio[1])
     todo = np.arange(len(key))
     for attempt in range(_CROP_ATTEMPTS):
+        # Number 0 has decided the flip.
         u = uniforms(key[todo], 1 + 4 * attempt, 4)
         image_h, image_w = heights[todo], widths[todo]
         area = image_h * image_w * (scale[0] + (scale[1] - scale[0]) * u[:, 0])
@@ -114,6 +120,7 @@ def crop_boxes(
         todo = todo[~fits]
         if len(todo) == 0:
             return boxes
+    # Ten attempts have failed, mostly with images whose ratio no crop may have.
     image_h, image_w = heights[todo], widths[todo]
     h = np.minimum(image_h, np.rint(image_w / ratio[0])).astype(np.int64)
     w = np.minimum(image_w, np.rint(image_h * ratio[1])).astype(np.int64)

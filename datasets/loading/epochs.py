@@ -36,6 +36,7 @@ class Epoch(Generic[Batch]):
         """Make an epoch of `stream`, each of whose batches goes through `finish`."""
         self._stream = stream
         self._finish = finish
+        # Unlike `__del__`, it also runs when Python ends in the middle of an epoch.
         self._close = weakref.finalize(self, stream.close)
 
     def __iter__(self) -> Self:
@@ -158,6 +159,7 @@ class EpochLoader:
             raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
         if workers < 1 or batch_size < 1:
             raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
+        # Asked without importing FFCV, which is slow.
         if backend == "auto":
             backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self.backend = backend

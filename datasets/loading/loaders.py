@@ -84,6 +84,7 @@ class PretrainingLoader(EpochLoader):
     def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
         """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the device."""
         order = draws.epoch_order(self._seed, e, self._indices)
+        # A last batch that would be short is left out.
         order = order[: len(self) * self.batch_size * self._world_size]
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
         order = order.reshape(shape)[first:, :, self._rank].reshape(-1)

@@ -102,8 +102,10 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     size = x.shape[-1]
     taps = blur_taps(size)
     offset = torch.arange(taps, device=x.device) - taps // 2
+    # The softmax of its exponents is the normalised Gaussian.
     kernel = torch.softmax(-0.5 * (offset / sigma.view(-1, 1)) ** 2, dim=1)
     source = (torch.arange(size, device=x.device).view(-1, 1) + offset).abs()
+    # Mirrored at both borders: pixel -k is pixel k.
     source = (size - 1) - (size - 1 - source).abs()
     place = torch.zeros(taps, size, size, device=x.device)
     place.scatter_(2, source.t().unsqueeze(2), 1.0)
@@ -194,6 +196,7 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     all_values = _on_device(values, x.device).split(lengths)
     for step, rows, value in zip(steps, all_rows, all_values, strict=True):
         if len(step.rows) == len(x):
+            # All images: without the copies that picking and putting back some would take.
             x = step.operation(x, value)
         else:
             x.index_copy_(0, rows, step.operation(x.index_select(0, rows), value))

@@ -17,6 +17,7 @@ from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream
 from regbench.errors import RegbenchError
 
 
+# The matrices depend on two sizes only, and random crops meet the same sizes again and again.
 @lru_cache(maxsize=4096)
 def _area_weights(n_in: int, n_out: int) -> npt.NDArray[np.float32]:
     """Make the area filter as an (n_out, n_in) matrix; see `kernels_cut` for its definition."""
@@ -110,7 +111,7 @@ class TorchvisionCrops:
         chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
         loader = DataLoader(
             self._dataset,
-            batch_size=None,
+            batch_size=None,  # the sampler gives whole batches
             sampler=((chunk, boxes(chunk)) for chunk in chunks),
             collate_fn=_as_it_is,
             # One worker is this process: a signal that arrives while a process is forked can be lost.

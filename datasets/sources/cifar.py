@@ -77,6 +77,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
+        # The files were pickled by a NumPy that had this module under another name.
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -93,6 +94,7 @@ def _batch(files: ArrayFiles, name: str, labels_key: bytes) -> tuple[Pixels | No
         return None, None
     try:
         content = _unpickled(packed)
+        # Each row is three planes of 32 x 32.
         images = np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         labels = np.asarray(content[labels_key], np.int64)
         if len(images) != len(labels):

@@ -140,6 +140,7 @@ def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Pat
         return {}, truth
     try:
         synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
+        # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy after them.
         classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
         numbers = (source_dir / truth).read_text().split()
         return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth
@@ -209,6 +210,7 @@ def _places205_classes(train: Mapping[int, Sequence[str]], wrong: Faults) -> dic
     mixed = []
     for label in sorted(train):
         folders = {image.rpartition("/")[0] for image in train[label]}
+        # The first letter is a folder of its own: a/abbey.
         classes[label] = min(folders).partition("/")[2] or min(folders)
         if len(folders) > 1:
             mixed.append(label)

@@ -54,6 +54,7 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     A line is a file's name, or CLASS/NAME where several classes have a file of that name. What does not fit is refused
     with the lines' numbers.
     """
+    # A name without a class can be in several; CLASS/NAME is in one.
     classes_of: dict[str, list[str]] = {}
     for label, paths in files.items():
         for file in paths:
@@ -77,6 +78,7 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
             first_line[classes[0], file_name] = number
     chosen = {label: [file for file in paths if (label, file.name) in first_line] for label, paths in files.items()}
     empty = [label for label, paths in chosen.items() if not paths]
+    # A list that does not fit at all would leave classes empty, too: its lines are what is to be looked at.
     if empty and not wrong:
         wrong.append(
             f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} classes ({few(empty)}); "

@@ -145,6 +145,7 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
                     )
                     continue
                 labels = file.read([columns.label]).column(0).to_pylist()
+                # Some images show how much space they will take, and a damaged file at once.
                 first_group = list(range(file.num_row_groups))[:1]
                 sampled = 0 if number % step else _SAMPLED_IMAGES
                 some = list(islice(_read_images(file, columns.image, first_group), sampled))
@@ -258,6 +259,7 @@ def _taken_images(file: Any, column: str, taken: npt.NDArray[np.bool_]) -> Itera
 def _read_images(file: Any, column: str, row_groups: list[int]) -> Iterator[bytes]:
     """Read the image files of a column; an image that is not there, or only its path, is empty."""
     for batch in file.iter_batches(_BATCH, row_groups, [column]):
+        # A column of structs, of which only the bytes were asked for, gives dictionaries.
         for value in batch.column(0).to_pylist():
             content = value["bytes"] if isinstance(value, dict) else value
             yield content or b""
