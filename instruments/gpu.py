@@ -76,43 +76,36 @@ def measure_losses(bench: Bench) -> str:
 def measure_training(bench: Bench) -> str:
     """Train two epochs of each network from JPEG files, and the same network in plain PyTorch on one batch."""
     networks = ("resnet18",) if bench.small else ("resnet18", "resnet50")
-    images, batch, q = bench.images(), *((16, 64) if bench.small else (256, 2048))
+    batch, q = (16, 64) if bench.small else (256, 2048)
+    images = bench.images()
     rows = []
     for network in networks:
         record = train(bench, images, network, batch, q)
-        taken, last = record.cost, record.history[-1]
-        # The last epoch alone: the first one waits for memory, algorithms and workers.
+        cost, last = record.cost, record.history[-1]
+        # Loading is part of an epoch. The first epoch also waits for memory, algorithms and workers.
         rate = last["images"] / last["epoch_s"]
         torch.set_num_threads(record.environment["threads"])  # more would wait for each other on a busy CPU
         bare = bare_img_per_s(bench, network, batch, q, images.dataset.image_size)
-        peak_gib = (taken.peak_memory_bytes or 0) / 2**30
+        row = [network, rate, bare, rate / bare]
+        row += [getattr(cost, part) for part in PARTS]
+        row.append((cost.peak_memory_bytes or 0) / 2**30)
         images_seen = sum(epoch["images"] for epoch in record.history)
-        joules = taken.energy_gpu_joules and taken.energy_gpu_joules / images_seen
-        rows.append((network, rate, bare, rate / bare, *(getattr(taken, part) for part in PARTS), peak_gib, joules))
-    heads = [
-        "network",
-        "img/s",
-        "bare loop",
-        "ratio",
-        *(part.replace("_", " ") for part in PARTS),
-        "peak GiB",
-        "J/image",
-    ]
+        row.append(None if cost.energy_gpu_joules is None else cost.energy_gpu_joules / images_seen)
+        rows.append(row)
+    heads = ["network", "img/s", "bare loop", "ratio", *PARTS, "peak GiB", "J/image"]
     return f"""{tabulate(rows, heads, "github", floatfmt=".3g")}
 
 Batches of {batch} images of {images.dataset.image_size} px in bf16, two views; loading is part of img/s, of the last
-epoch, and the parts are medians over steps. Peak: {taken.peak_memory_kind}. Threads: {torch.get_num_threads()}.
+epoch, and the parts are medians over steps. Peak: {cost.peak_memory_kind}. Threads: {torch.get_num_threads()}.
 Bare loop: the same layers in plain PyTorch, on a batch that lies on the device, without a loss over pairs."""
 
 
 def train(bench: Bench, images: Images, network: str, batch: int, q: int) -> Record:
     """Train two epochs by a command of its own, and read its record."""
-    settings = [
-        *(*images.overrides, f"network={network}", "precision=bf16", "augmentation=imagenet", f"embedding_dim={q}"),
-        *(f"batch_size={batch}", "method=sfrik_l3", "epochs=2", "optimizer.base_lr=0.01"),
-        *("optimizer.warmup_epochs=0", "evaluation.protocols=[]", f"runtime.device={bench.device.type}"),
-        f"runtime.runs_dir={bench.folder / 'runs'}",
-    ]
+    settings = [*images.overrides, "method=sfrik_l3", "augmentation=imagenet", "precision=bf16", "epochs=2"]
+    settings += [f"network={network}", f"embedding_dim={q}", f"batch_size={batch}"]
+    settings += ["optimizer.base_lr=0.01", "optimizer.warmup_epochs=0", "evaluation.protocols=[]"]
+    settings += [f"runtime.device={bench.device.type}", f"runtime.runs_dir={bench.folder / 'runs'}"]
     command = [sys.executable, "-m", "regbench", "train", *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -21,19 +21,9 @@ from regbench.errors import RegbenchError
 SMALL_S = 600.0
 """A training that took less is done again as a whole, even where its weights are there."""
 
-_DECIDING = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "hardware",
-    "threads",
-    "tf32",
-    "loader",
-    "loss_form",
-    "compile",
-    "world_size",
-)
-"""What of the environment has to be the same for numbers to be the same to the last bit."""
+# What of the environment has to be the same for numbers to be the same to the last bit.
+_VERSIONS = ("torch", "torchvision", "numpy")
+_DECIDING = (*_VERSIONS, "hardware", "threads", "tf32", "loader", "loss_form", "compile", "world_size")
 
 
 @dataclass(frozen=True)
@@ -57,9 +47,9 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
     It computes as the record says that it was computed (threads, loader, form of the loss) but for the overrides.
 
     Args:
-        record: Of the cell.
-        folder: An empty folder to compute in; the file of the weights is in it, where there are weights.
-        weights: Whether they are there.
+        record: Record of the cell.
+        folder: Folder to compute in, empty but for the file of the weights, where there are weights.
+        weights: Whether there are weights.
         overrides: `runtime.…=value`, as for the command line.
 
     Raises:
@@ -75,13 +65,7 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
     cell, runtime = load_config(folder / "config.yaml", [*own, *overrides])
     compute = resolve(runtime)
     on_cpu = compute.device.type == "cpu"
-    here = images_record(Manifest.load(compute.data_dir, cell.dataset)).content_sha256
-    for split, sha256 in record.data.content_sha256.items():
-        if here.get(split) != sha256:
-            raise RegbenchError(
-                f"{record.path}: the {split} split of {cell.dataset.name} has other images there ({sha256:.12}) than "
-                f"here ({here.get(split, 'none'):.12}); nothing can be compared"
-            )
+    _refuse_other_images(record, Manifest.load(compute.data_dir, cell.dataset))
     small = record.cost.train_s is not None and record.cost.train_s <= SMALL_S
     if not small and not weights:
         raise RegbenchError(
@@ -95,8 +79,19 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
         return Recomputed(True, on_cpu and _alike(said, again.environment), again.scores)
     (folder / record.file_name).write_text(record.text())
     scores = evaluate_directory(folder, [*own, *overrides], how_chosen=record.choice["hyperparameters"])
+    # The rest of what the record says holds for the training, which is not done again.
     now = {**said, "loader": runtime.loader, **environment(compute.device)}
     return Recomputed(False, on_cpu and _alike(said, now), scores)
+
+
+def _refuse_other_images(record: Record, manifest: Manifest) -> None:
+    here = images_record(manifest).content_sha256
+    for split, sha256 in record.data.content_sha256.items():
+        if here.get(split) != sha256:
+            raise RegbenchError(
+                f"{record.path}: the {split} split of {manifest.name} has other images there ({sha256:.12}) than "
+                f"here ({here.get(split, 'none'):.12}); nothing can be compared"
+            )
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -48,20 +48,18 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     parallel = min(sweep.runtime.parallel or len(gpus) or usable_cpus(), len(sweep.cells))
     device = "cuda" if gpus else "cpu"
     threads = sweep.runtime.threads or default_threads(device, parallel)
-    runtime = replace(
-        sweep.runtime, threads=threads, workers=sweep.runtime.workers or default_workers(device, parallel)
-    )
-
-    def is_through(cell: Cell) -> bool:
-        record = folder / cell.id / "record.json"
-        return record.exists() or cell_status(folder / cell.id, plan_of(cell)).state in ends(stages)
-
-    todo = deque(cell for cell in sweep.cells if not is_through(cell))
-    log.info(
-        "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each",
-        *(sweep.name, len(sweep.cells), len(sweep.cells) - len(todo), len(todo), parallel, runtime.threads),
-        "s" * (runtime.threads > 1),
-    )
+    workers = sweep.runtime.workers or default_workers(device, parallel)
+    runtime = replace(sweep.runtime, threads=threads, workers=workers)
+    todo = deque[Cell]()
+    for cell in sweep.cells:
+        directory = folder / cell.id
+        if (directory / "record.json").exists():
+            continue
+        if cell_status(directory, plan_of(cell)).state not in ends(stages):
+            todo.append(cell)
+    done, plural = len(sweep.cells) - len(todo), "s" * (threads > 1)
+    message = "sweep %s: %d cells, %d done, %d to run, %d at a time with %d thread%s each"
+    log.info(message, sweep.name, len(sweep.cells), done, len(todo), parallel, threads, plural)
     if todo:
         _drain(todo, runtime, sweep.name, stages, parallel, gpus)
     return [cell_status(folder / cell.id, plan_of(cell)) for cell in sweep.cells]
@@ -95,8 +93,9 @@ def _visible_gpus() -> list[str]:
     """Name the GPUs that this process sees, in the form in which CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
     count = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = map(str, range(count)) if given is None else (name.strip() for name in given.split(","))
-    return list(names)[:count]
+    if given is None:
+        return [str(number) for number in range(count)]
+    return [name.strip() for name in given.split(",")][:count]
 
 
 def _drain(
