@@ -124,9 +124,6 @@ class _Pages:
         tables = tables_of(summary)
         if (made := sensitivity(summary)) is not None:
             tables["sensitivity"], _ = made
-        methods = methods_of([summary], self.style)
-        for method in methods:
-            method["page"] = f"../{self.methods[method['label']]}"
         return render(
             "page.html",
             self._cells(summary),
@@ -136,7 +133,9 @@ class _Pages:
             footer=_FOOTER,
             pages=[("All tasks", "../index.html")],
             sections=[section(summary, tables, 1, self.style)],
-            methods=methods,
+            methods=methods_of([summary]),
+            method_pages=self.methods,
+            style=self.style,
             protocols=protocols_of(summary.records),
         )
 
@@ -155,14 +154,14 @@ class _Pages:
     def _method(self, label: str) -> str:
         # What its authors say of a method is the same in all tasks.
         slug, _ = self.rows[label][0]
-        cards = methods_of([self.tasks[slug]], self.style)
         return render(
             "method.html",
             title=label,
             lead="A method, and how it does in every task.",
             footer=_FOOTER,
             pages=[("All tasks", "../index.html"), ("All methods", "../index.html#methods")],
-            methods=[card for card in cards if card["label"] == label],
+            record=methods_of([self.tasks[slug]]).get(label),
+            style=self.style[label],
             results=self._results(label),
         )
 

@@ -34,9 +34,6 @@ _PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance",
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 
-# What a method's card says beside its formula.
-_SAID = {"Published with": "published", "Limitation": "limitation", "Time": "time", "Extra memory": "memory"}
-
 # What the page says of a cell under the names of its record.
 _OF_RECORD = (
     *("label", "seed", "status", "sweep", "scores", "cost", "environment", "data", "attempts", "choice", "on_test"),
@@ -85,7 +82,8 @@ def render_page(
         "page.",
         sections=sections,
         paper=[table_for_page(table) for table in paper],
-        methods=methods_of(summaries, style),
+        methods=methods_of(summaries),
+        style=style,
         costs=_costs(costs),
         together=table_for_page(together[1]) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
@@ -204,36 +202,15 @@ def _distinct(values: Iterable[object]) -> str:
     return ", ".join(map(str, sorted(known, key=lambda value: (isinstance(value, str), value))))
 
 
-def methods_of(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Describe each method by label, as its authors do."""
-    first: dict[str, Record] = {}
+def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
+    """Find a record of each method by label, for what its authors say of it."""
+    found: dict[str, Record] = {}
     for summary in summaries:
         for row in summary.rows:
             # Weights from elsewhere have no regularizer.
             if not row.untrained and row.first.regularizer:
-                first.setdefault(row.label, row.first)
-    methods = []
-    for label in sorted(first, key=str.casefold):
-        said = first[label].regularizer
-        texts = {}
-        for title, key in _SAID.items():
-            if said.get(key):
-                texts[title] = said[key]
-        url = said.get("url", "")
-        methods.append(
-            {
-                "label": label,
-                "page": "",
-                "style": style[label],
-                "name": first[label].method,
-                "reference": said.get("reference", ""),
-                # A stranger's address may be a script.
-                "url": url if url.startswith(("https://", "http://")) else "",
-                "formula": said.get("formula", ""),
-                "texts": texts,
-            }
-        )
-    return methods
+                found.setdefault(row.label, row.first)
+    return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 
 
 def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:

@@ -33,18 +33,6 @@ _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _FOOTNOTES = " †‡*"  # that may follow a label
 _HERE = Path(__file__).parent
 
-# A page without one of its parts has this in its place.
-_NOTHING: dict[str, Any] = {
-    "pages": (),
-    "sections": (),
-    "methods": (),
-    "paper": (),
-    "costs": None,
-    "together": None,
-    "skipped": (),
-    "unfinished": {},
-}
-
 
 @dataclass(frozen=True)
 class Linked(Entry):
@@ -66,7 +54,7 @@ def render(
     """
     data = _packed({"cells": cells, "scores": heads or {}})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
-    return _templates().get_template(template).render(**{**_NOTHING, **content, "data": data, "css": css, "js": js})
+    return _templates().get_template(template).render(**content, data=data, css=css, js=js)
 
 
 @functools.cache
