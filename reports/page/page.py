@@ -13,7 +13,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
-from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
@@ -45,7 +45,7 @@ def render_page(
     summaries: Sequence[Summary],
     tables: Sequence[Mapping[str, Table]],
     found: Records,
-    style: Mapping[str, Style],
+    style: Styles,
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
     together: tuple[Comparison, Table] | None = None,
@@ -96,7 +96,7 @@ def render_page(
     )
 
 
-def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Mapping[str, Style]) -> dict[str, Any]:
+def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Styles) -> dict[str, Any]:
     """Prepare a task for the templates; `number` is its place on the page, from 1."""
     prefix = f"s{number}"
     keys, places, labels = {}, {}, set()
@@ -157,7 +157,7 @@ def _setting(name: str) -> Callable[[Record], object]:
 
 
 def _environment(*names: str) -> Callable[[Record], str | None]:
-    """Make the function that reads what a record says of its environment; with several names, each before its value."""
+    """Make the function that reads a record's environment; several values have their names before them."""
 
     def of(record: Record) -> str | None:
         texts = []
@@ -170,7 +170,7 @@ def _environment(*names: str) -> Callable[[Record], str | None]:
 
 
 def _data_set(record: Record) -> str:
-    """Describe a record's data set: name, images of a class if limited, the first digits of the content's digest."""
+    """Describe a record's data set: its name, how many images of a class, and its content's digest."""
     dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
     parts = []
     if limit := dataset.get("train_per_class"):
@@ -213,8 +213,8 @@ def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
     return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 
 
-def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Collect what the page says of each cell of its task of this number; short trainings of searches come last."""
+def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any]]:
+    """Collect what the page says of a task's cells; short trainings of searches come last."""
     cells = []
     places: dict[Record, int] = {}
     groups: dict[Record, int] = {}
@@ -262,7 +262,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
     return out
 
 
-def _key(one: Row | Record, style: Mapping[str, Style]) -> str:
+def _key(one: Row | Record, style: Styles) -> str:
     return "untrained" if one.untrained else style[one.label].key
 
 

@@ -1,4 +1,4 @@
-"""What all pages are made with: the templates, tables and figures as these take them, and data for the script."""
+"""What all pages are made with: templates, tables and figures for them, data for the script."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
 
 
 def _packed(data: object) -> str:
-    """Pack data for the browser to unpack: JSON, gzipped and in base64. Numbers that are not finite become null."""
+    """Pack data as JSON, gzipped and in base64. Numbers that are not finite become null."""
     # The settings of a stranger's cell may have keys of other kinds, and paths are no JSON.
     text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     if not text.isprintable() or "\\u" in text:
