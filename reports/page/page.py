@@ -26,7 +26,6 @@ from regbench.reports.page.template import render, table_for_page, with_own_ids
 from regbench.reports.page.tuning_panels import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
-from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
@@ -48,7 +47,7 @@ def render_page(
     style: Styles,
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
-    together: tuple[Comparison, Table] | None = None,
+    together: Table | None = None,
 ) -> str:
     """Make the page of some tasks.
 
@@ -59,7 +58,7 @@ def render_page(
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
         costs: What `regbench cost` measured, as `read_cost` gives it.
-        together: A comparison of the methods over all tasks, and its table.
+        together: The table of all tasks together.
 
     Returns:
         HTML that needs no other file and no network.
@@ -85,7 +84,7 @@ def render_page(
         methods=methods_of(summaries),
         style=style,
         costs=_costs(costs),
-        together=table_for_page(together[1]) if together else None,
+        together=table_for_page(together) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
