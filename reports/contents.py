@@ -59,8 +59,8 @@ def report_contents(
         contents |= _table_files(table.slug, table, frame)
     comparison, together = over_tasks(summaries), None
     if comparison is not None:
-        together = comparison, over_tasks_table(comparison)
-        contents |= _table_files("over_tasks", together[1], over_tasks_frame(comparison))
+        together = over_tasks_table(comparison)
+        contents |= _table_files("over_tasks", together, over_tasks_frame(comparison))
     since = _compared(summaries, former)
     tables, texts = [], []
     for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):

@@ -12,7 +12,7 @@ from regbench.reports.rows.summary import Summary
 
 
 def new_slug(title: str, taken: set[str]) -> str:
-    """Name a file after a title, in small letters, digits and dashes, unlike those that are `taken`; take that name."""
+    """Name a file after a title, in small letters, digits and dashes, unlike those in `taken`; add it there."""
     kept = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower())
     plain = "-".join(kept.split())[:80].strip("-") or "unnamed"  # file systems take 255 letters
     slug, number = plain, 1
@@ -58,7 +58,7 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
 
 
 def difference(summary: Summary, versions: Sequence[Version]) -> float | None:
-    """Return the largest difference of a leading score between the runs of a cell; None where there is one run."""
+    """Return by how much leading scores of a cell's runs differ at most; None of a single run."""
     largest = None
     for name in summary.leading:
         values = [version.record.score(name, "test") for version in versions]

@@ -127,7 +127,7 @@ def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
 
 
 def _short(bundle: Bundle) -> frozenset[str]:
-    """Find the records of trainings that were steps of a search: shorter than any of their method that was chosen."""
+    """Find the steps of searches: trainings that are shorter than any of their method that was chosen."""
     lengths: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     for choice in bundle.choices.values():
         for entry in choice.choices:
@@ -144,7 +144,7 @@ def _short(bundle: Bundle) -> frozenset[str]:
 
 
 def _slim(bundle: Bundle) -> tuple[Record, ...]:
-    """Let records share what is the same in all: of a hundred thousand, each would keep some 40 kB of its own."""
+    """Let records share what is the same in all: each would keep some 40 kB of its own."""
     shared: dict[bytes, Any] = {}
 
     def share(value: Any) -> Any:

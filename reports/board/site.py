@@ -16,7 +16,7 @@ from regbench.files import write_bytes
 from regbench.reports.board.by_task import difference, new_slug, tasks_of
 from regbench.reports.board.gather import Gathered, Key, gather, key_of
 from regbench.reports.collecting import uncollected
-from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
 from regbench.reports.page.template import Linked, render, simple_table
 from regbench.reports.rows.sensitivity import sensitivities
@@ -92,7 +92,7 @@ class _Pages:
         self.rows: dict[str, list[tuple[str, int]]] = {}
         """The slug and the place of each row of a method, by label."""
         self.widths: dict[int, dict[str, Entry | str]] = {}
-        """How far the two main hyperparameters of a row may be off, by the row's `id` and the head of a column."""
+        """How far a row's hyperparameters may be off, by the row's `id` and the head of a column."""
         self.differences: dict[Key, float] = {}
         """How much the runs of a cell differ, where several labs ran it."""
         for slug, summary in tasks.items():
@@ -105,7 +105,7 @@ class _Pages:
             for key in map(key_of, all_records(summary)):
                 if (differs := difference(summary, found.cells[key])) is not None:
                     self.differences[key] = differs
-        self.style: dict[str, Style] = styles(self.rows)
+        self.style: Styles = styles(self.rows)
         self.methods: dict[str, str] = {}
         """The page of each method, by label."""
         taken: set[str] = set()
@@ -113,7 +113,7 @@ class _Pages:
             self.methods[label] = f"methods/{new_slug(label, taken)}.html"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the content of every file; the start page is there only when all that it leads to is."""
+        """Yield the name and the text of every file; the start page comes after all that it leads to."""
         for slug, summary in self.tasks.items():
             yield f"tasks/{slug}.html", self._task(slug, summary)
         for label, page in self.methods.items():
@@ -124,9 +124,6 @@ class _Pages:
         tables = tables_of(summary)
         if (made := sensitivity(summary)) is not None:
             tables["sensitivity"], _ = made
-        methods = methods_of([summary], self.style)
-        for method in methods:
-            method["page"] = f"../{self.methods[method['label']]}"
         return render(
             "page.html",
             self._cells(summary),
@@ -136,7 +133,9 @@ class _Pages:
             footer=_FOOTER,
             pages=[("All tasks", "../index.html")],
             sections=[section(summary, tables, 1, self.style)],
-            methods=methods,
+            methods=methods_of([summary]),
+            method_pages=self.methods,
+            style=self.style,
             protocols=protocols_of(summary.records),
         )
 
@@ -155,14 +154,14 @@ class _Pages:
     def _method(self, label: str) -> str:
         # What its authors say of a method is the same in all tasks.
         slug, _ = self.rows[label][0]
-        cards = methods_of([self.tasks[slug]], self.style)
         return render(
             "method.html",
             title=label,
             lead="A method, and how it does in every task.",
             footer=_FOOTER,
             pages=[("All tasks", "../index.html"), ("All methods", "../index.html#methods")],
-            methods=[card for card in cards if card["label"] == label],
+            record=methods_of([self.tasks[slug]]).get(label),
+            style=self.style[label],
             results=self._results(label),
         )
 

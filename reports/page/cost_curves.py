@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from regbench.errors import RegbenchError
-from regbench.reports.page.drawing import Drawing, Style, labelled_png, plain_ticks, sizes_axis, styles
+from regbench.reports.page.drawing import Drawing, Styles, labelled_png, plain_ticks, sizes_axis, styles
 from regbench.reports.page.lines import Curve, curves_drawing, draw_curves
 
 FORM_DASHES = {"textbook": ":", "gram": "-", "covariance": "--"}
@@ -46,7 +46,7 @@ def read_cost(path: Path) -> list[Line]:
 
 
 def cost_png(text: str) -> bytes | None:
-    """Draw time and extra memory on logarithmic axes, for the fewest ranks and views; None if nothing was measured.
+    """Draw time and extra memory for the fewest ranks and views; None if nothing was measured.
 
     The axis is the batch where several were measured, else the embedding dimension; the other is the largest.
 
@@ -75,7 +75,7 @@ def cost_png(text: str) -> bytes | None:
     return labelled_png(panels, names, labels, f"Value and gradient, {fixed} = {level}: {cost_machine(lines)}")
 
 
-def cost_drawings(lines: Sequence[Line], style: Mapping[str, Style]) -> list[Drawing]:
+def cost_drawings(lines: Sequence[Line], style: Styles) -> list[Drawing]:
     """Draw time and extra memory against n at the largest q, and against q at the largest n.
 
     Args:
@@ -122,7 +122,7 @@ def _at(lines: Sequence[Line], name: str, size: int) -> list[Line]:
     return [line for line in lines if int(line[name]) == size]
 
 
-def _curves(lines: Sequence[Line], key: str, along: str, style: Mapping[str, Style]) -> list[Curve]:
+def _curves(lines: Sequence[Line], key: str, along: str, style: Styles) -> list[Curve]:
     """Join what differs in one size alone: a line for each form of each method."""
     groups: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for line in sorted(lines, key=lambda line: int(line[along])):

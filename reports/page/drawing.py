@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -112,11 +112,15 @@ class Label:
     gid: str | None = None
 
 
+Styles = Mapping[str, Style]
+"""How each method is drawn, by label."""
+
 Draw = Callable[[Axes, Marks], list[Label]]
+"""Draws into the axes, and returns the labels."""
 
 
 def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
-    """Choose a style for each label of a trained method, in alphabetical order; keys are the prefix and a number."""
+    """Choose a style for each label, in alphabetical order; keys are the prefix and a number."""
     out = {}
     for i, label in enumerate(sorted(set(labels))):
         turn = i // len(PALETTE)  # the second method of a colour has another marker and dash
@@ -219,7 +223,7 @@ def grid(axes: Axes) -> None:
 
 
 def sizes_axis(axes: Axes, sizes: Iterable[int]) -> None:
-    """Make the x-axis logarithmic, with a tick at each of the sizes that were measured, or at some if they are many."""
+    """Make the x-axis logarithmic, with ticks at the sizes that were measured, or at some of many."""
     ticks = sorted(sizes)
     axes.set_xscale("log")
     axes.set_xticks(ticks[:: math.ceil(len(ticks) / 8)])
@@ -268,7 +272,7 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
 
 
 def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Find the positions nearest to those `wanted` (ascending), `gap` or more apart, inside [0, height] if they fit."""
+    """Find the positions nearest to those `wanted` (ascending), `gap` apart, in [0, height] if they fit."""
     from scipy.optimize import isotonic_regression
 
     # Less the gaps below each, the positions only have to ascend.
@@ -278,7 +282,7 @@ def spread_out(wanted: Sequence[float], gap: float, height: float) -> list[float
 
 
 def _to_svg(figure: Figure, marks: Marks) -> str:
-    """Make an <svg> element of the figure, without outside references, in the text colour of the page around it."""
+    """Make an <svg> element of the figure, in the text colour of the page around it."""
     _fit_texts(figure)
     buffer = StringIO()
     # A date would make each report another file.

@@ -7,7 +7,7 @@ others in its legend and when hovering.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from regbench.reports.page.drawing import (
     Label,
     Marks,
     Style,
+    Styles,
     draw_line,
     labelled_drawing,
     labelled_png,
@@ -102,7 +103,7 @@ class _Panel:
         return [point.row.name for point in self.points if point.place in self.named]
 
 
-def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequence[Against]) -> list[Drawing]:
+def scatter_drawings(summary: Summary, style: Styles, axes_of: Sequence[Against]) -> list[Drawing]:
     """Draw accuracy against each of some quantities, for those scores and quantities that were measured."""
     drawings = []
     for against in axes_of:
@@ -115,7 +116,7 @@ def scatter_drawings(summary: Summary, style: Mapping[str, Style], axes_of: Sequ
     return drawings
 
 
-def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) -> bytes | None:
+def scatter_png(summary: Summary, style: Styles, against: Against) -> bytes | None:
     """Draw accuracy against a quantity on white, one panel for each score; None if no row has both."""
     panels, names, labels = [], [], 0
     for panel in _panels(summary, against, LABELLED_IN_PNG):
@@ -126,7 +127,7 @@ def scatter_png(summary: Summary, style: Mapping[str, Style], against: Against) 
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Find the points (cost, accuracy) that no other one beats in both; return their indices, the cheapest first."""
+    """Return the indices of the points (cost, accuracy) that none beats in both, the cheapest first."""
     front: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if not front or points[i][1] > points[front[-1]][1]:
@@ -166,8 +167,8 @@ def _front(points: Sequence[_Point]) -> list[int]:
     return pareto([(point.x.mean, point.better) for point in points])
 
 
-def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Mapping[str, Style]) -> list[Label]:
-    """Draw the points of a panel, the untrained network's score and the Pareto front of a cost; return the labels."""
+def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Label]:
+    """Draw points, the untrained network's score and the Pareto front of a cost; return the labels."""
     against, points = panel.against, panel.points
     unit = against.unit(max(point.x.mean for point in points))
     percent = " %" if panel.score.unit == "%" else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from regbench.reports.page.drawing import Drawing, Label, Marks, Style, draw_line, labelled_drawing, sizes_axis
+from regbench.reports.page.drawing import Drawing, Label, Marks, Style, Styles, draw_line, labelled_drawing, sizes_axis
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
@@ -108,7 +108,7 @@ def _has_markers(curves: Sequence[Curve]) -> bool:
     return max(map(len, map(attrgetter("points"), curves))) < _FEW_POINTS
 
 
-def training_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw each quantity of the best rows' training history: mean over the seeds, a band of one deviation."""
     drawings = []
     for key in CURVES:
@@ -157,8 +157,8 @@ def _epochs_axis(axes: Axes, *, scaled: bool = False) -> None:
         axes.set_yticks([0, 0.5, 1])
 
 
-def accuracy_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """Draw the best rows' accuracy while training, by epoch and by time: mean over the seeds, band of a deviation."""
+def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
+    """Draw the best rows' accuracy while training, by epoch and by time; a band is one deviation."""
     drawings = []
     for name, score in curve_scores(summary).items():
         found = {}
@@ -191,7 +191,7 @@ def _from_zero(axes: Axes) -> None:
     axes.set_xlim(left=0)
 
 
-def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
     kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     for place, row in enumerate(summary.rows):
@@ -224,8 +224,8 @@ def spectrum_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Draw
     return [curves_drawing("Spectra of the kernels", heads, about, curves, finish)]
 
 
-def size_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
-    """Draw accuracy and costs against the embedding dimension and the batch, for methods that ran with several."""
+def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
+    """Draw accuracy and costs against embedding dimension and batch, of methods that ran with several."""
     quantities: list[tuple[str, str, Callable[[Row], Stat | None], float]] = []
     for name in reversed(summary.leading):
         score = summary.scores[name]
@@ -251,7 +251,7 @@ def size_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]
 
 def _size_curves(
     summary: Summary,
-    style: Mapping[str, Style],
+    style: Styles,
     along: str,
     setting: str,
     of: Callable[[Row], Stat | None],

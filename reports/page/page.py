@@ -13,7 +13,7 @@ from typing import Any
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
 from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
-from regbench.reports.page.drawing import Style, styles
+from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
@@ -26,16 +26,12 @@ from regbench.reports.page.template import render, table_for_page, with_own_ids
 from regbench.reports.page.tuning_panels import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
-from regbench.reports.rows.tasks import Comparison
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
 _PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
-
-# What a method's card says beside its formula.
-_SAID = {"Published with": "published", "Limitation": "limitation", "Time": "time", "Extra memory": "memory"}
 
 # What the page says of a cell under the names of its record.
 _OF_RECORD = (
@@ -48,10 +44,10 @@ def render_page(
     summaries: Sequence[Summary],
     tables: Sequence[Mapping[str, Table]],
     found: Records,
-    style: Mapping[str, Style],
+    style: Styles,
     paper: Sequence[Table] = (),
     costs: Sequence[Line] = (),
-    together: tuple[Comparison, Table] | None = None,
+    together: Table | None = None,
 ) -> str:
     """Make the page of some tasks.
 
@@ -62,7 +58,7 @@ def render_page(
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
         costs: What `regbench cost` measured, as `read_cost` gives it.
-        together: A comparison of the methods over all tasks, and its table.
+        together: The table of all tasks together.
 
     Returns:
         HTML that needs no other file and no network.
@@ -85,9 +81,10 @@ def render_page(
         "page.",
         sections=sections,
         paper=[table_for_page(table) for table in paper],
-        methods=methods_of(summaries, style),
+        methods=methods_of(summaries),
+        style=style,
         costs=_costs(costs),
-        together=table_for_page(together[1]) if together else None,
+        together=table_for_page(together) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
         remedy=found.remedy,
@@ -98,7 +95,7 @@ def render_page(
     )
 
 
-def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Mapping[str, Style]) -> dict[str, Any]:
+def section(summary: Summary, tables: Mapping[str, Table], number: int, style: Styles) -> dict[str, Any]:
     """Prepare a task for the templates; `number` is its place on the page, from 1."""
     prefix = f"s{number}"
     keys, places, labels = {}, {}, set()
@@ -159,7 +156,7 @@ def _setting(name: str) -> Callable[[Record], object]:
 
 
 def _environment(*names: str) -> Callable[[Record], str | None]:
-    """Make the function that reads what a record says of its environment; with several names, each before its value."""
+    """Make the function that reads a record's environment; several values have their names before them."""
 
     def of(record: Record) -> str | None:
         texts = []
@@ -172,7 +169,7 @@ def _environment(*names: str) -> Callable[[Record], str | None]:
 
 
 def _data_set(record: Record) -> str:
-    """Describe a record's data set: name, images of a class if limited, the first digits of the content's digest."""
+    """Describe a record's data set: its name, how many images of a class, and its content's digest."""
     dataset, digest = record.cell["dataset"], record.data.content_sha256.get("train")
     parts = []
     if limit := dataset.get("train_per_class"):
@@ -204,40 +201,19 @@ def _distinct(values: Iterable[object]) -> str:
     return ", ".join(map(str, sorted(known, key=lambda value: (isinstance(value, str), value))))
 
 
-def methods_of(summaries: Sequence[Summary], style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Describe each method by label, as its authors do."""
-    first: dict[str, Record] = {}
+def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
+    """Find a record of each method by label, for what its authors say of it."""
+    found: dict[str, Record] = {}
     for summary in summaries:
         for row in summary.rows:
             # Weights from elsewhere have no regularizer.
             if not row.untrained and row.first.regularizer:
-                first.setdefault(row.label, row.first)
-    methods = []
-    for label in sorted(first, key=str.casefold):
-        said = first[label].regularizer
-        texts = {}
-        for title, key in _SAID.items():
-            if said.get(key):
-                texts[title] = said[key]
-        url = said.get("url", "")
-        methods.append(
-            {
-                "label": label,
-                "page": "",
-                "style": style[label],
-                "name": first[label].method,
-                "reference": said.get("reference", ""),
-                # A stranger's address may be a script.
-                "url": url if url.startswith(("https://", "http://")) else "",
-                "formula": said.get("formula", ""),
-                "texts": texts,
-            }
-        )
-    return methods
+                found.setdefault(row.label, row.first)
+    return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 
 
-def cells_of(summary: Summary, number: int, style: Mapping[str, Style]) -> list[dict[str, Any]]:
-    """Collect what the page says of each cell of its task of this number; short trainings of searches come last."""
+def cells_of(summary: Summary, number: int, style: Styles) -> list[dict[str, Any]]:
+    """Collect what the page says of a task's cells; short trainings of searches come last."""
     cells = []
     places: dict[Record, int] = {}
     groups: dict[Record, int] = {}
@@ -285,7 +261,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
     return out
 
 
-def _key(one: Row | Record, style: Mapping[str, Style]) -> str:
+def _key(one: Row | Record, style: Styles) -> str:
     return "untrained" if one.untrained else style[one.label].key
 
 

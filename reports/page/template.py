@@ -1,4 +1,4 @@
-"""What all pages are made with: the templates, tables and figures as these take them, and data for the script."""
+"""What all pages are made with: templates, tables and figures for them, data for the script."""
 
 from __future__ import annotations
 
@@ -33,18 +33,6 @@ _SEARCHED_ROWS = 10  # a table with more has a box to filter it
 _FOOTNOTES = " †‡*"  # that may follow a label
 _HERE = Path(__file__).parent
 
-# A page without one of its parts has this in its place.
-_NOTHING: dict[str, Any] = {
-    "pages": (),
-    "sections": (),
-    "methods": (),
-    "paper": (),
-    "costs": None,
-    "together": None,
-    "skipped": (),
-    "unfinished": {},
-}
-
 
 @dataclass(frozen=True)
 class Linked(Entry):
@@ -66,7 +54,7 @@ def render(
     """
     data = _packed({"cells": cells, "scores": heads or {}})
     css, js = _HERE.joinpath("page.css").read_text(), _HERE.joinpath("page.js").read_text()
-    return _templates().get_template(template).render(**{**_NOTHING, **content, "data": data, "css": css, "js": js})
+    return _templates().get_template(template).render(**content, data=data, css=css, js=js)
 
 
 @functools.cache
@@ -141,7 +129,7 @@ def with_own_ids(drawings: Iterable[Drawing], prefix: str) -> list[Drawing]:
 
 
 def _packed(data: object) -> str:
-    """Pack data for the browser to unpack: JSON, gzipped and in base64. Numbers that are not finite become null."""
+    """Pack data as JSON, gzipped and in base64. Numbers that are not finite become null."""
     # The settings of a stranger's cell may have keys of other kinds, and paths are no JSON.
     text = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     if not text.isprintable() or "\\u" in text:

@@ -9,7 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regbench.reports.page.drawing import UNTRAINED, Drawing, Marks, Style, draw_line, grid, panels_drawing
+from regbench.reports.page.drawing import UNTRAINED, Drawing, Marks, Style, Styles, draw_line, grid, panels_drawing
 from regbench.reports.page.lines import DRAWN_CURVES
 from regbench.reports.rows.sensitivity import POINTS, Sensitivity, forward, sensitivities
 from regbench.reports.rows.summary import Summary
@@ -24,7 +24,7 @@ _TICK_APART = 0.2  # of a panel's width
 _KINDS = {"weight": "the balancing weight", "base_lr": "the learning rate", "other": "other hyperparameters"}
 
 
-def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[Drawing]:
+def sensitivity_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw the best rows' accuracy against each hyperparameter of which several values were tried."""
     # A row holds a dictionary and so has no hash: it is found by its identity.
     places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
@@ -40,9 +40,7 @@ def sensitivity_drawings(summary: Summary, style: Mapping[str, Style]) -> list[D
     return drawings
 
 
-def _panels(
-    marks: Marks, *, shown: Sequence[Sensitivity], style: Mapping[str, Style], places: Mapping[int, int]
-) -> Figure:
+def _panels(marks: Marks, *, shown: Sequence[Sensitivity], style: Styles, places: Mapping[int, int]) -> Figure:
     lines = math.ceil(len(shown) / _COLUMNS)
     width_in, height_in = _COLUMNS * _PANEL_IN[0], lines * _PANEL_IN[1]
     figure = Figure(figsize=(width_in, height_in))
