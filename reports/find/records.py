@@ -90,7 +90,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
         elif (record.sweep, record.cell_id) in good:
             first = good[record.sweep, record.cell_id]
             skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
-        elif run.path.absolute() in found.short:
+        elif run.path.absolute() in found.short:  # a step on the way to a choice, and no result
             short.append(record)
         else:
             good[record.sweep, record.cell_id] = record
