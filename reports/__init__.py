@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from regbench.errors import RegbenchError
 from regbench.files import write_atomically, write_bytes
-from regbench.reports.collecting import uncollected
+from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.latest import LATEST, Report, keep, latest, state_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def write_report(
     """
     from regbench.reports.find.records import read_records
 
-    with uncollected():
+    with without_garbage_collection():
         costs = []
         if cost is not None:
             from regbench.reports.page.cost_curves import read_cost  # imports matplotlib

@@ -125,6 +125,7 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield what the names of each task's files end in: nothing where there is one task."""
     seen = set()
     for summary in summaries:
+        # Names of tasks hold names of data sets, which may have any signs.
         suffix = "" if len(summaries) == 1 else "-" + re.sub(r"[^\w.]+", "_", summary.name).strip("_")
         while suffix in seen:  # names that differ in other signs give the same suffix
             suffix += "_"

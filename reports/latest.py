@@ -74,7 +74,7 @@ def state_of(found: Records, former: Records | None, whole_paper: bool, cost: Pa
 def _code() -> Iterator[tuple[str, list[int]]]:
     for folder, _, names in os.walk(Path(__file__).parents[1], followlinks=True):
         for name in names:
-            if not name.endswith(".pyc"):
+            if not name.endswith(".pyc"):  # which Python writes when it likes
                 yield f"{folder}/{name}", _size_and_time(Path(folder, name))
 
 
@@ -89,7 +89,7 @@ def latest(out: Path, state: str) -> Report | None:
         last = read_json(out / LATEST, _Latest, "it is made again")
         if last.state != state or any(_size_and_time(out / name) != seen for name, seen in last.files.items()):
             return None
-    except (OSError, RegbenchError):
+    except (OSError, RegbenchError):  # there is none yet, or a file of it is gone
         return None
     files = tuple(out / name for name in (*last.files, LATEST))
     return Report(out / "index.html", last.leaderboard, files, tuple(last.skipped), last.warning)

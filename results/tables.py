@@ -29,6 +29,7 @@ from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
 from regbench.reports.tables.table import mean, spread
 
+# What orders the methods: neighbours and a linear layer see different things in a representation.
 BOTH = ("knn_top1", "linear_top1")
 BOTH_HEAD = "mean of both (%)"
 SCORES = {
@@ -74,14 +75,14 @@ def results(summary: Summary) -> tuple[list[Row], str]:
         lines.append(line)
     least = [f"{head} {test.least:.2f}" for head, test in tests.items()]
     equal = [f"{head} p = {_bartlett(values):.2g}" for head, values in columns.items()]
-    told = [
+    sentences = [
         f"Two rows of {MIN_PAIRS} seeds differ by Tukey's test from: {', '.join(least)}",
         f"Equal spreads of all rows, Bartlett's test: {', '.join(equal)}",
         f"Not told from the best by the mean: {len(marked[BOTH_HEAD].rows)} of {len(rows)} rows",
         *_ranks(rows, tests[BOTH_HEAD].means),
     ]
     heads = ["method", "seeds", *columns, "effective rank", "alignment"]
-    return rows, _table(heads, lines) + "\n\n" + ".\n".join(told) + "."
+    return rows, _table(heads, lines) + "\n\n" + ".\n".join(sentences) + "."
 
 
 def _ranks(rows: Sequence[Row], means: Mapping[int, float]) -> list[str]:

@@ -20,7 +20,7 @@ from regbench.benchmark.rundir.record import Record, finite_numbers
 from regbench.errors import RegbenchError
 from regbench.reports.bundle.bundle import Bundle, read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.collecting import uncollected
+from regbench.reports.garbage import without_garbage_collection
 from regbench.text import printable
 
 _LARGE_BYTES = 5 * 2**20
@@ -115,7 +115,7 @@ def gather(folder: Path) -> Gathered:
 def _read(path: Path, name: str) -> CheckedBundle | tuple[str, str]:
     """Read and check a bundle; return its name and the first reason if it is refused."""
     name = printable(name)  # a stranger's text, which goes to a terminal and into pages
-    with uncollected():
+    with without_garbage_collection():
         try:
             bundle = read_bundle(path)
             if not (misfits := claim_misfits(bundle)):

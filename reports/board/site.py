@@ -15,7 +15,7 @@ from regbench.errors import RegbenchError
 from regbench.files import write_bytes
 from regbench.reports.board.by_task import difference, new_slug, tasks_of
 from regbench.reports.board.gather import Gathered, Key, gather, key_of
-from regbench.reports.collecting import uncollected
+from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
 from regbench.reports.page.template import Linked, render, simple_table
@@ -70,7 +70,7 @@ def write_site(folder: Path, out: Path) -> Site:
     Raises:
         RegbenchError: If no bundle can be taken, or `out` cannot be written to.
     """
-    with uncollected():
+    with without_garbage_collection():
         found = gather(folder)
         tasks = tasks_of(found)
     gc.freeze()  # all of it stays to the end, so collections of the garbage of figures need not look at it

@@ -58,6 +58,7 @@ def _caught(misfits: Iterator[Misfit], path: Path) -> Iterator[Misfit]:
     """Yield misfits, and as the last one that something was so unlike a record that it could not be looked at."""
     try:
         yield from misfits
+    # A record fits its schema, but the cell and the choices in it are plain data of a stranger.
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         yield Misfit(path, f"holds what no run writes ({type(error).__name__}: {error})")
 
@@ -149,6 +150,7 @@ def _is_command(text: str) -> bool:
         words = shlex.split(text)
     except ValueError:
         return False
+    # Spelled in another way, it might hold signs that a shell takes for its own, or that a reader cannot see.
     return words[:1] == ["regbench"] and shlex.join(words) == text == printable(text)
 
 
@@ -161,7 +163,7 @@ def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     if not scores:
         return None
     best = max(scores, key=lambda name: scores[name])
-    name = chosen if isinstance(chosen, str) else f"{chosen:g}"
+    name = chosen if isinstance(chosen, str) else f"{chosen:g}"  # candidates are keys of JSON, and so texts
     return best if scores.get(name, -math.inf) < scores[best] else None
 
 
@@ -181,7 +183,7 @@ def _history_misfits(record: Record, histories: Mapping[str, bytes]) -> Iterator
     epochs = [row["epoch"] for row in rows]
     train_s = math.fsum(row["epoch_s"] for row in rows)
     images = [row.get("images") for row in rows]
-    if record.status == "diverged":
+    if record.status == "diverged":  # it ended early
         return
     if epochs != list(range(1, planned + 1)):
         yield say(f"its history has {len(epochs)} epochs, which are not 1 to {planned} as in its settings")

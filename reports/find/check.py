@@ -12,9 +12,9 @@ from tqdm import tqdm
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
-from regbench.reports.collecting import uncollected
 from regbench.reports.find.judging import Misfit, TuningChoices, file_misfits, judge
 from regbench.reports.find.runs import Found, find_runs
+from regbench.reports.garbage import without_garbage_collection
 from regbench.text import printable
 
 
@@ -53,7 +53,7 @@ def check_records(folders: Sequence[Path]) -> Check:
     """
     misfits: list[Misfit] = []
     records: list[Record] = []
-    with uncollected():
+    with without_garbage_collection():
         found, choices = find_runs(folders), TuningChoices()
         runs = [run for run in found.runs if run.record is not None]
         for run in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):

@@ -140,13 +140,14 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
         return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
     if on_test(later.choice) and not record.on_test:
         return Misfit(later.path, "chosen on the test split, which the record was not: such scores do not go together")
-    known = {(s.name, s.split) for s in record.scores}
-    new = tuple(s for s in later.scores if (s.name, s.split) not in known)
+    known = {(score.name, score.split) for score in record.scores}
+    new = tuple(score for score in later.scores if (score.name, score.split) not in known)
     return dataclasses.replace(record, scores=record.scores + new)
 
 
 def id_misfits(record: Record) -> Iterator[Misfit]:
     """Compare a record's cell id with its folder's name and the id of its cell."""
+    # A path without a folder is of a run that was asked for from within its own folder.
     if (record.path.parent.name or record.path.absolute().parent.name) != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:

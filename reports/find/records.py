@@ -49,10 +49,9 @@ class Records:
         if not self.skipped:
             return ""
         one = len(self.skipped) == 1
-        return (
-            f"{len(self.skipped)} {'file is' if one else 'files are'} not what was written, and left out of the "
-            f"report: {self.skipped[0]}{'' if one else ' and others'}; `{self.remedy}` tells all"
-        )
+        counted = "1 file is" if one else f"{len(self.skipped)} files are"
+        first = f"{self.skipped[0]}" if one else f"{self.skipped[0]} and others"
+        return f"{counted} not what was written, and left out of the report: {first}; `{self.remedy}` tells all"
 
     @property
     def remedy(self) -> str:
@@ -91,7 +90,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
         elif (record.sweep, record.cell_id) in good:
             first = good[record.sweep, record.cell_id]
             skipped.append(Misfit(record.path, f"the same cell as {first.path}"))
-        elif run.path.absolute() in found.short:
+        elif run.path.absolute() in found.short:  # a step on the way to a choice, and no result
             short.append(record)
         else:
             good[record.sweep, record.cell_id] = record
@@ -161,7 +160,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if v is None else str(v) for v in values])
+        return pa.array([None if value is None else str(value) for value in values])
 
 
 def _columns(r: Record) -> dict[str, Any]:
@@ -187,6 +186,7 @@ def _columns(r: Record) -> dict[str, Any]:
         "tuning_budget": chosen.get("budget"),
         "choice_record": chosen.get("record"),
         "finished": r.finished,
-        **{k: v for k, v in vars(r.cost).items() if v is not None},
-        **{k: v for k, v in r.environment.items() if isinstance(v, str | int | float)},
+        **{name: cost for name, cost in vars(r.cost).items() if cost is not None},
+        # What has parts of its own, as a list of GPUs, is no column.
+        **{name: value for name, value in r.environment.items() if isinstance(value, str | int | float)},
     }

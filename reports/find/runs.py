@@ -14,6 +14,7 @@ from regbench.errors import RegbenchError
 from regbench.files import parse_json
 
 _CELL_ID = re.compile(r"[0-9a-f]{12}")
+_DEEPEST = 2  # a run in a sweep in a folder of sweeps
 
 
 @dataclass(frozen=True)
@@ -67,35 +68,50 @@ def find_runs(folders: Sequence[Path]) -> Found:
     Raises:
         RegbenchError: If a folder does not exist.
     """
-    runs: dict[Path, Run] = {}
-    sweeps: dict[Path, None] = {}
-    short: set[Path] = set()
-
-    def walk(folder: Path, names: set[str], depth: int) -> None:
-        started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)  # others hold one too
-        record = next((folder / name for name in ("record.json", "tuning.json") if name in names), None)
-        if started or record:
-            evaluations = _json_files(folder / "evaluations") if "evaluations" in names else ()
-            attempts = _json_files(folder / "attempts") if "attempts" in names and record is None else ()
-            runs[folder] = Run(folder, record, evaluations, attempts)
-            return
-        if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
-            sweeps[folder] = None
-            short.update(folder.absolute() / cell_id for cell_id in _short(folder))
-        if depth < 2:
-            for name in sorted(names):
-                inner = folder / name
-                if inner.is_dir():
-                    walk(inner, set(os.listdir(inner)), depth + 1)  # noqa: PTH208  # ten times as quick as iterdir
-
+    found = _Walk()
     for folder in folders:
         if not folder.is_dir():
             raise RegbenchError(f"{folder} is not a folder of runs; `regbench status` lists those of sweeps")
-        walk(folder, set(os.listdir(folder)), 0)  # noqa: PTH208
-        if (parent := folder.absolute().parent) not in sweeps and folder in runs and (parent / TUNING_CHOICE).exists():
-            sweeps[parent] = None
-            short.update(parent / cell_id for cell_id in _short(parent))
-    return Found([runs[path] for path in sorted(runs)], list(sweeps), frozenset(short))
+        found.walk(folder, 0)
+        # The tuning that a single run directory belongs to says whether its training was a short one.
+        around = folder.absolute().parent
+        if folder in found.runs and (around / TUNING_CHOICE).exists():
+            found.add_sweep(around)
+    return Found([found.runs[path] for path in sorted(found.runs)], list(found.sweeps), frozenset(found.short))
+
+
+class _Walk:
+    """Run directories, sweeps (as an ordered set) and short runs that were met so far."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Path, Run] = {}
+        self.sweeps: dict[Path, None] = {}
+        self.short: set[Path] = set()
+
+    def add_sweep(self, folder: Path) -> None:
+        self.sweeps[folder] = None
+        short = _object(folder / SEARCH).get("short", {})
+        if isinstance(short, dict):
+            self.short.update(folder.absolute() / cell_id for cell_id in short)
+
+    def walk(self, folder: Path, depth: int) -> None:
+        names = set(os.listdir(folder))  # noqa: PTH208  # ten times as quick as iterdir
+        started = "config.yaml" in names and _CELL_ID.fullmatch(folder.absolute().name)  # other folders may hold one
+        record = None
+        for name in ("tuning.json", "record.json"):  # the final one counts where there are both
+            if name in names:
+                record = folder / name
+        if started or record:
+            evaluations = _json_files(folder / "evaluations") if "evaluations" in names else ()
+            attempts = _json_files(folder / "attempts") if "attempts" in names and record is None else ()
+            self.runs[folder] = Run(folder, record, evaluations, attempts)
+            return
+        if not names.isdisjoint(("sweep.json", TUNING_CHOICE)):
+            self.add_sweep(folder)
+        if depth < _DEEPEST:
+            for name in sorted(names):
+                if (folder / name).is_dir():
+                    self.walk(folder / name, depth + 1)
 
 
 def find_missing(found: Found) -> list[Missing]:
@@ -126,24 +142,21 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
+    """Read the cells of a plan. It holds plain settings; what is something else was not written by a sweep."""
     cells = _object(path).get("cells", [])
-    if not isinstance(cells, list):
-        return []
-    # A plan holds plain settings; what is something else was not written by a sweep.
-    return [
-        {k: v for k, v in cell.items() if isinstance(v, str | int | float)} for cell in cells if isinstance(cell, dict)
-    ]
-
-
-def _short(folder: Path) -> list[str]:
-    short = _object(folder / SEARCH).get("short", {})
-    return list(short) if isinstance(short, dict) else []
+    planned = []
+    for cell in cells if isinstance(cells, list) else ():
+        if isinstance(cell, dict):
+            planned.append({name: value for name, value in cell.items() if isinstance(value, str | int | float)})
+    return planned
 
 
 def _failure(run: Run | None) -> str:
     """Say why the last attempt failed; empty if it did not."""
     last = _object(run.attempts[-1]) if run and run.attempts else {}
-    return " ".join(str(last.get("error") or "no reason noted").split()) if last.get("ended") == "failed" else ""
+    if last.get("ended") != "failed":
+        return ""
+    return " ".join(str(last.get("error") or "no reason noted").split())
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from regbench.reports.rows.summary import DASH, Row, Summary
 # Costs of a run, in the order of a table.
 RATIOS = ("train_s", "step_ms", "loss_ms", "peak_memory_bytes", "loss_extra_bytes")
 
+# A row has several seeds, and another protocol changes no other score.
 _NOT_SETTINGS = ("seed", "evaluation.protocols")
 
 

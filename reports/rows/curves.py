@@ -65,6 +65,7 @@ def threshold(summary: Summary, name: str) -> int | None:
             highest.append(min(max(each.score.value for each in found) for found in seeds))
     if not highest:
         return None
+    # At this place of the sorted list, half of the rows reach as much.
     highest.sort(reverse=True)
     return _STEP * math.floor(highest[(len(highest) - 1) // 2] / _STEP) or None
 

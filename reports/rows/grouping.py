@@ -98,7 +98,7 @@ def _names(tasks: Sequence[_Task]) -> list[str]:
         name = task.name
         if shared[name] > 1:
             name += f": {task.first.cell['dataset']['name']}, {task.first.backbone}"
-        while name in names:
+        while name in names:  # what differs then is hidden deep in the settings
             name += " (another evaluation or image size)"
         names.append(name)
     return names
@@ -106,6 +106,7 @@ def _names(tasks: Sequence[_Task]) -> list[str]:
 
 def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path, TuningChoice]:
     """Select the choices of a task's sweeps, and those that its records name."""
+    # Of a sweep that was copied, or of a single run, the record still names the choice by its sweep and file.
     named = {str(record.choice.get("hyperparameters", {}).get("record")) for record in task.records.values()}
     own = {}
     for path, choice in choices.items():
@@ -167,6 +168,7 @@ def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
     for key in varying:
         value = cell.get(key, "null")
         settings[setting_name(key)] = DASH if value == "null" else value
+    # A seed of the chosen configuration that has only been tuned has no score of the test split yet.
     records = tuple(record for record in chosen.records if record.status != "tuned")
     return Row(records, settings, tried)
 

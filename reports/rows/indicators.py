@@ -60,6 +60,7 @@ class Measure:
         return found.mean if self.better == "higher" else -found.mean
 
 
+# Alignment and uniformity stand for two measures each, of the embeddings and of the representation.
 MEASURES = (
     Measure("loss", "training loss", "lower", comparable=False),
     Measure("alignment", "alignment, embedding", "lower"),

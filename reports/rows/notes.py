@@ -10,6 +10,7 @@ from regbench.benchmark.rundir.record import Record
 from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import Summary
 
+# A note is one paragraph below a table: of what is listed in it, a reader sees the first few and how many more.
 _FAILURES_SHOWN = 5
 _UNTESTED_SHOWN = 5
 

@@ -39,6 +39,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
         more = len(seeds - {record.seed for record in row.records})
         summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
     elif not fitting and seeds:
+        # A plan states few settings; those that it leaves out are shown as unknown.
         settings = {setting_name(key): str(plan.get(key, DASH)) for key in summary.varying}
         summary.missing.append(MissingRow(label, settings, len(seeds)))
 

@@ -22,7 +22,7 @@ POINTS = 1.0
 """The range of a hyperparameter is where accuracy stays within so many percentage points of the best."""
 
 MIN_VALUES = 3
-"""With fewer a range says nothing."""
+"""With two values, the range would be the line between them."""
 
 _Scored = tuple[Mapping[str, str], float | None]
 """Settings of a configuration, and its accuracy; None if it diverged."""
@@ -131,6 +131,7 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
             lengths = {own: lengths[own]} if own in lengths else {}
         if not lengths:
             continue
+        # Most configurations first, and of equally many the longer trainings.
         epochs = max(lengths, key=lambda length: (len(lengths[length]), length))
         scored = _scored(lengths[epochs], summary)
         for key, searched in row.first.searched.items():
@@ -161,7 +162,7 @@ def _sensitivity(row: Row, key: str, searched: Searched, epochs: int, scored: Se
             others.setdefault(value, set()).add(tuple(settings.get(k) for k in row.first.searched if k != key))
     points.sort(key=lambda point: point[0])
     chosen = _on_scale(row.first.settings, key, searched)
-    best: dict[float, float] = {}
+    best: dict[float, float] = {}  # of a configuration that diverged the accuracy counts as none
     for value, accuracy in points:
         best[value] = max(best.get(value, 0.0), accuracy or 0.0)
     if len(best) < 2 or chosen is None or not any(best.values()):

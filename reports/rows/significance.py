@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.05
+
 MIN_PAIRS = 3
 
 # What SciPy's integral gives below this is its rounding.
@@ -166,9 +167,9 @@ class Best:
         if math.isnan(self.p[i]):
             tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
         else:
-            told = "significantly" if self.p[i] <= LEVEL else "not significantly"
+            how = "significantly" if self.p[i] <= LEVEL else "not significantly"
             p = "p < 0.001" if self.p[i] < 0.001 else f"p = {self.p[i]:.2g}"
-            tested = f"{told} different from the best: {p} (Tukey's test)"
+            tested = f"{how} different from the best: {p} (Tukey's test)"
         same = i in self.rows and not self.p[i] > LEVEL
         return f"the same as the best, as printed; {tested}" if same else tested
 
@@ -188,5 +189,6 @@ def best(tukey: Tukey, decimals: int = 2, *, higher_is_better: bool = True) -> B
     equal = {i for i, mean in means.items() if round(mean, decimals) == round(means[top], decimals)}
     others = [i for i in means if i != top]
     p = {i: found.p for i, found in zip(others, tukey.compare(top, others), strict=True)}
+    # A row that cannot be tested, with p NaN, is not said to be as good.
     alike = {i for i, value in p.items() if value > LEVEL}
     return Best(frozenset(equal | alike | {top}), top, p, tukey.least)

@@ -26,6 +26,7 @@ LEADING = ("knn_top1", "linear_top1")
 # How a setting that varies is called in a table's head, where its own name is not it.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
+# What stands for a number that there is not.
 DASH = "–"
 
 
@@ -53,6 +54,7 @@ def stat(values: Iterable[float | None]) -> Stat | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
+    # Exact sums, so that the order of the seeds does not change a last digit.
     n, mean = len(known), math.fsum(known) / len(known)
     if n == 1:
         return Stat(mean, None, 1)
@@ -109,7 +111,9 @@ class Configuration:
 
     def cost(self, name: str) -> Stat | None:
         """Return the statistics of a cost over the seeds; None of an untrained network."""
-        return None if self.untrained else stat(getattr(r.cost, name) for r in self.records)
+        if self.untrained:
+            return None
+        return stat(getattr(record.cost, name) for record in self.records)
 
     def at_end(self, name: str) -> Stat | None:
         """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
@@ -210,6 +214,7 @@ class Summary:
     missing: list[MissingRow] = field(default_factory=list)
     failures: list[Missing] = field(default_factory=list)
     short: list[Configuration] = field(default_factory=list)
+    # Several tables and figures ask for the same test.
     _best: dict[str, Best] = field(default_factory=dict, init=False, repr=False)
     _tukey: dict[str, Tukey] = field(default_factory=dict, init=False, repr=False)
 

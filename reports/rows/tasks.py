@@ -18,7 +18,7 @@ from regbench.reports.rows.significance import LEVEL, critical_range
 from regbench.reports.rows.summary import Summary
 
 MIN_TASKS = 2
-MIN_METHODS = 3
+MIN_METHODS = 3  # Friedman's test knows no fewer
 _SAMPLES = 2000
 
 Array = NDArray[np.float64]

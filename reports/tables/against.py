@@ -22,7 +22,8 @@ _HEADS = {
     "peak_memory_bytes": "peak memory (×)",
     "loss_extra_bytes": "loss memory (×)",
 }
-_SHOWN = 4  # of the settings that differ; the CSV file has all
+# Settings that differ, in a place of the table: a run with another optimizer differs in a dozen. The CSV file has all.
+_SHOWN = 4
 
 
 def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
@@ -95,11 +96,11 @@ def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[st
 def _difference_entries(one: Difference | None) -> list[Entry]:
     if one is None:
         return entries(DASH, DASH, DASH)
-    told, how = f"{one.value:+.2f}", ""
+    text, how = f"{one.value:+.2f}", ""
     if not math.isnan(one.p):
-        told += f" [{one.low:+.2f}, {one.high:+.2f}]"
+        text += f" [{one.low:+.2f}, {one.high:+.2f}]"
         how = f"t-test, paired over {one.pairs} seeds" if one.pairs else "t-test, two samples"
-    change = Entry(told.replace("-", "−"), one.p_holm <= LEVEL, how)
+    change = Entry(text.replace("-", "−"), one.p_holm <= LEVEL, how)
     return entries(f"{one.before:.2f} → {one.now:.2f}", change, p_value(one.p_holm))
 
 
@@ -152,6 +153,7 @@ def _code(record: Record) -> str:
 
 
 def _images(record: Record) -> str:
+    # Hashes say nothing to a reader; the note only says that they differ.
     return str(sorted(record.data.content_sha256.items()))
 
 
@@ -168,4 +170,5 @@ def _numbers(change: Change) -> list[dict[str, object]]:
     lines = []
     for name, one in change.differences.items():
         lines.append({**start, "score": name, **vars(one), "difference": one.value, **ratios})
+    # A row that is new or gone has a line, too.
     return lines or [{**start, **ratios}]

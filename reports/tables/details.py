@@ -65,6 +65,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
         places = [i for i, row in enumerate(summary.rows) if not row.untrained and row.by_seed(name)]
+        # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
         while len(places) > 1:
             one = places.pop(0)
             for other, found in zip(places, summary.tukey(name).compare(one, places), strict=True):
@@ -138,7 +139,7 @@ def convergence_table(summary: Summary) -> Table | None:
         percent = threshold(summary, name)
         if percent is None:
             continue
-        found = {id(row): reached(row, name, percent) for row in summary.rows}
+        found = {id(row): reached(row, name, percent) for row in summary.rows}  # rows hold dicts, and have no hash
         seeds.update({row: each.seeds for row, each in found.items()})
         slowest = max((each.train_s.mean for each in found.values() if each.train_s), default=0.0)
         unit = time_unit(slowest)

@@ -50,6 +50,7 @@ def hyperparameters_table(summary: Summary) -> Table:
     def order(line: _Line) -> tuple[object, ...]:
         name = line.label.removesuffix(" †")
         left_out = several and line.texts[-1] == "no"
+        # Places are texts of numbers: shorter ones are smaller.
         return name, *map(len, line.places), *line.places, left_out, -(line.value or 0.0)
 
     selected = f"{summary.selection_title} (%), {summary.selection_split}"

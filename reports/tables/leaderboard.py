@@ -36,6 +36,7 @@ LOSS_MEMORY = (
     "the run's own size."
 )
 
+# Costs in the CSV file, each in the unit of the record.
 _COSTS = [
     "train_s",
     "img_per_s",
@@ -113,7 +114,7 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
 
 def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list[Filled]:
     """Make a column for each of some test scores; bold is where no row is known to be better."""
-    places = {id(row): i for i, row in enumerate(summary.rows)}
+    places = {id(row): place for place, row in enumerate(summary.rows)}  # rows hold dicts, and have no hash
 
     def fill(name: str, row: Row) -> Entry:
         score, best, place = row.score(name), summary.best(name), places[id(row)]

@@ -23,11 +23,11 @@ def over_tasks_table(found: Comparison) -> Table:
         rank = Entry(f"{one.mean_rank:.2f}", one.alike, why)
         near = [f"{100 * bisect_right(one.shortfalls, points) / found.blocks:.0f}" for points in WITHIN_POINTS]
         body.append(entries(one.label, rank, f"[{one.low:.1f}, {one.high:.1f}]", *near, f"{one.shortfalls[-1]:.2f}"))
-    told = "p unknown" if math.isnan(found.p) else f"p = {found.p:.2g}"
+    p = "p unknown" if math.isnan(found.p) else f"p = {found.p:.2g}"
     notes = [
         f"Over {found.blocks} blocks, each a task with one seed: {'; '.join(found.tasks)}. Rank 1 is the best. In "
         "brackets the 95 % interval of a bootstrap over tasks, and over seeds within them.",
-        f"All methods equally good: {told} (Friedman's test). Two mean ranks differ if they are more than "
+        f"All methods equally good: {p} (Friedman's test). Two mean ranks differ if they are more than "
         f"{found.critical_difference:.2f} apart (Nemenyi's test, 5 %); bold: not told from the best. Seeds are "
         "repeated runs on the same tasks, so this speaks of these tasks and not of others.",
     ]

@@ -113,7 +113,7 @@ def _find(rows: Sequence[_Candidate], entry: dict[Any, Any]) -> Stat | None:
             fitting.add(on_test)
             value = _value(row, metric)
             found[on_test] += [] if value is None else [value]
-    # Rows that the tuning split chose come first, whether or not they have this number.
+    # Rows that the tuning split chose take the place of those that the test split chose, with or without this number.
     values = found[fitting == {True}]
     if len(values) > 1 and metric == "peak_memory":
         return max(values, key=lambda value: value.mean)  # orders of SFRIK, which Table 5 does not tell apart
@@ -143,6 +143,7 @@ def _value(row: Row, metric: str) -> Stat | None:
         return peak and peak.over(1e9)
     if metric not in _SETTINGS and not metric.startswith("kernel_weight_"):
         return row.score(metric)
+    # Seeds of a row may have chosen different learning rates; then no single number stands for the row.
     values = {_hyperparameter(record, metric) for record in row.records}
     value = values.pop()
     return None if value is None or values else Stat(value, None, len(row.records))
@@ -158,6 +159,7 @@ def _hyperparameter(record: Record, metric: str) -> float | None:
         value = value.get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
         value = value[0] if len(value) == 1 else None
+    # Of several learning rates the one that the tuning split chose stands in the record, if the evaluation was done.
     if metric.endswith("_lr") and metric != "base_lr":
         task, _, part = metric.removesuffix("_lr").partition("_")
         if record.score("linear_top1" if task == "probe" else f"{task}_top1", "test") is None:

@@ -174,6 +174,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
         for row in table.rows:
             rows.append([_one_line(row[i].text) + "*" * row[i].bold for i in keep])
         text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns))
+        # A column with 0 stays, however narrow the terminal is.
         spare = max(keep, key=lambda i: table.columns[i].spare)
         if max(map(len, text.splitlines())) <= width or table.columns[spare].spare == 0:
             return text
