@@ -77,6 +77,7 @@ def run_tuning(
     propose_next = proposals(name, overrides, trials)
     proposed = propose_next()
     grid = proposed.sweep
+    # The final runs come hours later, so their seeds are looked at now.
     tune.refuse_seeds(final_seeds or (), grid.cells[0])
     _prepare(grid, oversized=oversized)
 
@@ -111,6 +112,7 @@ def run_stages(
     ids = {cell.id for cell in grid.cells}
     # The folder may hold cells of earlier calls, with other seeds.
     statuses = [status for status in look(Path(grid.runtime.runs_dir) / grid.name) if status.cell_id in ids]
+    # Everything may have been finished before, and then there is nothing to wait for.
     ended = ends(stages)
     if wait is None and any(status.state not in ended for status in statuses):
         return None

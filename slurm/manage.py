@@ -39,6 +39,7 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, Job]) -> list
     if not cells:
         return found
     chosen = []
+    # Ids are long, so their beginnings will do, as for commits of Git.
     for prefix in cells:
         matching = [status for status in found if status.cell_id.startswith(prefix)]
         if len(matching) != 1:
@@ -205,7 +206,7 @@ def _submit_again(folder: Path, todo: Sequence[CellStatus], submitted: Mapping[s
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
     """Cancel what is in the queue or runs as a job; return those cells."""
     if not was_submitted(folder):
-        return []
+        return []  # on a machine without Slurm too, there is nothing to cancel
     require_slurm()
     with locked(folder):
         recover_interrupted(folder)

@@ -20,6 +20,7 @@ from regbench.sweeps.status import Job
 
 log = logging.getLogger("regbench")
 
+# Slurm's commands hang while its controller is away.
 _TIMEOUT_S = 10.0
 _COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
 
@@ -86,6 +87,7 @@ class Submission(_ArrayNote):
 def submissions(folder: Path) -> list[Submission]:
     """List what was submitted for a sweep, job array by job array, the oldest first; damaged notes are left out."""
     found = []
+    # The file's name is the id of the job array.
     for path in (folder / "jobs").glob("*.json"):
         try:
             found.append(read_json(path, Submission, f"see: squeue --jobs={path.stem}; then remove it"))

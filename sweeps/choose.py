@@ -84,6 +84,7 @@ def _setting(cell: Cell, epochs: int) -> str:
     data["optimizer"] = data["optimizer"]["name"]
     data["epochs"] = epochs
     evaluation = data["evaluation"]
+    # The probe's rate is chosen on the tuning split within each run.
     evaluation.get("probe", {}).pop("learning_rates", None)
     # Short trainings of a search are not evaluated while they train.
     for name in ("while_training", "every_epochs"):

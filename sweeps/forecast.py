@@ -66,6 +66,7 @@ def plan(sweep: Sweep) -> list[Planned]:
     """
     runs = Path(sweep.runtime.runs_dir)
     times = _times(runs)
+    # A prediction takes a while, and many cells of a grid have the same.
     shapes: dict[Any, Needs] = {}
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
@@ -77,7 +78,7 @@ def plan(sweep: Sweep) -> list[Planned]:
             if shape not in shapes:
                 shapes[shape] = predict(cell, **_switches(sweep.runtime, pretrain))
             needs = shapes[shape]
-        fits = None
+        fits = None  # as long as nobody says what memory the GPUs have
         if needs is not None and pretrain.gpu_memory_gib is not None:
             fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
         done = (runs / sweep.name / cell.id / "record.json").exists()
@@ -130,7 +131,7 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
 def refuse_oversized(sweep: Sweep) -> None:
     """Refuse a sweep with cells that are predicted not to fit the memory that its clusters' GPUs are said to have."""
     if not any(cluster.gpu_memory_gib for cluster in sweep.clusters):
-        return
+        return  # nothing to compare with, so the predictions are spared
     misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
     if misfits:
         first = misfits[0]
@@ -165,6 +166,7 @@ def _times(runs: Path) -> _Times:
         except RegbenchError as error:
             log.warning("%s", error)
             continue
+        # One that diverged stopped early, and an untrained network has no time of an epoch.
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
         cost = record.cost

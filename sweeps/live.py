@@ -96,6 +96,7 @@ def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:
 def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
     """Draw a curve from its lowest value to its highest in one line of text; a longer one is thinned out."""
     if len(values) > width:
+        # The first and the last value stay.
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

@@ -228,6 +228,7 @@ def report(
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
     former = [report_folder(runs, sweep) for sweep in against]
+    # Where `regbench cost` writes without --out.
     measured = folders[0].parent / "cost" / "cost.csv"
     if cost is None and measured.exists():
         cost = measured
@@ -275,6 +276,7 @@ def report_folder(runs_dir: Path, sweep: str | Path) -> Path:
 
 def _rows(grid: Sweep) -> pd.DataFrame:
     folder = Path(grid.runtime.runs_dir) / grid.name
+    # The folder may hold cells of earlier calls, which are not asked for.
     return load_records(*(folder / cell.id for cell in grid.cells))
 
 

@@ -183,7 +183,7 @@ def settings(prefix: str) -> None:
 
     from regbench.benchmark.settings.listing import listing
 
-    shown = 0
+    shown = 0  # settings, so that a prefix that begins none is refused
     for title, found in listing():
         chosen = [setting for setting in found if setting.name.startswith(prefix)]
         if chosen:

@@ -15,6 +15,7 @@ def _offer(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     """Make the completion of an argument from the names that it can have."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # What was given once is not offered again.
         given = ctx.params.get(param.name or "") or ()
         return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete) and name not in given]
 
@@ -42,7 +43,7 @@ def complete_dataset(ctx: click.Context) -> Iterable[str]:
     """Offer the data sets that have a configuration."""
     from regbench.benchmark.settings.presets import preset_files
 
-    return [*preset_files("dataset"), "voc07"]
+    return [*preset_files("dataset"), "voc07"]  # which is only evaluated on, so it has no preset
 
 
 @_offer

@@ -36,6 +36,7 @@ def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[st
     return overrides
 
 
+# Without the option --runs-dir, as for the command that prepares data sets.
 settings = click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_known_names)
 
 
@@ -70,6 +71,7 @@ def positive(ctx: click.Context, param: click.Parameter, value: float | None) ->
 
 def folder_name(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a name, or one of several, that would leave the folder that it is to lie in."""
+    # click gives a tuple for an argument that may be repeated.
     for name in value if isinstance(value, tuple) else (value,):
         refuse_folder_name(param.get_error_hint(ctx), name)
     return value

@@ -51,6 +51,7 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
     statuses = None
     if not show:
         statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
+    # The table comes first: it shows the cells that did finish.
     _print_comparison(grid, numbers, overrides)
     fail_if_unfinished(grid, statuses)
 
