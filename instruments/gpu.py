@@ -32,6 +32,7 @@ from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.instruments.cost import loaders, losses
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS
+from regbench.instruments.cost.grid import Grid
 from regbench.instruments.cost.harness import table
 from regbench.instruments.cost.images import SCENARIOS, Images, Scenario, make_images
 from regbench.processes import Place, Processes, WorkFailed
@@ -69,7 +70,7 @@ def measure_losses(bench: Bench) -> str:
     if bench.small:
         sizes = {"n": (32, 64), "q": (32, 64), "budget_s": 20.0}
     device: Any = bench.device.type
-    rows = losses.measure(losses.Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes))
+    rows = losses.measure(Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes))
     return f"{table(rows, losses.COLUMNS, 'github')}\n\n{losses.LEGEND}"
 
 

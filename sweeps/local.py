@@ -69,7 +69,7 @@ def run_local_job(cell: dict[str, Any], runtime: Runtime, sweep: str, stages: Se
     """Run stages of one cell on this machine; SIGTERM writes a checkpoint and ends it.
 
     Args:
-        cell: As plain data.
+        cell: Cell as plain data.
         runtime: Where and with what.
         sweep: Its name.
         stages: Those to bring the cell through.

@@ -23,6 +23,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run, sweep_names
 from regbench.cli import main
 from regbench.instruments.cost import losses
+from regbench.instruments.cost.grid import Grid, LossCost
 from regbench.instruments.plan import Needs, predict
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -324,10 +325,10 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def measure(grid: losses.Grid) -> list[losses.LossCost]:
+    def measure(grid: Grid) -> list[LossCost]:
         asked.append(grid)
         row: dict[str, Any] = {"method": "vicreg", "form": "gram", "auto": True, "q": 4, "views": 3, "ranks": 1}
-        return [losses.LossCost(**row, n=n, embedding_bytes=1, median_ms=0.5) for n in grid.n]
+        return [LossCost(**row, n=n, embedding_bytes=1, median_ms=0.5) for n in grid.n]
 
     monkeypatch.setattr(losses, "measure", measure)
     options = ["--n", "8,16", "--q", "4", "--views", "3", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
@@ -336,7 +337,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 0, result.output
     sizes: dict[str, Any] = {"n": (8, 16), "q": (4,), "views": (3,), "ranks": (1,), "forms": ("auto", "textbook")}
     how: dict[str, Any] = {"repeats": 2, "device": "cpu", "budget_s": 3.0, "dtype": "float64", "threads": 2}
-    assert asked == [losses.Grid(methods=("vicreg",), memory_limit_bytes=2**29, **sizes, **how)]
+    assert asked == [Grid(methods=("vicreg",), memory_limit_bytes=2**29, **sizes, **how)]
     assert sum(line.startswith("vicreg ") for line in result.stdout.splitlines()) == 2
     folder = tmp_path / "runs" / "cost"
     assert {path.name for path in folder.iterdir()} == {"cost.csv", "cost.md", "cost.png"}
@@ -345,7 +346,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_cost_sizes_in_the_help_are_the_defaults() -> None:
-    grid, text = losses.Grid(), " ".join(call("cost", "--help").output.split())
+    grid, text = Grid(), " ".join(call("cost", "--help").output.split())
     for sizes in (grid.n, grid.q, grid.ranks):
         assert f"[default: {','.join(map(str, sizes))}]" in text
 

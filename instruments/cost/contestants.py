@@ -1,4 +1,4 @@
-"""The loaders that `regbench loader-bench` compares, and what each does in its process.
+"""The loaders that `regbench loader-bench` compares.
 
 Every contestant reads the stored bytes of one `.beton` file and delivers pairs of batches, two views of each image:
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -35,7 +33,6 @@ from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.loading.photometric import blur_taps
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
 from regbench.instruments.cost.images import Images
-from regbench.processes import Place
 
 Pair = tuple[Tensor, Tensor]
 # Gives at least so many batches; when it ends, nothing is at work any more.
@@ -307,55 +304,3 @@ CONTESTANTS = (
     Contestant("regbench", "bicubic", PARTS, True, _regbench),
     Contestant("regbench", "area", PARTS, True, _regbench),
 )
-
-
-# --------------------------------------------------------------------------------------------- in their processes
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What a contestant did at one go.
-
-    Attributes:
-        img_per_s: Source images a second, from the call to the last view on the device; two views of each.
-        seconds: How long it took.
-        delivered: What one view's batch is.
-    """
-
-    img_per_s: float
-    seconds: float
-    delivered: str
-
-
-class Opened:
-    """A contestant in its process, warmed up.
-
-    Attributes:
-        warm: Its last pass before it takes turns.
-    """
-
-    def __init__(self, here: Place, contestant: Contestant, part: str, task: Task, seconds: float) -> None:
-        """Open a loader and warm it up until a pass takes about so many seconds."""
-        warnings.simplefilter("ignore")
-        self._device = torch.device(task.device)
-        self._batches = contestant.make(task, part, contestant.interpolation)
-        # In multiples of the workers, so that each of these has the same to do.
-        self._count = task.workers
-        self.next()
-        while (passed := self.next()).seconds < seconds / 2:
-            self._count *= 2
-        self._count = max(1, round(self._count * seconds / passed.seconds / task.workers)) * task.workers
-        self.warm = passed
-
-    def next(self) -> Pass:
-        """Take a turn: load some batches and measure the time."""
-        images, view = 0, torch.empty(0)
-        began_s = time.perf_counter()
-        for view, second in self._batches(self._count):
-            assert view.shape == second.shape and view.dtype == second.dtype
-            images += len(view)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        took_s = time.perf_counter() - began_s
-        shape = "x".join(map(str, view.shape))
-        return Pass(images / took_s, took_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")

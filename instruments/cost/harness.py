@@ -31,7 +31,7 @@ class Machine:
 
     Attributes:
         hardware: The cores or the GPU.
-        versions: Of the packages that do the work.
+        versions: Versions of the packages that do the work.
         settings: What else decides the numbers, by name, such as threads and rounds.
     """
 
@@ -102,7 +102,7 @@ class Column(Generic[R]):
     Attributes:
         head: Its title.
         text: What it shows of a row.
-        align: Of `tabulate`.
+        align: Alignment, as `tabulate` names it.
     """
 
     head: str

@@ -41,9 +41,9 @@ class Scenario:
         name: On the command line.
         height: px; every second JPEG stands upright.
         width: px.
-        quality: Of the JPEGs; None for raw images.
+        quality: JPEG quality; None for raw images.
         image_size: Side of the crops, px.
-        augmentation: Of the two views.
+        augmentation: Augmentation of the two views.
         distinct: Number of different images.
         copies: How often each is in the file, which makes an epoch long enough.
     """
@@ -163,7 +163,7 @@ class Images:
     Attributes:
         name: For the tables.
         dataset: Which.
-        augmentation: Of the two views.
+        augmentation: Augmentation of the two views.
         data_dir: Folder of prepared data sets.
     """
 

@@ -12,6 +12,8 @@ import logging
 import math
 import os
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +27,10 @@ from tqdm import tqdm
 from regbench.datasets.beton import RAW, Beton
 from regbench.errors import RegbenchError
 from regbench.files import write_text
-from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Opened, Pass, Task
+from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Task
 from regbench.instruments.cost.harness import Column, Machine, median, number, ratios, span, table, take_turns, to_csv
 from regbench.instruments.cost.images import Images
-from regbench.processes import Processes, WorkFailed
+from regbench.processes import Place, Processes, WorkFailed
 
 log = logging.getLogger("regbench")
 PACKAGES = ("torch", "torchvision", "pillow", "ffcv", "numba", "numpy")
@@ -74,6 +76,55 @@ def refuse_impossible(*, workers: int, seconds: float, rounds: int) -> None:
         raise RegbenchError(f"--workers is {workers}; choose 1 to {cores}, the number of cores here")
     if rounds < 1 or not 0 < seconds < math.inf:
         raise RegbenchError(f"--rounds is {rounds} and --seconds {seconds:g}; give at least one round and some time")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a contestant did at one go.
+
+    Attributes:
+        img_per_s: Source images a second, from the call to the last view on the device; two views of each.
+        seconds: How long it took.
+        delivered: What one view's batch is.
+    """
+
+    img_per_s: float
+    seconds: float
+    delivered: str
+
+
+class Opened:
+    """A contestant in its process, warmed up.
+
+    Attributes:
+        warm: Its last pass before it takes turns.
+    """
+
+    def __init__(self, here: Place, contestant: Contestant, part: str, task: Task, seconds: float) -> None:
+        """Open a loader and warm it up until a pass takes about so many seconds."""
+        warnings.simplefilter("ignore")
+        self._device = torch.device(task.device)
+        self._batches = contestant.make(task, part, contestant.interpolation)
+        # In multiples of the workers, so that each of these has the same to do.
+        self._count = task.workers
+        self.next()
+        while (passed := self.next()).seconds < seconds / 2:
+            self._count *= 2
+        self._count = max(1, round(self._count * seconds / passed.seconds / task.workers)) * task.workers
+        self.warm = passed
+
+    def next(self) -> Pass:
+        """Take a turn: load some batches and measure the time."""
+        images, view = 0, torch.empty(0)
+        began_s = time.perf_counter()
+        for view, second in self._batches(self._count):
+            assert view.shape == second.shape and view.dtype == second.dtype
+            images += len(view)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        took_s = time.perf_counter() - began_s
+        shape = "x".join(map(str, view.shape))
+        return Pass(images / took_s, took_s, f"{str(view.dtype).removeprefix('torch.')} {shape}")
 
 
 @contextmanager

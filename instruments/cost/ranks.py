@@ -77,7 +77,7 @@ class Case:
         method: Name in the registry.
         n: Batch size over all ranks.
         q: Embedding dimension.
-        dtype: Of the embeddings.
+        dtype: Dtype of the embeddings.
     """
 
     method: str
@@ -193,8 +193,8 @@ class Measured:
 
     Attributes:
         shared_ms: Milliseconds of each round by variant, the slowest rank's.
-        alone_ms: Likewise with every rank computing the whole batch.
-        floor_ms: Of the GEMM floor of two views.
+        alone_ms: The same with every rank computing the whole batch.
+        floor_ms: Milliseconds of the GEMM floor of two views.
         extra_bytes: Extra memory by variant, of the rank that needs most.
         failed: Errors by variant.
     """

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regbench import RegbenchError, methods
 from regbench.instruments.cost import losses
+from regbench.instruments.cost.grid import Grid, LossCost, cases
 from regbench.instruments.cost.harness import median, number, ratios, span, table, take_turns, to_csv
-from regbench.instruments.cost.losses import Grid, LossCost, cases, measure
+from regbench.instruments.cost.losses import measure
 from regbench.instruments.cost.ranks import (
     Case,
     Measured,

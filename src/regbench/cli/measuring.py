@@ -74,6 +74,7 @@ def cost(
     """
     from regbench.files import write_bytes
     from regbench.instruments.cost import losses
+    from regbench.instruments.cost.grid import Grid
     from regbench.instruments.cost.harness import table
     from regbench.reports.page.cost_curves import cost_png
 
@@ -84,7 +85,7 @@ def cost(
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
     asked |= {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
-    grid = losses.Grid(methods=tuple(methods), budget_s=budget, **asked)
+    grid = Grid(methods=tuple(methods), budget_s=budget, **asked)
     make_folder(out)
     click.echo(f"{grid.machine}\n")
     rows = losses.measure(grid)
