@@ -95,7 +95,7 @@ def evaluate_directory(
             scores += evaluation.scores
             path = _path(directory, protocol)
             path.parent.mkdir(exist_ok=True)
-            # Of two processes that evaluate at once, the first wins; their scores are the same.
+            # Of two processes that evaluate at once, the first wins.
             write_new(path, evaluation.text())
             log.info("%s: written to %s", protocol, path)
     return scores

@@ -88,7 +88,7 @@ def evaluate_backbone(
         subject = Subject(cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
         done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)
         attempt.update(outcome="done")
-        attempt.beat()
+        attempt.beat()  # the record takes its attempts from their files
         record = Record(
             cell_id=identity,
             sweep=name,

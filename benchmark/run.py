@@ -237,7 +237,7 @@ class _Run:
         **more: Any,
     ) -> None:
         cell, method = self.cell, self.cell.method
-        # A process that was stopped for a while notices here that it has lost the run.
+        # The record takes its attempts from their files, so this one's must be up to date.
         attempt.beat()
         metadata = {key: value for key, value in asdict(method.metadata).items() if isinstance(value, str)}
         record = Record(

@@ -191,9 +191,8 @@ def connect(device: torch.device) -> Iterator[World]:
             message = store.get(_ERROR_KEY).decode() if store.check([_ERROR_KEY]) else ""
         if message:
             raise RegbenchError(message) from error
-        raise PeerLost(
-            f"another process of the run is gone ({(str(error) or 'its store too').splitlines()[0]})"
-        ) from error
+        why = (str(error) or "its store too").splitlines()[0]
+        raise PeerLost(f"another process of the run is gone ({why})") from error
     finally:
         is_over.set()
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
@@ -216,7 +215,8 @@ def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, threa
 
 def _says_only_that_a_peer_is_silent(error: Exception) -> bool:
     # gloo has no class for its errors, only the path of its source in the message.
-    return isinstance(error, dist.DistError | PeerLost) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+    is_of_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    return is_of_gloo or isinstance(error, dist.DistError | PeerLost)
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:

@@ -23,7 +23,6 @@ class SmallLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the plain layer."""
         device = x.device.type
-        # The compiler fuses the cast into the product, and cannot look into a function of our own.
         if not torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
             return super().forward(x)
         out: Tensor = _CastLinear.apply(x.to(torch.get_autocast_dtype(device)), self.weight, self.bias)

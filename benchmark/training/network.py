@@ -5,8 +5,6 @@ Shapes: N = images, C = channels, H, W = pixels, D = representation, Q = embeddi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -102,16 +100,14 @@ def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: 
     layers: list[nn.Module] = []
     width, hidden_dim = representation_dim, config.hidden_dim or embedding_dim
     for _ in range(config.depth - 1):
-        layers += [SmallLinear(width, hidden_dim), *_norm(config.norm, hidden_dim), _ACTIVATIONS[config.activation]()]
+        activation = nn.ReLU(inplace=True) if config.activation == "relu" else nn.GELU()
+        layers += [SmallLinear(width, hidden_dim), *_norm(config.norm, hidden_dim), activation]
         width = hidden_dim
     layers.append(SmallLinear(width, embedding_dim, bias=config.bias))
     if config.last_norm != "none":
         # The norm takes each view by itself; what takes all at once then does nothing.
         layers += [*_norm(config.last_norm, embedding_dim), nn.Identity()]
     return nn.Sequential(*layers)
-
-
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": lambda: nn.ReLU(inplace=True), "gelu": nn.GELU}
 
 
 def _norm(name: str, width: int) -> list[nn.Module]:

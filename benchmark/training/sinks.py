@@ -192,7 +192,10 @@ class Sinks:
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row: its addends as `terms/NAME`, its scores as `scores/NAME_SPLIT`."""
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "epoch"}
+    numbers = {}
+    for name, value in row.items():
+        if isinstance(value, int | float) and name != "epoch":
+            numbers[name] = value
     for name, value in row.get("terms", {}).items():
         numbers[f"terms/{name}"] = value
     for score in row.get("scores", ()):

@@ -114,5 +114,5 @@ def _trust(weights_P: Tensor, updates_P: Tensor, group: dict[str, Any]) -> Tenso
     ratios_P = group["trust_coefficient"] * weights_P / updates_P
     if group["clip_lr"]:
         ratios_P = (ratios_P / group["lr"]).clamp(max=1)
-    # You et al. leave a tensor alone whose norm is 0, as a weight that begins at 0 would never leave it.
+    # A weight of 0 would get a factor of 0 and never leave it; a gradient of 0 would be divided by.
     return torch.where((weights_P > 0) & (updates_P > 0), ratios_P, 1.0)

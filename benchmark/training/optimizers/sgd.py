@@ -46,7 +46,7 @@ class SGDConfig(OptimizerConfig):
         """Return SGD for the parameters."""
 
         def make(groups: Groups) -> torch.optim.SGD:
-            # One fused kernel: torch's default on a GPU makes several tensors of the size of the model in each step.
+            # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each step.
             return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
 
         return elementwise(self.groups(parameters), make, group)
