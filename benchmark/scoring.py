@@ -10,6 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from regbench.benchmark import baselines
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.state import state_kind
@@ -36,9 +39,14 @@ _STEP_TIMES = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "op
 
 
 def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
-    """Return the backbone of a network, ready for the evaluations of a cell."""
-    encoder = Encoder(network.backbone, network.representation_dim)
-    return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
+    """Return the backbone of a network, or a trivial baseline, ready for the evaluations of a cell."""
+    if cell.baseline is None:
+        encoder = Encoder(network.backbone, network.representation_dim)
+        embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.embedding_dim)
+    else:
+        encoder, embedder = baselines.pixels(cell.dataset.channels, cell.dataset.image_size), None
+    subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed, embedder)
+    return subject.of(baselines.chosen_pca(subject)) if cell.baseline == "pca" else subject
 
 
 def score(

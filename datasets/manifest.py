@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -33,6 +33,8 @@ class SplitEntry(TypedDict):
         left_out: Images that could not be read: where they are in the source -> the reason.
         image_px: The median of the images' shorter sides.
         grey: Whether none of the images had colour channels in the source.
+        factors: Name of a table beside it, with a line for each image: what it is made of, where the source knows.
+        factors_sha256: SHA-256 of that table.
     """
 
     file: str
@@ -45,6 +47,8 @@ class SplitEntry(TypedDict):
     left_out: dict[str, str]
     image_px: int
     grey: bool
+    factors: NotRequired[str]
+    factors_sha256: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,10 @@ def verify(name: str, data_dir: Path, *, progress: bool = True) -> tuple[int, li
             problems.append(str(error))
             continue
         images += len(beton)
+        if "factors" in entry:
+            table = data_dir / name / entry["factors"]
+            if not table.is_file() or file_sha256(table) != entry["factors_sha256"]:
+                problems.append(f"{table} is missing or has not the hash in the manifest")
         wrong, content_sha256 = _read_back(beton, origins, f"verify {name}/{split}", progress)
         problems += wrong
         if not -1 <= beton.labels.min() <= beton.labels.max() < len(manifest.class_names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
@@ -79,23 +80,53 @@ class ResNetTiny(Backbone):
 
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
-        from torchvision.models.resnet import BasicBlock
-
-        blocks, width = [], 32
-        for out, stride in ((32, 1), (64, 2), (128, 2)):
-            shortcut = None
-            if stride > 1:
-                shortcut = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-            block = BasicBlock(width, out, stride, shortcut)
-            nn.init.zeros_(block.bn2.weight)  # torchvision's zero_init_residual
-            blocks.append(block)
-            width = out
-        stem = [_convolution(channels, 32, stride=2), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
-        network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        network, width = _three_blocks(channels, _strided_shortcut)
+        for block in network:
+            if hasattr(block, "bn2"):
+                nn.init.zeros_(block.bn2.weight)  # torchvision's zero_init_residual
         return network, width
+
+
+@register("resnet_mini")
+@settings
+class ResNetMini(Backbone):
+    """As `resnet_tiny`, but every pixel counts and every layer works from the start. It trains on a CPU.
+
+    Shortcuts take the mean of 2×2 places, where a strided convolution drops three of four (He et al., CVPR 2019,
+    ResNet-D). Residual branches have torch's ordinary initial weights, so that the network as it is initialised is an
+    honest baseline: with branches of zero it is two convolutions.
+    """
+
+    reference = "ours, of the blocks of He et al., CVPR 2016, with the shortcuts of ResNet-D, CVPR 2019"
+
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation, 128."""
+        return _three_blocks(channels, _averaged_shortcut)
+
+
+def _three_blocks(channels: int, shortcut: Callable[[int, int], nn.Module]) -> tuple[nn.Sequential, int]:
+    """Return a stem and three basic blocks, and the width of the last."""
+    from torchvision.models.resnet import BasicBlock
+
+    blocks, width = [], 32
+    for out, stride in ((32, 1), (64, 2), (128, 2)):
+        blocks.append(BasicBlock(width, out, stride, shortcut(width, out) if stride > 1 else None))
+        width = out
+    stem = [_convolution(channels, 32, stride=2), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
+    network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network, width
+
+
+def _strided_shortcut(width: int, out: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(width, out, 1, 2, bias=False), nn.BatchNorm2d(out))
+
+
+def _averaged_shortcut(width: int, out: int) -> nn.Module:
+    convolution = nn.Conv2d(width, out, 1, bias=False)
+    return nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), convolution, nn.BatchNorm2d(out))
 
 
 def _convolution(channels: int, width: int, stride: int, padding: int = 1, kernel: int = 3) -> nn.Conv2d:

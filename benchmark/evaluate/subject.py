@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ class Subject:
         seed: Seed of all random numbers that evaluations draw.
         batch_size: Images a step of feature extraction.
         backend: What read the images ("ffcv" or "torchvision"), once some were read.
+        embedder: From images to embeddings; None where there is no projector, as with raw pixels.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Subject:
         compute: Compute,
         choices: Choices,
         seed: int,
+        embedder: Encoder | None = None,
     ) -> None:
         """Freeze the backbone.
 
@@ -53,6 +56,7 @@ class Subject:
             compute: Device and folders to compute with.
             choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
             seed: Seed of all random numbers.
+            embedder: From images to embeddings, if there is a projector.
         """
         encoder.module.requires_grad_(False)
         self.task = Task(dataset, config.select_on, compute.data_dir)
@@ -60,7 +64,25 @@ class Subject:
         self.batch_size = config.batch_size
         self.backend: str = compute.runtime.loader
         self._config, self._choices = config, choices
+        self.embedder = embedder
         self._kept: dict[str, Any] = {}
+
+    @property
+    def layers(self) -> dict[str, Encoder]:
+        """The outputs of the network that can be probed, by name."""
+        found = {"representation": self.encoder}
+        if self.embedder is not None:
+            found["embedding"] = self.embedder
+        return found
+
+    def of(self, encoder: Encoder) -> Subject:
+        """Return the same images and choices under another encoder."""
+        if encoder is self.encoder:
+            return self
+        other = copy.copy(self)
+        other.encoder = encoder
+        other._kept = {}
+        return other
 
     def select(self) -> Scores:
         """Return what hyperparameters are chosen by, if there is a split to choose on.

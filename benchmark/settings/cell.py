@@ -22,6 +22,10 @@ MAX_SEED = 2**32
 """Seeds are below this number: step seeds are multiples of them and must fit in 64 bits."""
 
 
+BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels"}
+"""Trivial representations that a method has to beat, and what rows of tables call them."""
+
+
 @settings
 class ProjectorConfig:
     """The MLP from representations to embeddings; the defaults are the SFRIK paper's.
@@ -181,6 +185,8 @@ class Cell:
         network: Backbone and projector.
         optimizer: The optimizer and its schedule.
         evaluation: What is measured on the representation, and how.
+        baseline: Trivial representation that is evaluated in place of the network's: "raw_pixels", or "pca" (their
+            whitened principal components); null: the network's.
     """
 
     method: Annotated[Regularizer, METHODS.setting("method.")]
@@ -199,6 +205,7 @@ class Cell:
     evaluation: Annotated[EvaluationConfig, PlugIn(_read_evaluation, _plain_evaluation)] = field(
         default_factory=lambda: _read_evaluation({})
     )
+    baseline: Literal["raw_pixels", "pca"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other.
@@ -208,6 +215,8 @@ class Cell:
         """
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
+        if self.baseline is not None and self.epochs:
+            raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
         self.augmentation.kinds(self.dataset.image_size)  # which refuses what cannot be cut
         if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
             self.optimizer.refuse_long_warmup(1, self.epochs)
@@ -224,7 +233,9 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Name of the row in tables: the method's, or "untrained"."""
+        """Name of the row in tables: the method's, a baseline's, or "untrained"."""
+        if self.baseline is not None:
+            return BASELINES[self.baseline]
         return self.method.label if self.epochs else "untrained"
 
     @property
@@ -239,6 +250,8 @@ class Cell:
         Settings of a data set that only say what `prepare` accepts are left out.
         """
         data: dict[str, Any] = plain(self)
+        if self.baseline is None:  # so that cells from before there were baselines keep their ids
+            del data["baseline"]
         for group in (data, *data["evaluation"].values()):
             if isinstance(group, dict) and isinstance(dataset := group.get("dataset"), dict):
                 group["dataset"] = decisive(dataset)

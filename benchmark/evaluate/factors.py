@@ -1,0 +1,153 @@
+"""Linear probes of the factors that images are made of: what does a representation keep?
+
+Shapes: N = images, D = representation, T = targets (one for a quantity, sine and cosine for a place on
+a circle, one for each class of a choice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.rundir.record import Score
+from regbench.datasets.factors import has_factors, read_factors
+from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
+from regbench.settings import settings
+
+# Ridge penalties, as shares of the mean variance of a feature: from none to nearly all.
+_PENALTIES = tuple(10.0**exponent for exponent in range(-6, 2))
+
+
+@register("factors")
+@settings
+class FactorProbes(Evaluation):
+    """Linear probes of each factor: ridge regression from the representation and from the embedding.
+
+    A quantity and a place on a circle are scored by R², a choice by accuracy. The selection split
+    chooses the penalty, for each factor on its own; the test split scores.
+
+    Attributes:
+        interpolation: Filter of the resize before the centre crop.
+    """
+
+    interpolation: Interpolation = "bicubic"
+
+    title = "linear probes of factors"
+    reference = "ridge regression on known factors, as in Chen, Luo and Li, NeurIPS 2021"
+
+    def check(self, name: str, task: Task) -> None:
+        """Refuse a data set that does not say what its images are made of."""
+        manifest = Manifest.load(task.data_dir, task.dataset)
+        if not has_factors(manifest):
+            raise RegbenchError(
+                f"evaluation.protocols: {name} needs images whose factors are known, and data set "
+                f"{task.dataset.name!r} has none; take dataset=scenes, or leave {name} out"
+            )
+
+    def run(self, name: str, subject: Subject) -> Scores:
+        """Return the score of each factor on the test split."""
+        scores = []
+        for place, encoder in subject.layers.items():
+            probed = subject.of(encoder)
+            train = self._split(probed, "train")
+            ridge = _Ridge(train[0])
+            selection = probed.task.splits(name)
+            chosen_on = self._split(probed, selection[0]) if selection else train
+            penalties = {
+                factor: ridge.best_penalty(target, chosen_on[0], chosen_on[1][factor])
+                for factor, target in train[1].items()
+            }
+            split = selection[0] if selection else "train"
+            subject.note(f"{name}_penalties_{place}", selected_on=split, chosen=penalties, candidates=list(_PENALTIES))
+            test_ND, targets = self._split(probed, "test")
+            for factor, target in targets.items():
+                predicted_NT = ridge.predicted(train[1][factor], penalties[factor], test_ND)
+                how = f"ridge regression from the {place}, penalty {penalties[factor]:g}"
+                title = f"{factor.replace('_', ' ')} from the {place}, {target.measure}"
+                value = target.score(predicted_NT)
+                if target.unit == "%":
+                    value *= 100
+                name_of_score = f"factor_{factor}_{place}"
+                scores.append(Score(name_of_score, value, "test", how, title, target.unit))
+        return scores
+
+    def _split(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, _Target]]:
+        """Return the features of a split in double precision, and what is to be predicted of each factor."""
+        x_ND = subject.features(split, self.interpolation).x_ND.cpu().double()
+        factors = read_factors(subject.compute.data_dir, subject.task.dataset, split)
+        return x_ND, {factor: _Target.of(factor, values) for factor, values in factors.items()}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is to be predicted of a factor.
+
+    Attributes:
+        y_NT: Values of each image, float64.
+        classes_N: Class of each image, for a choice; else None.
+    """
+
+    y_NT: Tensor
+    classes_N: Tensor | None = None
+
+    @classmethod
+    def of(cls, name: str, values: npt.NDArray[np.generic]) -> _Target:
+        """Read a column; see `regbench.datasets.factors` for what its name and type say."""
+        column_N = torch.from_numpy(values)
+        if name.endswith("_turns"):
+            angle_N = 2 * torch.pi * column_N
+            return cls(torch.stack([angle_N.sin(), angle_N.cos()], dim=1))
+        if column_N.is_floating_point():
+            return cls(column_N[:, None])
+        return cls(torch.nn.functional.one_hot(column_N).double(), column_N)
+
+    @property
+    def measure(self) -> str:
+        """The name of the score."""
+        return "R²" if self.classes_N is None else "accuracy"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the score: R², which may be negative, is a pure number."""
+        return "" if self.classes_N is None else "%"
+
+    def score(self, predicted_NT: Tensor) -> float:
+        """Return R² or accuracy, at most 1."""
+        if self.classes_N is not None:
+            return (predicted_NT.argmax(dim=1) == self.classes_N).double().mean().item()
+        residual = (self.y_NT - predicted_NT).square().sum()
+        total = (self.y_NT - self.y_NT.mean(dim=0)).square().sum()
+        return 1 - (residual / total).item()
+
+
+class _Ridge:
+    """Ridge regressions on the same features: one eigendecomposition serves all factors and penalties."""
+
+    def __init__(self, x_ND: Tensor) -> None:
+        self._mean_D = x_ND.mean(dim=0)
+        self._x_ND = x_ND - self._mean_D
+        self._eigenvalues_D, self._vectors_DD = torch.linalg.eigh(self._x_ND.T @ self._x_ND / len(x_ND))
+
+    def predicted(self, target: _Target, penalty: float, x_ND: Tensor) -> Tensor:
+        """Predict the values of a factor, (n, t), for other images."""
+        centre_T = target.y_NT.mean(dim=0)
+        product_DT = self._vectors_DD.T @ (self._x_ND.T @ (target.y_NT - centre_T)) / len(self._x_ND)
+        added = penalty * self._eigenvalues_D.mean()
+        # A direction without variance carries nothing; without the bound it would divide by rounding.
+        damped_D = (self._eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
+        weight_DT = self._vectors_DD @ (product_DT / damped_D[:, None])
+        return (x_ND - self._mean_D) @ weight_DT + centre_T
+
+    def best_penalty(self, target: _Target, x_ND: Tensor, held_out: _Target) -> float:
+        """Return the penalty whose predictions for the selection split are best."""
+        scores = {}
+        for penalty in _PENALTIES:
+            scores[penalty] = held_out.score(self.predicted(target, penalty, x_ND))
+        return max(scores, key=lambda penalty: scores[penalty])

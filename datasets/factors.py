@@ -1,0 +1,65 @@
+"""What the images of a generated data set are made of: a table beside each split, a line for each image.
+
+The name of a factor says how it is read: a name that ends in `_turns` is a place on a circle, a column
+of whole numbers is a choice among classes, and any other column is a quantity.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.manifest import Manifest
+from regbench.errors import RegbenchError
+from regbench.files import file_sha256
+
+Factors = dict[str, npt.NDArray[np.generic]]
+
+
+def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence[int]) -> str:
+    """Return the factors of some images as CSV, numbers with all their digits."""
+    columns = [values[list(rows)].tolist() for values in factors.values()]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(factors)
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def has_factors(manifest: Manifest) -> bool:
+    """Tell whether a prepared data set knows what its images are made of."""
+    return all("factors" in entry for entry in manifest.splits.values())
+
+
+def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
+    """Read the factors of a split, by name, (N,) each: integers for choices, float64 for quantities.
+
+    Raises:
+        RegbenchError: If the data set is not prepared, knows no factors, or the table was changed.
+    """
+    entry = Manifest.load(data_dir, dataset).splits[split]
+    if "factors" not in entry:
+        raise RegbenchError(
+            f"data set {dataset.name!r} does not say what its images are made of; take one that does, such "
+            "as dataset=scenes"
+        )
+    path = data_dir / dataset.name / entry["factors"]
+    if not path.is_file() or file_sha256(path) != entry["factors_sha256"]:
+        raise RegbenchError(f"{path} is missing or was changed; write it again: {dataset.prepare_command} --force")
+    with path.open(newline="") as file:
+        names, *lines = csv.reader(file)
+    columns = zip(*lines, strict=True)
+    return {name: _column(values) for name, values in zip(names, columns, strict=True)}
+
+
+def _column(values: Sequence[str]) -> npt.NDArray[np.generic]:
+    try:
+        return np.array([int(value) for value in values], np.int64)
+    except ValueError:
+        return np.array([float(value) for value in values])

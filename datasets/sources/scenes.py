@@ -1,0 +1,382 @@
+"""Generated scenes: garments in front of textured backgrounds, with every factor known.
+
+Fashion-MNIST is too easy to rank representations: its garments are centred and upright on black, so
+raw pixels are nearly as good as any network. Here each garment is coloured, scaled, turned and put
+anywhere, so that pixels tell little and a representation can show what it is worth.
+
+Shapes: N = images of a block, S = side of a scene, F = side of a foreground image, C = channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from regbench.datasets.sources.arrays import Arrays
+from regbench.datasets.sources.base import (
+    SOURCES,
+    Contents,
+    Labels,
+    Pixels,
+    Source,
+    Split,
+    register,
+)
+from regbench.errors import RegbenchError
+from regbench.settings import AtLeastOne, NonNegative, settings, shown
+
+Floats = npt.NDArray[np.float64]
+
+PATTERNS = (
+    "plain",
+    "stripes across",
+    "stripes along",
+    "checks",
+    "fine stripes across",
+    "fine stripes along",
+    "fine checks",
+    "diagonal stripes",
+    "counter-diagonal stripes",
+    "diagonal checks",
+    "fine diagonal stripes",
+    "fine counter-diagonal stripes",
+    "fine diagonal checks",
+    "rings",
+    "fine rings",
+    "dots",
+)
+"""What garments are made of; with so many patterns a class is a garment in one of them."""
+
+# A block of this size keeps all its arrays below 100 MB at 96 px.
+_BLOCK = 128
+# At scale 1 a garment takes three quarters of the scene's side.
+_GARMENT_SHARE = 0.65
+# Grey levels from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
+_OPAQUE = 48.0
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+_SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
+# Random numbers of a scene: those of its garment and background, and those of each distractor.
+_OF_SCENE, _OF_DISTRACTOR = 16, 8
+
+
+@register("scenes")
+@settings
+class Scenes(Source):
+    """Images of a foreground, coloured and put anywhere in front of generated backgrounds.
+
+    A scene is a pure function of `scene_seed`, its split and its number. Tuning and test show other
+    foreground images than training, and draw other random numbers.
+
+    Attributes:
+        foreground: Source of the foreground images: any that is published as arrays.
+        size_px: Side of a scene.
+        grey: Whether scenes are grey.
+        train_images: Number of training scenes.
+        tuning_images: Number of tuning scenes.
+        test_images: Number of test scenes.
+        patterns: Number of patterns; a class is a garment in one pattern.
+        distractors: Largest number of pieces of other garments that lie about in a scene.
+        imbalance: Exponent a of the class frequencies in training: class c has a share that is
+            proportional to (c + 1)^-a. Tuning and test stay balanced.
+        scene_seed: Seed of all random numbers.
+    """
+
+    foreground: str = "fashion_mnist"
+    size_px: Annotated[int, Field(ge=28, le=96)] = 32
+    grey: bool = False
+    train_images: AtLeastOne = 6000
+    tuning_images: AtLeastOne = 2000
+    test_images: AtLeastOne = 3000
+    patterns: Annotated[int, Field(ge=1, le=len(PATTERNS))] = 1
+    distractors: Annotated[int, Field(ge=0, le=8)] = 0
+    imbalance: NonNegative = 0.0
+    scene_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    title = "generated scenes"
+    own = False
+
+    def __post_init__(self) -> None:
+        """Refuse a foreground that is not published as arrays.
+
+        Raises:
+            RegbenchError: Naming the sources that will do.
+        """
+        able = [name for name in SOURCES.names() if issubclass(SOURCES.of(name), Arrays)]
+        if self.foreground not in able:
+            raise RegbenchError(f"dataset.source.foreground={shown(self.foreground)} must be one of {', '.join(able)}")
+
+    def open(self, folder: Path | None, downloads: Path) -> Contents:
+        """Read the foreground and describe the scenes; see `Source.open`."""
+        contents = SOURCES.build(self.foreground).open(folder, downloads)
+        names = contents.class_names
+        splits = {}
+        for split, count in self._counts().items():
+            foreground = _Foreground.read(contents.splits[split])
+            imbalance = self.imbalance if split == "train" else 0.0
+            labels = self._labels(count, len(names) * self.patterns, imbalance)
+            self._refuse_too_few(split, labels, foreground, names)
+            splits[split] = self._split(split, labels, foreground)
+        if self.patterns > 1:
+            names = [f"{name}, {pattern}" for name in names for pattern in PATTERNS[: self.patterns]]
+        return Contents(splits, names)
+
+    def _counts(self) -> dict[str, int]:
+        return {"train": self.train_images, "tuning": self.tuning_images, "test": self.test_images}
+
+    def _labels(self, count: int, classes: int, imbalance: float) -> Labels:
+        """Return the class of each scene, which depends on its number alone."""
+        numbers = np.arange(count)
+        if not imbalance:
+            return numbers % classes
+        shares = np.arange(1, classes + 1) ** -imbalance
+        ends = np.cumsum(shares) / shares.sum()
+        # Multiples of the golden ratio are spread evenly however many there are, so shares come out nearly exact.
+        places = (numbers * _GOLDEN_RATIO) % 1
+        return np.searchsorted(ends[:-1], places, side="right").astype(np.int64)
+
+    def _refuse_too_few(self, split: str, labels: Labels, foreground: _Foreground, names: Sequence[str]) -> None:
+        """Refuse more scenes of a class than the foreground has images: each shows one of its own."""
+        needed = np.bincount(labels // self.patterns, minlength=len(names))
+        for label, name in enumerate(names):
+            found = len(foreground.rows_by_class[label])
+            if needed[label] > found:
+                raise RegbenchError(
+                    f"scenes: {split} needs {needed[label]:,} images of {name!r} and {self.foreground} has "
+                    f"{found:,}; give a smaller dataset.source.{split}_images"
+                )
+
+    def _split(self, split: str, labels: Labels, foreground: _Foreground) -> Split:
+        drawn = _drawn(self.scene_seed, split, len(labels), self.distractors)
+        scenes = _Scenes(self, labels, foreground, drawn)
+
+        def images() -> Iterator[tuple[Pixels, str]]:
+            for first in range(0, len(labels), _BLOCK):
+                block = scenes.rendered(np.arange(first, min(first + _BLOCK, len(labels))))
+                for number, pixels in enumerate(block, first):
+                    yield pixels, f"scenes {split}[{number}]"
+
+        image_bytes = 3 * self.size_px**2
+        return Split(labels, images, image_bytes, len(labels) * image_bytes, factors=scenes.factors())
+
+
+def _random(seed: int, split: str, number: int) -> np.random.Generator:
+    """Return the generator of one scene; Philox gives any of them without those before it."""
+    key = np.array([seed, _SPLIT_NUMBERS[split]], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, 0]))
+
+
+def _drawn(seed: int, split: str, count: int, distractors: int) -> Floats:
+    """Draw the random numbers of each scene, (count, numbers), uniform in [0, 1)."""
+    numbers = _OF_SCENE + distractors * _OF_DISTRACTOR
+    return np.stack([_random(seed, split, scene).random(numbers) for scene in range(count)])
+
+
+@dataclass(frozen=True)
+class _Foreground:
+    """The foreground images of a split.
+
+    Attributes:
+        grey_NFF: Their grey levels from 0 to 255.
+        rows_by_class: The rows of each class.
+    """
+
+    grey_NFF: Floats
+    rows_by_class: Mapping[int, npt.NDArray[np.intp]]
+
+    @classmethod
+    def read(cls, split: Split) -> _Foreground:
+        """Read all images of a split; colours become grey levels."""
+        pixels = np.stack([image for image, _ in split.images() if isinstance(image, np.ndarray)])
+        grey = pixels.mean(axis=3) if pixels.ndim == 4 else pixels.astype(np.float64)
+        labels = np.unique(split.labels)
+        rows = {int(label): np.flatnonzero(split.labels == label) for label in labels}
+        return cls(grey, rows)
+
+
+class _Scenes:
+    """The scenes of a split, to be rendered block by block."""
+
+    def __init__(self, source: Scenes, labels: Labels, foreground: _Foreground, drawn: Floats) -> None:
+        """Choose the garment and the factors of each scene."""
+        self.source, self.labels, self.foreground, self.drawn = source, labels, foreground, drawn
+        garments = labels // source.patterns
+        self.rows = np.empty(len(labels), np.intp)
+        for label, rows in foreground.rows_by_class.items():
+            scenes = np.flatnonzero(garments == label)
+            self.rows[scenes] = rows[: len(scenes)]
+        self.hue = drawn[:, 0]
+        self.x = 0.15 + 0.7 * drawn[:, 1]
+        self.y = 0.15 + 0.7 * drawn[:, 2]
+        self.scale = 0.7 + 0.5 * drawn[:, 3]
+        self.angle_deg = 40 * drawn[:, 4] - 20
+        self.background_hue = drawn[:, 5]
+        self.grain = 1 + 9 * drawn[:, 6]
+        self.pieces = (drawn[:, 7] * (source.distractors + 1)).astype(np.int64)
+
+    def factors(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return what each scene is made of; the unit stands in a factor's name."""
+        found: dict[str, npt.NDArray[np.generic]] = {
+            "class": self.labels,
+            "hue_turns": self.hue,
+            "x_share": self.x,
+            "y_share": self.y,
+            "scale": self.scale,
+            "angle_deg": self.angle_deg,
+            "background_hue_turns": self.background_hue,
+            "grain_cycles": self.grain,
+        }
+        if self.source.distractors:
+            found["distractors"] = self.pieces
+        return found
+
+    def rendered(self, scenes: npt.NDArray[np.intp]) -> Pixels:
+        """Render some scenes: (N, S, S, 3), or (N, S, S) where they are grey."""
+        canvas_NSSC = self._background(scenes)
+        for piece in range(self.source.distractors):
+            there = scenes[self.pieces[scenes] > piece]
+            canvas_NSSC[self.pieces[scenes] > piece] = self._with_piece(
+                canvas_NSSC[self.pieces[scenes] > piece], there, piece
+            )
+        levels_NSS, u_NSS, v_NSS = self._placed(
+            self.rows[scenes],
+            self.x[scenes],
+            self.y[scenes],
+            self.scale[scenes],
+            np.deg2rad(self.angle_deg[scenes]),
+        )
+        saturation, value = 0.4 + 0.6 * self.drawn[scenes, 8], 0.55 + 0.45 * self.drawn[scenes, 9]
+        colour_NC = _rgb(self.hue[scenes], saturation, value)
+        shade_NSS = 0.35 + 0.65 * levels_NSS / 255
+        shade_NSS *= _pattern(self.labels[scenes] % self.source.patterns, u_NSS, v_NSS)
+        canvas_NSSC = _over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
+        if self.source.grey:
+            canvas_NSS = canvas_NSSC @ np.array([0.299, 0.587, 0.114])
+            return np.round(255 * canvas_NSS).astype(np.uint8)
+        return np.round(255 * canvas_NSSC).astype(np.uint8)
+
+    def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
+        """Return two colours that two gratings mix, (N, S, S, 3)."""
+        drawn = self.drawn[scenes]
+        x_SS, y_SS = self._grid()
+        mix_NSS = np.full((len(scenes), *x_SS.shape), 0.5)
+        for direction, phase in ((10, 11), (12, 13)):
+            turn = np.pi * drawn[:, direction, None, None]
+            along_NSS = np.cos(turn) * x_SS + np.sin(turn) * y_SS
+            cycles_N = self.grain[scenes, None, None]
+            mix_NSS += 0.4 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
+        value = 0.35 + 0.5 * drawn[:, 14]
+        first_NC = _rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
+        second_NC = _rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)
+        mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
+        return mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
+
+    def _with_piece(self, canvas_NSSC: Floats, scenes: npt.NDArray[np.intp], piece: int) -> Floats:
+        """Put a quarter of another garment into each scene, behind its own garment."""
+        first = _OF_SCENE + piece * _OF_DISTRACTOR
+        drawn = self.drawn[scenes, first : first + _OF_DISTRACTOR]
+        rows = (drawn[:, 0] * len(self.foreground.grey_NFF)).astype(np.intp)
+        levels_NSS, u_NSS, v_NSS = self._placed(
+            rows, drawn[:, 1], drawn[:, 2], 0.7 + 0.5 * drawn[:, 3], 2 * np.pi * drawn[:, 4]
+        )
+        left_N, top_N = (0.5 * drawn[:, 5, None, None], 0.5 * drawn[:, 6, None, None])
+        inside_NSS = (u_NSS >= left_N) & (u_NSS < left_N + 0.5)
+        inside_NSS &= (v_NSS >= top_N) & (v_NSS < top_N + 0.5)
+        one = np.ones(len(scenes))
+        colour_NC = _rgb(drawn[:, 7], 0.7 * one, 0.8 * one)
+        return _over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255)
+
+    def _grid(self) -> tuple[Floats, Floats]:
+        """Return the centres of the pixels, as shares of the side."""
+        centres = (np.arange(self.source.size_px) + 0.5) / self.source.size_px
+        x_SS, y_SS = np.meshgrid(centres, centres)
+        return x_SS, y_SS
+
+    def _placed(
+        self, rows: npt.NDArray[np.intp], x: Floats, y: Floats, scale: Floats, angle: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the grey levels of turned and scaled foreground images, and their own coordinates.
+
+        Args:
+            rows: Foreground image of each scene, (N,).
+            x: Centre from the left, as a share of the side.
+            y: Centre from the top.
+            scale: Scale of the image.
+            angle: Turn in radians.
+
+        Returns:
+            Levels from 0 to 255, zero outside, and coordinates from 0 to 1 across and along the
+            image, each (N, S, S).
+        """
+        x_SS, y_SS = self._grid()
+        right_NSS = x_SS - x[:, None, None]
+        down_NSS = y_SS - y[:, None, None]
+        cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
+        side = _GARMENT_SHARE * scale[:, None, None]
+        u_NSS = (cos * right_NSS + sin * down_NSS) / side + 0.5
+        v_NSS = (cos * down_NSS - sin * right_NSS) / side + 0.5
+        return _bilinear(self.foreground.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS
+
+
+def _bilinear(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS: Floats) -> Floats:
+    """Sample images at coordinates from 0 to 1; outside they are black."""
+    side = grey_NFF.shape[1]
+    # One black pixel around each image, so that its edge fades out instead of being repeated.
+    framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (1, 1), (1, 1)))
+    column = np.clip(u_NSS * side + 0.5, 0, side + 0.999)
+    line = np.clip(v_NSS * side + 0.5, 0, side + 0.999)
+    left, top = column.astype(np.intp), line.astype(np.intp)
+    right_part, low_part = column - left, line - top
+    each = np.arange(len(rows))[:, None, None]
+    upper = framed_NFF[each, top, left] * (1 - right_part)
+    upper += framed_NFF[each, top, left + 1] * right_part
+    lower = framed_NFF[each, top + 1, left] * (1 - right_part)
+    lower += framed_NFF[each, top + 1, left + 1] * right_part
+    return upper * (1 - low_part) + lower * low_part
+
+
+def _over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_NSS: Floats) -> Floats:
+    """Lay a coloured garment over a canvas; where it is dark the canvas shows through."""
+    opacity_NSS1 = np.minimum(1, levels_NSS / _OPAQUE)[..., None]
+    garment_NSSC = colour_NC[:, None, None] * shade_NSS[..., None]
+    return opacity_NSS1 * garment_NSSC + (1 - opacity_NSS1) * canvas_NSSC
+
+
+def _pattern(numbers_N: Labels, u_NSS: Floats, v_NSS: Floats) -> Floats:
+    """Return the brightness of patterns, 0.35 or 1, in a garment's own coordinates."""
+    bright = np.ones_like(u_NSS)
+    for number in np.unique(numbers_N):
+        name = PATTERNS[number]
+        chosen = numbers_N == number
+        u, v = u_NSS[chosen], v_NSS[chosen]
+        if "diagonal" in name:  # a turn by 45°
+            u, v = (u + v) / np.sqrt(2), (v - u) / np.sqrt(2)
+        cycles = 7 if name.startswith("fine") else 3.5
+        across, along = np.sin(2 * np.pi * cycles * u), np.sin(2 * np.pi * cycles * v)
+        if "rings" in name:
+            wave = np.sin(2 * np.pi * cycles * 2 * np.hypot(u - 0.5, v - 0.5))
+        elif "checks" in name:
+            wave = across * along
+        elif name == "dots":
+            wave = across * along - 0.5
+        elif "along" in name or "counter" in name:
+            wave = across
+        elif name == "plain":
+            wave = np.ones_like(u)
+        else:
+            wave = along
+        bright[chosen] = np.where(wave >= 0, 1.0, 0.35)
+    return bright
+
+
+def _rgb(hue_N: Floats, saturation_N: Floats, value_N: Floats) -> Floats:
+    """Turn hue (in turns), saturation and value into red, green and blue from 0 to 1, (N, 3)."""
+    place_NC = (np.array([5.0, 3.0, 1.0]) + 6 * hue_N[:, None]) % 6
+    share_NC = np.clip(np.minimum(place_NC, 4 - place_NC), 0, 1)
+    return value_N[:, None] * (1 - saturation_N[:, None] * share_NC)

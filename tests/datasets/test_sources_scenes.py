@@ -1,0 +1,139 @@
+"""Generated scenes: what they show is what their factors say, and any of them can be made again."""
+
+from __future__ import annotations
+
+import colorsys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regbench import RegbenchError
+from regbench.benchmark.settings.sweep import load_run
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.factors import read_factors
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.base import SOURCES, Contents
+from regbench.datasets.verify import verify
+from regbench.files import write_text
+from tests.datasets.test_sources_arrays import pixels
+
+SMALL = {"foreground": "digits", "train_images": 60, "tuning_images": 20, "test_images": 30}
+
+
+def scenes(**changes: Any) -> Contents:
+    return SOURCES.build("scenes", **{**SMALL, **changes}).open(None, Path())
+
+
+def config(*changes: str) -> DatasetConfig:
+    settings = [f"dataset.source.{name}={value}" for name, value in SMALL.items()]
+    return load_run(["dataset=scenes", *settings, *changes])[0].dataset
+
+
+def test_a_scene_depends_on_its_seed_split_and_number_alone() -> None:
+    first = pixels(scenes().splits["train"])
+    more = pixels(scenes(train_images=200).splits["train"])
+    other_seed = pixels(scenes(scene_seed=1).splits["train"])
+    tuning = pixels(scenes().splits["tuning"])
+    assert np.array_equal(first, more[:60])
+    assert not any(np.array_equal(one, other) for one, other in zip(first, other_seed, strict=True))
+    assert not any(np.array_equal(one, other) for one, other in zip(first, tuning, strict=False))
+
+
+@pytest.mark.parametrize("size_px", [28, 96])
+@pytest.mark.parametrize("grey", [False, True])
+def test_sizes_and_colours(size_px: int, grey: bool) -> None:
+    shape = (size_px, size_px) if grey else (size_px, size_px, 3)
+    assert {image.shape for image in pixels(scenes(size_px=size_px, grey=grey).splits["test"])} == {shape}
+
+
+def test_the_factors_say_where_a_garment_is_and_which_colour_it_has() -> None:
+    """The stroke of a one runs through its centre; of a pixel there the hue is that of the garment."""
+    split = scenes(train_images=700, size_px=96).splits["train"]
+    found = []
+    for number, image in enumerate(pixels(split)):
+        if split.labels[number] == 1:
+            column = int(96 * float(split.factors["x_share"][number]))
+            line = int(96 * float(split.factors["y_share"][number]))
+            hue = colorsys.rgb_to_hsv(*(image[line, column] / 255))[0]
+            apart = abs(hue - float(split.factors["hue_turns"][number]))
+            found.append(min(apart, 1 - apart))
+    assert len(found) == 70
+    assert np.mean(np.array(found) < 0.02) > 0.9
+
+
+def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
+    def changed(image: Any, other: Any) -> float:
+        return float(np.mean(np.any(image != other, axis=-1)))
+
+    plain = scenes(train_images=400).splits["train"]
+    cluttered = scenes(train_images=400, distractors=8).splits["train"]
+    parts = [changed(*two) for two in zip(pixels(plain), pixels(cluttered), strict=True)]
+    assert "distractors" not in plain.factors
+    assert set(np.unique(cluttered.factors["distractors"])) == set(range(9))
+    assert np.corrcoef(parts, cluttered.factors["distractors"])[0, 1] > 0.6
+    assert np.array_equal(plain.factors["scale"], cluttered.factors["scale"])
+
+
+def test_classes_are_balanced_or_follow_a_power_law_in_training_alone() -> None:
+    even = scenes().splits
+    assert np.bincount(even["train"].labels).tolist() == [6] * 10
+    tailed = scenes(train_images=200, imbalance=1.0).splits
+    counts = np.bincount(tailed["train"].labels, minlength=10)
+    shares = 1 / np.arange(1, 11)
+    assert np.abs(counts - 200 * shares / shares.sum()).max() < 4
+    assert np.bincount(tailed["test"].labels).tolist() == [3] * 10
+
+
+def test_a_class_is_a_garment_in_a_pattern() -> None:
+    contents = scenes(patterns=4, train_images=120)
+    assert len(contents.class_names) == 40
+    assert contents.class_names[:5] == ["0, plain", "0, stripes across", "0, stripes along", "0, checks", "1, plain"]
+    split = contents.splits["train"]
+    assert np.bincount(split.labels).tolist() == [3] * 40
+    plain = pixels(scenes(train_images=120).splits["train"])
+    assert not np.array_equal(plain, pixels(split))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"foreground": "imagefolder"}, "dataset.source.foreground=imagefolder must be one of cifar10, "),
+        (
+            {"train_images": 5000},
+            "train needs 500 images of '0' and digits has ",
+        ),
+        ({"size_px": 20}, "must be a whole number, at least 28 and at most 96"),
+        ({"patterns": 17}, "must be a whole number, at least 1 and at most 16"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RegbenchError) as refusal:
+        scenes(**changes)
+    assert message in str(refusal.value)
+
+
+def test_factors_lie_beside_the_images(tmp_path: Path) -> None:
+    prepare(config(), tmp_path, progress=False)
+    factors = read_factors(tmp_path, config(), "tuning")
+    expected = scenes().splits["tuning"]
+    assert factors.keys() == expected.factors.keys()
+    for name, values in expected.factors.items():
+        assert np.array_equal(factors[name], values), name
+    assert factors["class"].dtype == np.int64
+    assert verify("scenes", tmp_path, progress=False) == (110, [])
+
+
+def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
+    prepare(config(), tmp_path, progress=False)
+    table = tmp_path / "scenes" / Manifest.load(tmp_path, "scenes").splits["test"]["factors"]
+    write_text(table, table.read_text().replace("0", "1", 1))
+    with pytest.raises(RegbenchError, match=r"test\.factors\.csv is missing or was changed; write it again: regbench"):
+        read_factors(tmp_path, config(), "test")
+    assert "test.factors.csv" in verify("scenes", tmp_path, progress=False)[1][0]
+    with pytest.raises(RegbenchError, match="'digits' does not say what its images are made of"):
+        digits = load_run(["dataset=digits"])[0].dataset
+        prepare(digits, tmp_path, progress=False)
+        read_factors(tmp_path, digits, "test")
