@@ -1,0 +1,162 @@
+"""Trivial baselines and probes of factors, on scenes whose foreground is scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regbench import RegbenchError
+from regbench.benchmark.compute import resolve
+from regbench.benchmark.evaluate.base import Task
+from regbench.benchmark.evaluate.factors import FactorProbes
+from regbench.benchmark.evaluate.features import Encoder, Features
+from regbench.benchmark.evaluate.knn import weighted_knn
+from regbench.benchmark.evaluate.subject import Subject
+from regbench.benchmark.run import run_cell
+from regbench.benchmark.rundir.choice import Choices
+from regbench.benchmark.rundir.lease import Attempt
+from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.settings.sweep import load_run
+from regbench.datasets.factors import read_factors
+from regbench.datasets.prepare import prepare
+from regbench.datasets.sources.base import SOURCES
+
+SOURCE = {"foreground": "digits", "size_px": 28, "train_images": 300, "tuning_images": 100, "test_images": 120}
+SCENES = (
+    *("dataset=scenes", "dataset.image_size=28", "dataset.eval_resize=28"),
+    *(f"dataset.source.{name}={value}" for name, value in SOURCE.items()),
+    *("augmentation=small_color", "network=resnet_mini", "embedding_dim=16", "epochs=0"),
+    *("evaluation.protocols=[knn]", "runtime.loader=torchvision", "runtime.device=cpu"),
+)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes")
+    prepare(load_run(SCENES)[0].dataset, folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def run(data_dir: Path, tmp_path: Path) -> Callable[..., Record]:
+    def record(*overrides: str) -> Record:
+        folders = f"runtime.data_dir={data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"
+        found = run_cell(*load_run([*SCENES, *folders, *overrides]), "manual")
+        assert found is not None
+        return found
+
+    return record
+
+
+def raw(split: str) -> Features:
+    """Pixels as the evaluation sees them: normalised, channel by channel."""
+    images = SOURCES.build("scenes", **SOURCE).open(None, Path()).splits[split]
+    pixels = np.stack([image for image, _ in images.images() if isinstance(image, np.ndarray)])
+    x_ND = torch.from_numpy((pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1) / 255 - 0.36) / 0.163)
+    return Features(x_ND.float(), torch.from_numpy(images.labels))
+
+
+def test_raw_pixels_are_scored_as_they_are(run: Callable[..., Record]) -> None:
+    record = run("baseline=raw_pixels")
+    expected = weighted_knn(raw("train"), raw("test"), [20], 0.07, 10)[20][0]
+    assert record.label == "raw pixels"
+    assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_number_of_principal_components_is_chosen_before_the_test_split_opens(
+    run: Callable[..., Record],
+) -> None:
+    record = run("baseline=pca")
+    noted = record.choice["pca_components"]
+    assert noted["selected_on"] == "tuning"
+    assert {*noted["candidates"]} == {"16", "32", "64", "128", "256"}
+    assert noted["candidates"][str(noted["chosen"])] == max(noted["candidates"].values())
+    train, test = raw("train"), raw("test")
+    mean_D = train.x_ND.double().mean(dim=0)
+    _, lengths_K, rows_KD = torch.linalg.svd(train.x_ND.double() - mean_D, full_matrices=False)
+    chosen = noted["chosen"]
+    components = [
+        Features(((each.x_ND - mean_D) @ rows_KD[:chosen].T / lengths_K[:chosen]).float(), each.y_N)
+        for each in (train, test)
+    ]
+    expected = weighted_knn(*components, [20], 0.07, 10)[20][0]
+    assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)  # two images: the method is randomized
+
+
+def test_a_baseline_is_not_trained() -> None:
+    with pytest.raises(RegbenchError, match="baseline=pca is not trained; set epochs=0 with it"):
+        load_run([*SCENES, "baseline=pca", "epochs=5"])
+
+
+def test_cells_without_a_baseline_keep_their_ids() -> None:
+    cell, _ = load_run(SCENES)
+    assert "baseline" not in cell.plain()
+    assert load_run([*SCENES, "baseline=raw_pixels"])[0].id != cell.id
+
+
+def test_factors_are_probed_from_representation_and_embedding(run: Callable[..., Record]) -> None:
+    record = run("evaluation.protocols=[knn,factors]")
+    probed = {score.name: score for score in record.scores if score.name.startswith("factor_")}
+    assert {name.rpartition("_")[2] for name in probed} == {"representation", "embedding"}
+    assert probed["factor_class_representation"].unit == "%"
+    assert probed["factor_background_hue_turns_representation"].unit == ""
+    assert all(score.value <= 1 for score in probed.values() if not score.unit)
+    # The mean colour of an image passes an average pool: even random weights keep it.
+    assert probed["factor_background_hue_turns_representation"].value > 0.5
+    assert "factors_penalties_embedding" in record.choice
+
+
+@pytest.fixture
+def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Subject:
+    cell, runtime = load_run([*SCENES, f"runtime.data_dir={data_dir}"])
+    choices = Choices(claimed(tmp_path))
+    choices.note("hyperparameters", {"selected_on": "given"})
+    encoder = Encoder(torch.nn.Flatten(), 3 * 28**2)
+    return Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, resolve(runtime), choices, 0)
+
+
+def probe(subject: Subject, patch: pytest.MonkeyPatch, columns: Callable[[dict[str, Any]], Any]) -> dict[str, float]:
+    """Probe made-up features, which are computed of the factors of a split."""
+
+    def features(split: str, *_: object) -> Features:
+        factors = read_factors(subject.compute.data_dir, subject.task.dataset, split)
+        x_ND = torch.from_numpy(np.stack(columns(factors), axis=1)).float()
+        return Features(x_ND, torch.zeros(len(x_ND), dtype=torch.int64))
+
+    patch.setattr(subject, "features", features)
+    return {score.name: score.value for score in FactorProbes().run("factors", subject)}
+
+
+def test_what_a_representation_holds_is_found_and_nothing_else(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def columns(factors: dict[str, Any]) -> Any:
+        angle = 2 * np.pi * factors["hue_turns"]
+        classes = F.one_hot(torch.from_numpy(factors["class"]), 10).numpy().T
+        return [np.sin(angle), np.cos(angle), 100 * factors["scale"], *classes]
+
+    found = probe(subject, monkeypatch, columns)
+    assert found["factor_hue_turns_representation"] > 0.999
+    assert found["factor_scale_representation"] > 0.999
+    assert found["factor_class_representation"] == 100
+    assert abs(found["factor_x_share_representation"]) < 0.15
+    assert abs(found["factor_background_hue_turns_representation"]) < 0.15
+
+
+def test_a_hue_just_below_a_turn_is_near_one_just_above(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hue itself as a feature is not enough: it jumps where the circle closes."""
+    found = probe(subject, monkeypatch, lambda factors: [factors["hue_turns"]])
+    assert 0.2 < found["factor_hue_turns_representation"] < 0.6
+
+
+def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:
+    cell, _ = load_run(["dataset=digits"])
+    prepare(cell.dataset, tmp_path, progress=False)
+    with pytest.raises(RegbenchError, match="factors needs images whose factors are known, and data set 'digits'"):
+        FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
