@@ -40,9 +40,9 @@ _STEP_TIMES = ("step_ms", "data_ms", "forward_ms", "loss_ms", "backward_ms", "op
 
 def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: Choices) -> Subject:
     """Return the backbone of a network, or a trivial baseline, ready for the evaluations of a cell."""
-    if cell.baseline is None:
+    if cell.baseline is None or cell.is_supervised:
         encoder = Encoder(network.backbone, network.representation_dim)
-        embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.embedding_dim)
+        embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.output_dim)
     else:
         encoder, embedder = baselines.pixels(cell.dataset.channels, cell.dataset.image_size), None
     subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed, embedder)

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
+from regbench.datasets.factors import factors_table
 from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import shown
 from regbench.datasets.sources.base import Contents, Labels, Source, Split
@@ -169,7 +170,7 @@ def _write_split(
     origins = path.with_suffix(".origins.txt")
     save_text(origins, "".join(stored.lines))
     labels = Beton(path).labels
-    return {
+    entry: SplitEntry = {
         "file": path.name,
         "num_samples": len(labels),
         "counts_per_class": counts_per_class(labels, len(class_names)),
@@ -181,6 +182,11 @@ def _write_split(
         "image_px": int(np.median(stored.sides_px)),
         "grey": all(stored.greys),
     }
+    if split.factors:
+        table = path.with_suffix(".factors.csv")
+        save_text(table, factors_table(split.factors, stored.rows))
+        entry |= {"factors": table.name, "factors_sha256": file_sha256(table)}
+    return entry
 
 
 def counts_per_class(labels: Labels, num_classes: int) -> list[int]:

@@ -22,8 +22,8 @@ MAX_SEED = 2**32
 """Seeds are below this number: step seeds are multiples of them and must fit in 64 bits."""
 
 
-BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels"}
-"""Trivial representations that a method has to beat, and what rows of tables call them."""
+BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised"}
+"""Rows beside the methods, and what tables call them: trivial representations below, and labels above."""
 
 
 @settings
@@ -185,8 +185,9 @@ class Cell:
         network: Backbone and projector.
         optimizer: The optimizer and its schedule.
         evaluation: What is measured on the representation, and how.
-        baseline: Trivial representation that is evaluated in place of the network's: "raw_pixels", or "pca" (their
-            whitened principal components); null: the network's.
+        baseline: What stands in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
+            evaluated in place of the network; "supervised" trains the backbone and one linear layer by cross-entropy
+            with the labels; null: a method.
     """
 
     method: Annotated[Regularizer, METHODS.setting("method.")]
@@ -205,7 +206,7 @@ class Cell:
     evaluation: Annotated[EvaluationConfig, PlugIn(_read_evaluation, _plain_evaluation)] = field(
         default_factory=lambda: _read_evaluation({})
     )
-    baseline: Literal["raw_pixels", "pca"] | None = None
+    baseline: Literal["raw_pixels", "pca", "supervised"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit each other.
@@ -215,8 +216,10 @@ class Cell:
         """
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
-        if self.baseline is not None and self.epochs:
+        if self.baseline in ("raw_pixels", "pca") and self.epochs:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
+        if self.baseline == "supervised" and not self.epochs:
+            raise RegbenchError("baseline=supervised is trained; set epochs=1 or more with it")
         self.augmentation.kinds(self.dataset.image_size)  # which refuses what cannot be cut
         if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
             self.optimizer.refuse_long_warmup(1, self.epochs)
@@ -225,6 +228,16 @@ class Cell:
                 f"evaluation.every_epochs={self.evaluation.every_epochs} is more than the epochs={self.epochs} of "
                 f"training; set {self.epochs} or fewer"
             )
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether labels train it instead of a method."""
+        return self.baseline == "supervised"
+
+    @property
+    def output_dim(self) -> int:
+        """Width of the network's output: the embedding dimension, or one logit for each class."""
+        return self.dataset.num_classes if self.is_supervised else self.embedding_dim
 
     def is_evaluated_after(self, epoch: int) -> bool:
         """Tell whether there is an evaluation while training after an epoch, counted from 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from regbench.benchmark.compute import Compute
-from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.cell import Cell, ProjectorConfig
 from regbench.benchmark.training.distributed import World
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
@@ -33,9 +34,10 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
         device: The device.
         state: A checkpoint with its weights; None: it is as the seed initialises it.
     """
-    network = SiameseNetwork(
-        cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
-    )
+    config = cell.network
+    if cell.is_supervised:
+        config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
+    network = SiameseNetwork(config, cell.output_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed)
     if state is not None:
         network.load_state_dict(state["network"])
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
@@ -57,6 +59,7 @@ def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoade
         rank=world.rank,
         world_size=world.size,
         parts=cell.batch_size // (cell.micro_batch_size or cell.batch_size),
+        labels=cell.is_supervised,
         # Autocast would make bfloat16 of them anyway; this takes half the memory.
         dtype=torch.bfloat16 if cell.precision == "bf16" else torch.float32,
     )
@@ -93,4 +96,5 @@ def build_step(
         global_views=cell.augmentation.global_views,
         micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
         mark=mark,
+        is_supervised=cell.is_supervised,
     )

@@ -182,12 +182,12 @@ class _Training:
         stop, due = 0.0, 0.0
         journal.begin_epoch()
         with loader.epoch(epoch, first=done) as batches, self._progress_bar(steps) as bar:
-            for views_NCHW in batches:
+            for batch in batches:
                 _seed_generators(self._step_seed(), self.world.rank)
                 rate = cell.optimizer.learning_rate(cell.batch_size, progress.step, steps, cell.epochs)
                 for parameters in self.optimizer.param_groups:
                     parameters["lr"] = rate
-                stepped = step(*views_NCHW)
+                stepped = step(*batch)
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0
@@ -250,7 +250,7 @@ class _Training:
             mark=self.journal.clock.mark,
         )
         if not progress.loss_extra_bytes:
-            size = cell.batch_size // self.world.size, cell.embedding_dim, cell.augmentation.count
+            size = cell.batch_size // self.world.size, cell.output_dim, cell.augmentation.count
             (extra,) = self.world.maximum(step.loss_extra_bytes(*size, self.compute.device))
             progress.loss_extra_bytes = int(extra)
         self.journal.restart_meters()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -37,7 +39,7 @@ class Stepped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step; call it with the views of a batch.
+    """A training step; call it with the views of a batch, and its labels if labels train.
 
     Attributes:
         network: `SiameseNetwork`, compiled or not, within DistributedDataParallel if there are several ranks.
@@ -48,6 +50,8 @@ class Step:
         global_views: The number of global views, which come first.
         micro_batch_size: Images of this rank that pass the network at a time; None: all.
         mark: Returns a moment, for timing.
+        is_supervised: Whether cross-entropy with the labels, (N,) int64, takes the place of the method. The network's
+            output is then one logit for each class.
     """
 
     network: nn.Module
@@ -58,9 +62,11 @@ class Step:
     global_views: int = 2
     micro_batch_size: int | None = None
     mark: Callable[[], Any] = lambda: None
+    is_supervised: bool = False
 
-    def __call__(self, *views_NCHW: Tensor) -> Stepped:
+    def __call__(self, *batch: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
+        views_NCHW, labels_N = (batch[:-1], batch[-1]) if self.is_supervised else (batch, None)
         parts = self._parts(views_NCHW)
         # The states of the random generators before each part, for the second pass.
         states: list[list[Tensor]] = []
@@ -69,7 +75,7 @@ class Step:
         marks.append(self.mark())
         # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
         leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
-        terms, gradients = self._loss(leaves_NQ)
+        terms, gradients = self._loss(leaves_NQ, labels_N)
         marks.append(self.mark())
         if len(parts) == 1:
             torch.autograd.backward(views_NQ, [g_NQ.to(views_NQ[0].dtype) for g_NQ in gradients])
@@ -97,12 +103,26 @@ class Step:
         first_NQ = torch.randn(n, q, generator=generator)
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
         leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
-        return peak_extra_bytes(lambda: self._loss(leaves_NQ)[1], device)
+        labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.is_supervised else None
+        return peak_extra_bytes(lambda: self._loss(leaves_NQ, labels_N)[1], device)
 
-    def _loss(self, leaves_NQ: Sequence[Tensor]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+    def _loss(
+        self, leaves_NQ: Sequence[Tensor], labels_N: Tensor | None
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Return the loss's addends and its gradient with respect to each view."""
+        if labels_N is not None:
+            loss = torch.stack([F.cross_entropy(leaf_NQ, labels_N) for leaf_NQ in leaves_NQ]).mean()
+            return {"cross_entropy": self._mean_over_ranks(loss)}, torch.autograd.grad(loss, leaves_NQ)
         loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
         return terms, torch.autograd.grad(loss, leaves_NQ)
+
+    def _mean_over_ranks(self, loss: Tensor) -> Tensor:
+        """Return a value of the whole batch; ranks have equally many images."""
+        mean = loss.detach().clone()
+        if self.engine.group is not None:
+            dist.all_reduce(mean, group=self.engine.group)
+            mean /= dist.get_world_size(self.engine.group)
+        return mean
 
     def _parts(self, views_NCHW: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Cut the batch into parts, each with all views of some images."""

@@ -40,6 +40,7 @@ class PretrainingLoader(EpochLoader):
         rank: int = 0,
         world_size: int = 1,
         parts: int = 1,
+        labels: bool = False,
         **reading: Unpack[Reading],
     ) -> None:
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one, else "train".
@@ -55,10 +56,12 @@ class PretrainingLoader(EpochLoader):
             world_size: Number of processes.
             parts: Into which each batch is cut for passes of their own. The p-th parts of all processes hold the images
                 of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
+            labels: Whether to deliver the images' labels, after their views.
             **reading: Further options.
 
         Raises:
-            RegbenchError: If the data set is not prepared or not usable, or the batch is larger than it.
+            RegbenchError: If the data set is not prepared or not usable, the batch is larger than it, or labels are
+                asked for and images have none.
         """
         beton, self._indices = open_pretraining_split(dataset, data_dir)
         self.num_samples = len(self._indices)
@@ -67,6 +70,11 @@ class PretrainingLoader(EpochLoader):
             raise RegbenchError(
                 f"batch size {whole} is larger than the {self.num_samples:,} training images; "
                 f"choose at most {self.num_samples // world_size}"
+            )
+        self._labels = torch.from_numpy(beton.labels) if labels else None
+        if labels and beton.labels[self._indices].min() < 0:
+            raise RegbenchError(
+                f"data set {dataset.name!r} trains on images without labels; leave out baseline=supervised"
             )
         kinds = augmentation.kinds(dataset.image_size)
         interpolation = augmentation.interpolation
@@ -82,13 +90,22 @@ class PretrainingLoader(EpochLoader):
         return self.num_samples // (self.batch_size * self._world_size)
 
     def epoch(self, e: int, first: int = 0) -> Epoch[tuple[Tensor, ...]]:
-        """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the device."""
+        """Start epoch `e` at batch `first`: a (N, C, S, S) for each view, normalised, on the device.
+
+        Labels, (N,) int64, come after the views if they were asked for.
+        """
         order = draws.epoch_order(self._seed, e, self._indices)
         # A last batch that would be short is left out.
         order = order[: len(self) * self.batch_size * self._world_size]
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
         order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
-        return self._epoch(order, e, lambda _, views: tuple(views))
+
+        def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, ...]:
+            if self._labels is None:
+                return tuple(views)
+            return *views, self._transfer(self._labels[torch.from_numpy(indices)])
+
+        return self._epoch(order, e, give)
 
 
 class ViewLoader(EpochLoader):

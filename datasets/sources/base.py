@@ -40,6 +40,7 @@ class Split:
         some: A few image files, by which the space that all take once they are converted is estimated.
         identity: A hash that changes when the images do (names, sizes, times, labels). None where images are read too
             fast for it to matter: an interrupted `prepare` then writes the split again.
+        factors: What each image is made of, by name, (N,) each; empty where that is not known.
     """
 
     labels: Labels
@@ -48,6 +49,7 @@ class Split:
     total_bytes: int = 0
     some: Sequence[Path | bytes] = ()
     identity: str | None = None
+    factors: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,9 @@ def cell_id(cell: Mapping[str, Any]) -> str:
             deciding.pop(name, None)
         if "measures" not in deciding.get("evaluation", {}).get("protocols", ()):  # which look at augmented views
             deciding.pop("augmentation", None)
+    if deciding.get("baseline") == "supervised":  # labels take the place of the method and its embeddings
+        for name in ("method", "embedding_dim"):
+            deciding.pop(name)
     return digest(deciding)[:12]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,23 @@ def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -
     prepare(cell.dataset, tmp_path, progress=False)
     with pytest.raises(RegbenchError, match="factors needs images whose factors are known, and data set 'digits'"):
         FactorProbes().check("factors", Task(cell.dataset, "tuning", tmp_path))
+
+
+def test_labels_train_the_network(tiny: list[str]) -> None:
+    """Stripes are learned within seconds: the loss falls below half of a guess between three classes."""
+    settings = (*tiny, "baseline=supervised", "network=resnet_mini", "epochs=8", "optimizer=adamw")
+    record = run_cell(*load_run([*settings, "optimizer.base_lr=0.02"]), "manual")
+    assert record is not None
+    assert record.label == "supervised"
+    assert set(record.history[-1]["terms"]) == {"cross_entropy"}
+    assert record.history[-1]["loss"] < 0.5 * math.log(3)
+
+
+def test_a_supervised_cell_knows_nothing_of_methods_and_embeddings() -> None:
+    cells = [
+        load_run([*SCENES, "epochs=1", "baseline=supervised", *changes])[0]
+        for changes in ([], ["method=vicreg"], ["embedding_dim=32"], ["seed=1"])
+    ]
+    assert len({cell.id for cell in cells}) == 2
+    with pytest.raises(RegbenchError, match="baseline=supervised is trained; set epochs=1 or more"):
+        load_run([*SCENES, "baseline=supervised"])
