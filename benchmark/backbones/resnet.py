@@ -81,9 +81,9 @@ class ResNetTiny(Backbone):
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
         network, width = _three_blocks(channels, _strided_shortcut)
-        for block in network:
-            if hasattr(block, "bn2"):
-                nn.init.zeros_(block.bn2.weight)  # torchvision's zero_init_residual
+        for name, parameter in network.named_parameters():
+            if name.endswith("bn2.weight"):  # torchvision's zero_init_residual
+                nn.init.zeros_(parameter)
         return network, width
 
 

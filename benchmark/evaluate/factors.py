@@ -143,7 +143,8 @@ class _Ridge:
         # A direction without variance carries nothing; without the bound it would divide by rounding.
         damped_D = (self._eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
         weight_DT = self._vectors_DD @ (product_DT / damped_D[:, None])
-        return (x_ND - self._mean_D) @ weight_DT + centre_T
+        predicted_NT: Tensor = (x_ND - self._mean_D) @ weight_DT + centre_T
+        return predicted_NT
 
     def best_penalty(self, target: _Target, x_ND: Tensor, held_out: _Target) -> float:
         """Return the penalty whose predictions for the selection split are best."""

@@ -258,8 +258,8 @@ class _Scenes:
         canvas_NSSC = _over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
         if self.source.grey:
             canvas_NSS = canvas_NSSC @ np.array([0.299, 0.587, 0.114])
-            return np.round(255 * canvas_NSS).astype(np.uint8)
-        return np.round(255 * canvas_NSSC).astype(np.uint8)
+            return _levels(canvas_NSS)
+        return _levels(canvas_NSSC)
 
     def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
         """Return two colours that two gratings mix, (N, S, S, 3)."""
@@ -324,6 +324,12 @@ class _Scenes:
         return _bilinear(self.foreground.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS
 
 
+def _levels(canvas: Floats) -> Pixels:
+    """Turn brightness from 0 to 1 into levels from 0 to 255."""
+    levels: Pixels = np.round(255 * canvas).astype(np.uint8)
+    return levels
+
+
 def _bilinear(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS: Floats) -> Floats:
     """Sample images at coordinates from 0 to 1; outside they are black."""
     side = grey_NFF.shape[1]
@@ -338,7 +344,8 @@ def _bilinear(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS
     upper += framed_NFF[each, top, left + 1] * right_part
     lower = framed_NFF[each, top + 1, left] * (1 - right_part)
     lower += framed_NFF[each, top + 1, left + 1] * right_part
-    return upper * (1 - low_part) + lower * low_part
+    sampled_NSS: Floats = upper * (1 - low_part) + lower * low_part
+    return sampled_NSS
 
 
 def _over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_NSS: Floats) -> Floats:
@@ -379,4 +386,5 @@ def _rgb(hue_N: Floats, saturation_N: Floats, value_N: Floats) -> Floats:
     """Turn hue (in turns), saturation and value into red, green and blue from 0 to 1, (N, 3)."""
     place_NC = (np.array([5.0, 3.0, 1.0]) + 6 * hue_N[:, None]) % 6
     share_NC = np.clip(np.minimum(place_NC, 4 - place_NC), 0, 1)
-    return value_N[:, None] * (1 - saturation_N[:, None] * share_NC)
+    colour_NC: Floats = value_N[:, None] * (1 - saturation_N[:, None] * share_NC)
+    return colour_NC

@@ -86,7 +86,7 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
         Features(((each.x_ND - mean_D) @ rows_KD[:chosen].T / lengths_K[:chosen]).float(), each.y_N)
         for each in (train, test)
     ]
-    expected = weighted_knn(*components, [20], 0.07, 10)[20][0]
+    expected = weighted_knn(components[0], components[1], [20], 0.07, 10)[20][0]
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)  # two images: the method is randomized
 
 

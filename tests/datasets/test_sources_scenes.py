@@ -73,7 +73,7 @@ def test_a_larger_scale_covers_more_and_distractors_add_more_still() -> None:
     parts = [changed(*two) for two in zip(pixels(plain), pixels(cluttered), strict=True)]
     assert "distractors" not in plain.factors
     assert set(np.unique(cluttered.factors["distractors"])) == set(range(9))
-    assert np.corrcoef(parts, cluttered.factors["distractors"])[0, 1] > 0.6
+    assert np.corrcoef(parts, [float(number) for number in cluttered.factors["distractors"]])[0, 1] > 0.6
     assert np.array_equal(plain.factors["scale"], cluttered.factors["scale"])
 
 
