@@ -69,10 +69,8 @@ class SlurmJob:
                 return
             except Interrupted as error:
                 interrupted = error
-            except PeerLost:
-                raise  # the one that was killed decides
-            except LeaseLost:
-                raise  # the job's next life has the run
+            except (PeerLost, LeaseLost):
+                raise  # no error of its own: another process was killed, or the job's next life has the run
             except Exception as error:
                 with contextlib.suppress(OSError):
                     write_new(_own_file("error"), f"{type(error).__name__}: {error}")

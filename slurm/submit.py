@@ -66,7 +66,7 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
         cells: What to run and where.
         runtime: For each of them.
         folder: `<runs_dir>/<sweep>`; logs, and which job has which cell, are kept in its folder `jobs`.
-        stages: Those to bring each cell through.
+        stages: Stages to run of each cell.
 
     Returns:
         The ids of the arrays.

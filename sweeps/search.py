@@ -95,7 +95,7 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
     searches: list[Search] = []
     for row in file.rows:
         searches += searches_of(file, row)
-    _refuse_indistinct(name, searches)
+    _refuse_unfair(name, searches)
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
     begun = read_search(folder)
@@ -134,7 +134,7 @@ def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
     return found
 
 
-def _refuse_indistinct(name: str, searches: Sequence[Search]) -> None:
+def _refuse_unfair(name: str, searches: Sequence[Search]) -> None:
     """Refuse searches among whose cells a tuning could not choose fairly."""
     if not any(search.space for search in searches):
         raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")

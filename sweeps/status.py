@@ -1,4 +1,4 @@
-"""How the cells of a sweep stand: told from their run directories first, from the scheduler second."""
+"""How the cells of a sweep stand: their run directories say it first, the scheduler second."""
 
 from __future__ import annotations
 
@@ -223,9 +223,9 @@ def _state(directory: Path, files: Sequence[str], attempt: dict[str, Any] | None
     if is_gone and "tuning.json" in files and attempt is not None and attempt["ended"] == "done":
         return "tuned", detail
     if job is not None:
-        told = _state_of_job(directory, job)
-        if told is not None:
-            return told
+        found = _state_of_job(directory, job)
+        if found is not None:
+            return found
     # The run's own word comes after the scheduler's: the last attempt may be of an earlier job.
     if attempt is not None and "damaged" in attempt:
         return "damaged", attempt["damaged"]
