@@ -102,30 +102,14 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
         return len(todo), submit(todo, sweep.runtime, folder, stages)
 
 
-@dataclass(frozen=True)
-class Retried:
-    """What `retry` did.
-
-    Attributes:
-        released: Cells whose jobs Slurm held.
-        submitted: Cells that were submitted again, as they stood before.
-        arrays: The ids of their job arrays.
-        dropped: Jobs of finished cells that were waiting, and were cancelled.
-        gone: Cells whose folders somebody has removed: only the sweep's own command knows what they are.
-    """
-
-    released: list[CellStatus]
-    submitted: list[CellStatus]
-    arrays: list[str]
-    dropped: list[str]
-    gone: list[CellStatus]
-
-
-def retry(folder: Path, cells: Sequence[str]) -> Retried:
+def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     """Submit again what is neither finished nor in the queue, as it was submitted last; release jobs that are held.
 
     Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs that still wait for a
     finished cell, such as one that is held, have nothing left to do and are cancelled.
+
+    Returns:
+        What was done, a line for each cell and for the jobs.
 
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
@@ -133,30 +117,38 @@ def retry(folder: Path, cells: Sequence[str]) -> Retried:
     if not was_submitted(folder):
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
     require_slurm()
+    lines = []
+    held: list[str] = []
+    dropped: list[str] = []
+    todo: list[CellStatus] = []
     with locked(folder):
         recover_interrupted(folder)
         submitted = _as_submitted(folder)
         jobs = jobs_of(folder)
-        found = _chosen(folder, cells, jobs)
-        # Slurm's reason is "JobHeldUser", "JobHeldAdmin" or "launch failed requeued held".
-        held = [status for status in found if status.state == "queued" and "held" in status.detail.lower()]
-        call_for_jobs([status.job for status in held], "scontrol", "release")
-        dropped = []
-        for status in found:
-            if status.state in ("done", "diverged") and status.cell_id in jobs:
-                queued = jobs[status.cell_id].queued
+        for status in _chosen(folder, cells, jobs):
+            job, known = jobs.get(status.cell_id), submitted.get(status.cell_id)
+            # Slurm's reason is "JobHeldUser", "JobHeldAdmin" or "launch failed requeued held".
+            if status.state == "queued" and "held" in status.detail.lower():
+                held.append(status.job)
+                lines.append(f"{status}: held by Slurm ({status.detail}); released")
+            elif status.state in ("done", "diverged") and job is not None:
                 # One that runs is about to see that there is nothing to do.
-                dropped += [name for name, state in queued.items() if state == "PENDING"]
+                dropped += [name for name, state in job.queued.items() if state == "PENDING"]
+            elif known is not None and is_free(status, known.stages):
+                # Only the sweep's own command knows what a cell without its configuration is.
+                if (status.directory / "config.yaml").exists():
+                    todo.append(status)
+                    lines.append(f"{status}: was {status.state}")
+                else:
+                    lines.append(f"{status}: its folder is gone; give the sweep's command again")
+        call_for_jobs(held, "scontrol", "release")
         call_for_jobs(dropped, "scancel")
-        todo: list[CellStatus] = []
-        gone: list[CellStatus] = []
-        for status in found:
-            known = submitted.get(status.cell_id)
-            if known is not None and is_free(status, known.stages):
-                is_there = (status.directory / "config.yaml").exists()
-                (todo if is_there else gone).append(status)
         arrays = _submit_again(folder, todo, submitted)
-    return Retried(held, todo, arrays, dropped, gone)
+    if dropped:
+        lines.append(f"cancelled {', '.join(dropped)}: the cells are finished")
+    if todo:
+        lines.append(f"submitted {len(todo)} cells as {', '.join(arrays)}")
+    return lines or ["nothing to try again"]
 
 
 @dataclass

@@ -68,6 +68,10 @@ class CellStatus:
     job: str
     directory: Path
 
+    def __str__(self) -> str:
+        """Name the cell."""
+        return f"{self.cell_id}  {self.label} seed {self.seed}"
+
 
 @dataclass(frozen=True)
 class Job:

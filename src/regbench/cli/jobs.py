@@ -78,24 +78,8 @@ def retry(folder: Path, cells: Sequence[str]) -> None:
     """
     from regbench.slurm import manage
 
-    done = manage.retry(folder, cells)
-    for status in (*done.released, *done.submitted):
-        was = f"was {status.state}"
-        if status.state == "queued":  # only what Slurm holds is tried again from the queue
-            was = f"held by Slurm ({status.detail}); released"
-        _say(status, was)
-    for status in done.gone:
-        _say(status, "its folder is gone; give the sweep's command again")
-    if done.dropped:
-        click.echo(f"cancelled {', '.join(done.dropped)}: the cells are finished")
-    if done.submitted:
-        click.echo(f"submitted {len(done.submitted)} cells as {', '.join(done.arrays)}")
-    elif not done.released and not done.gone:
-        click.echo("nothing to try again")
-
-
-def _say(status: CellStatus, what: str) -> None:
-    click.echo(f"{status.cell_id}  {status.label} seed {status.seed}: {what}")
+    for line in manage.retry(folder, cells):
+        click.echo(line)
 
 
 @main.command()
@@ -107,7 +91,7 @@ def cancel(folder: Path, cells: Sequence[str]) -> None:
 
     cancelled = cancel_cells(folder, cells)
     for status in cancelled:
-        _say(status, f"was {status.state}")
+        click.echo(f"{status}: was {status.state}")
     click.echo(f"cancelled {len(cancelled)} {'cell' if len(cancelled) == 1 else 'cells'}")
 
 
