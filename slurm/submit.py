@@ -36,25 +36,25 @@ log = logging.getLogger("regbench")
 # Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it until it answers.
 _RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-_TEARDOWN = [
-    "code=$?",
-    "again=",
-    'if [ -e "$regbench_job"_missed ]; then',
-    '    [ "$(wc -l <"$regbench_job"_missed)" -gt 1 ] || again=1',
-    'elif [ $code -gt 128 ] && [ ! -e "$regbench_job"_error ]; then',
-    "    again=1",
-    "fi",
-    f'if [ $code -gt 0 ] && [ "$again" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then',
-    "    for i in $(seq 60); do",
-    '        if state=$(scontrol show job "$SLURM_JOB_ID"); then',
-    "            [[ $state == *JobState=RUNNING* ]] || break",
-    '            scontrol requeue "$SLURM_JOB_ID" && sleep 60',
-    "        fi",
-    "        sleep 2",
-    "    done",
-    "fi",
-    "exit $code",
-]
+_TEARDOWN = f"""\
+code=$?
+again=
+if [ -e "$regbench_job"_missed ]; then
+    [ "$(wc -l <"$regbench_job"_missed)" -gt 1 ] || again=1
+elif [ $code -gt 128 ] && [ ! -e "$regbench_job"_error ]; then
+    again=1
+fi
+if [ $code -gt 0 ] && [ "$again" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then
+    for i in $(seq 60); do
+        if state=$(scontrol show job "$SLURM_JOB_ID"); then
+            [[ $state == *JobState=RUNNING* ]] || break
+            scontrol requeue "$SLURM_JOB_ID" && sleep 60
+        fi
+        sleep 2
+    done
+fi
+exit $code
+""".splitlines()
 
 
 def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]) -> list[str]:
@@ -115,14 +115,14 @@ def _submit_array(
             "cells": [cell.id for cell in cells],
         }
         write_text(intent, json.dumps(note))
-        dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}" if before else None
+        dependency = None
+        if before:
+            # In an array each job waits for the one of its own number.
+            dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
         executor = _executor(cluster.at(names[0]), folder, dependency, name)
         try:
-            jobs = executor.map_array(
-                SlurmJob(),
-                [cell.plain() for cell in cells],
-                *([value] * len(cells) for value in (runtime, folder.name, names)),
-            )
+            shared = ([value] * len(cells) for value in (runtime, folder.name, names))
+            jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *shared)
         except (FailedJobError, FailedSubmissionError) as error:
             raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         before = jobs[0].job_id.partition("_")[0]
