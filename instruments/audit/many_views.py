@@ -82,7 +82,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         # The loss draws numbers of its own, or has another value with two views already.
         if not method.random or explain_random(target, method) is not None:
             return []
-        by_chance = [explain_random(target, method, *layout) for layout in target.adapter.layouts]
+        by_chance = [explain_random(target, method, *layout) for layout in target.layouts]
         return [finding for finding in by_chance if finding is not None][:1]
     # An addend that is not there with two views was found there.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
@@ -90,7 +90,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     severity: Severity = "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
-    for layout in target.adapter.layouts:
+    for layout in target.layouts:
         terms = _weights(target, method, layout)
         if terms is None:
             more = "; the publication has two views, ours is the mean over pairs" * (severity == "convention")

@@ -78,10 +78,10 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     if ratios and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]):
         text = f"the gradient is {ratios[0]:.4g} times that of the value"
         return [Finding("gradient's factor", "defect", ratios[0], text)]
-    why = target.adapter.detaches or "something is detached, or rounds"
+    why = target.detaches or "something is detached, or rounds"
     worst = max(errors)
     text = f"the gradient is off by {worst:.2g} of the derivative of the value: {why}"
-    severity: Severity = "convention" if target.adapter.detaches else "defect"
+    severity: Severity = "convention" if target.detaches else "defect"
     return [Finding("gradient not the value's", severity if target.claimed else "note", worst, text)]
 
 
@@ -104,7 +104,7 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
 
 def views(target: Target) -> list[Finding]:
     """Give it more than two views, if it takes them: each has to count, in any order, as the textbook's do."""
-    method, layouts = target.claimed, target.adapter.layouts
+    method, layouts = target.claimed, target.layouts
     found = [finding for layout in layouts for finding in left_out(target, layout)]
     if not found and method is not None:
         found = values(target, method)
