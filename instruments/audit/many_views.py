@@ -91,6 +91,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
     for layout in target.layouts:
+        count, global_views = layout
         terms = _weights(target, method, layout)
         if terms is None:
             more = "; the publication has two views, ours is the mean over pairs" * (severity == "convention")
@@ -101,11 +102,12 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             if term.name not in usual:
                 continue
             factors = grown.setdefault(term.name, {2: usual[term.name]})
+            of_global = factors.get(count, usual[term.name])
             if not term.is_times(term.factor):
                 findings.append(_uneven(term, severity, usual[term.name], layout))
-            elif layout[0] == layout[1]:
-                factors[layout[0]] = term.factor
-            elif not term.is_times(of_global := factors.get(layout[0], usual[term.name])):
+            elif count == global_views:
+                factors[count] = term.factor
+            elif not term.is_times(of_global):
                 ratio = term.factor / of_global
                 text = f"{_with(layout)} the {term.name} has {ratio:.4g} times the weight of global ones only"
                 findings.append(Finding("weight by global views", "convention", ratio, text))
