@@ -99,5 +99,8 @@ def find_losses(
         else:
             own = Target(name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts)
             losses.append(own)
-    options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
-    return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])
+    options = f"--claims '{claims}' " if claims else ""
+    options += f"--call {call} " if call != "arguments" else ""
+    options += "--gathers " if gathers else ""
+    options += f"--views {views} " if views > 2 else ""
+    return losses, options.strip()
