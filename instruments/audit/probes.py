@@ -139,7 +139,9 @@ def symmetry(target: Target) -> list[Finding]:
 
 def finite(target: Target) -> list[Finding]:
     """Try batches that training can meet and formulas forget: collapse, duplicates, two images, zero vectors."""
-    broken, hopeless, refused = [], [], []
+    broken: list[str] = []
+    hopeless: list[str] = []
+    refused: list[str] = []
     cases = corner_cases()
     for name, pair in cases.items():
         try:
