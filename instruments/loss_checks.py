@@ -29,7 +29,7 @@ Mean = tuple[float, float]
 class LossOfViews(Protocol):
     """A loss as a function of the embeddings of each view, shape (n, q), and of the seed of what it draws."""
 
-    def __call__(self, views_NQ: Views, *, seed: int = 0) -> Tensor:
+    def __call__(self, views_NQ: Views, /, *, seed: int = 0) -> Tensor:
         """Compute the loss, a scalar."""
 
 

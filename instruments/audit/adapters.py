@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.instruments.audit.target import Adapter, Batch, Call, Target
+from regbench.instruments.audit.target import Batch, Call, Target
 from regbench.settings import read_yaml
 
 
@@ -57,15 +57,15 @@ _CALLS: dict[str, Call] = {
 
 
 @functools.cache
-def libraries() -> dict[str, dict[str, Adapter]]:
-    """Read the adapters, by library and loss."""
-    found: dict[str, dict[str, Adapter]] = {}
+def libraries() -> dict[str, dict[str, Target]]:
+    """Read the losses that have adapters, by library and name."""
+    found: dict[str, dict[str, Target]] = {}
     for library, losses in read_yaml(Path(__file__).with_name("adapters.yaml")).items():
         found[library] = {}
         for loss, given in losses.items():
             call = given.get("call", "arguments")
             how = {**given, "call": _CALLS.get(call, call), "views": tuple(given.get("views", (2,)))}
-            found[library][loss] = Adapter(**how)
+            found[library][loss] = Target(name=f"{library}:{loss}", **how)
     return found
 
 
@@ -85,18 +85,22 @@ def find_losses(
         RegbenchError: If a name is none of a target, or the claim none of a regularizer.
     """
     losses: list[Target] = []
+    counts = tuple(range(2, views + 1))
     for name in names:
-        own = Adapter(target=name, claims=claims, call=call, gathers=gathers, views=tuple(range(2, views + 1)))
         library, _, loss = name.partition(":")
         known = libraries().get(library, {})
         if name == library and known:
-            losses += [Target(f"{library}:{each}", adapter) for each, adapter in known.items()]
+            losses += known.values()
         elif loss in known:
-            losses.append(Target(name, known[loss]))
+            losses.append(known[loss])
         elif name == library:
             listed = ", ".join(libraries())
             raise RegbenchError(f"no adapters of {name!r}; there are some of {listed}; or package.module:Class(args)")
         else:
-            losses.append(Target(name, own))
-    options = [f"--claims '{claims}'"] * bool(claims) + [f"--call {call}"] * (call != "arguments")
-    return losses, " ".join([*options, *["--gathers"] * gathers, *[f"--views {views}"] * (views > 2)])
+            own = Target(name=name, expression=name, claims=claims, call=call, gathers=gathers, views=counts)
+            losses.append(own)
+    options = f"--claims '{claims}' " if claims else ""
+    options += f"--call {call} " if call != "arguments" else ""
+    options += "--gathers " if gathers else ""
+    options += f"--views {views} " if views > 2 else ""
+    return losses, options.strip()

@@ -130,7 +130,7 @@ def step_of(target: Target) -> float:
 
 def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
     """Draw the batch of all ranks, as many views as the loss takes; the same on every rank."""
-    return target.draw(max(target.adapter.views), seed=5, size=(sum(rows), _Q))
+    return target.draw(max(target.views), seed=5, size=(sum(rows), _Q))
 
 
 def directions_of(views: Views) -> list[Tensor]:

@@ -82,7 +82,7 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
         # The loss draws numbers of its own, or has another value with two views already.
         if not method.random or explain_random(target, method) is not None:
             return []
-        by_chance = [explain_random(target, method, *layout) for layout in target.adapter.layouts]
+        by_chance = [explain_random(target, method, *layout) for layout in target.layouts]
         return [finding for finding in by_chance if finding is not None][:1]
     # An addend that is not there with two views was found there.
     usual = {term.name: term.factor for term in two if abs(term.factor) > term.tolerance}
@@ -90,7 +90,8 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     severity: Severity = "convention" if method.kind == "pairwise" and not method.metadata.views else "defect"
     findings: list[Finding] = []
     grown: dict[str, dict[int, float]] = {}
-    for layout in target.adapter.layouts:
+    for layout in target.layouts:
+        count, global_views = layout
         terms = _weights(target, method, layout)
         if terms is None:
             more = "; the publication has two views, ours is the mean over pairs" * (severity == "convention")
@@ -101,11 +102,12 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
             if term.name not in usual:
                 continue
             factors = grown.setdefault(term.name, {2: usual[term.name]})
+            of_global = factors.get(count, usual[term.name])
             if not term.is_times(term.factor):
                 findings.append(_uneven(term, severity, usual[term.name], layout))
-            elif layout[0] == layout[1]:
-                factors[layout[0]] = term.factor
-            elif not term.is_times(of_global := factors.get(layout[0], usual[term.name])):
+            elif count == global_views:
+                factors[count] = term.factor
+            elif not term.is_times(of_global):
                 ratio = term.factor / of_global
                 text = f"{_with(layout)} the {term.name} has {ratio:.4g} times the weight of global ones only"
                 findings.append(Finding("weight by global views", "convention", ratio, text))

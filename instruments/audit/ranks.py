@@ -102,7 +102,7 @@ class _Split:
             if not self.same(value, own):
                 why = "no rank's value depends on another's rows, although it changes with the number of ranks"
                 return [Finding("dropped collective result", "defect", value / own, f"{self.where} {why}")]
-        if self.target.adapter.gathers:
+        if self.target.gathers:
             values = f"({self.mean:.4g} in the mean, {self.whole:.4g} of the batch)"
             text = f"{self.where} each value is that of the rank's own rows {values}"
             return [Finding("does not gather", "defect", self.error, text)]

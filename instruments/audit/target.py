@@ -68,12 +68,13 @@ numbers as labels; the mean over views of loss(z)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """How a loss is made and called, and what it claims.
+class Target:
+    """A loss to audit: how it is made and called, and what it claims.
 
     Attributes:
-        target: `package.module:Expression` or `path/file.py:Expression`. The expression is evaluated in the module; it
-            gives the loss, its class, or a function. It may use n (rows of this process), q and views (how many).
+        name: What the user wrote, such as `lightly:NTXentLoss`.
+        expression: `package.module:Expression` or `path/file.py:Expression`. It is evaluated in the module and gives
+            the loss, its class, or a function. It may use n (rows of this process), q and views (how many).
         call: A name of `CALLS`, or a function.
         claims: The regularizer that the loss says it is, with settings, such as `simclr(temperature=0.5)`; empty if
             there is none to compare with.
@@ -83,7 +84,8 @@ class Adapter:
         detaches: What it says it detaches, so that its gradient is not that of its value; empty if nothing.
     """
 
-    target: str
+    name: str
+    expression: str
     call: str | Call = "arguments"
     claims: str = ""
     gathers: bool = False
@@ -109,22 +111,9 @@ class Adapter:
             layouts += [(max(many), 1), (max(many), 2)]
         return layouts
 
-
-@dataclass(frozen=True)
-class Target:
-    """A loss to audit.
-
-    Attributes:
-        name: What the user wrote, such as `lightly:NTXentLoss`.
-        adapter: How it is called.
-    """
-
-    name: str
-    adapter: Adapter
-
     def make(self, n: int, q: int, dtype: torch.dtype, views: int = 2) -> Any:
         """Make the loss anew, so that nothing is left of earlier calls."""
-        module, expression = _load(self.adapter.target)
+        module, expression = _load(self.expression)
         try:
             loss = eval(expression, {**vars(module), "n": n, "q": q, "views": views})
             if inspect.isclass(loss):
@@ -146,7 +135,7 @@ class Target:
         count, (n, q) = len(views_NQ), views_NQ[0].shape
         if loss is None:
             loss = self.make(n, q, views_NQ[0].dtype, count)
-        call = self.adapter.call
+        call = self.call
         if isinstance(call, str):
             call = CALLS[call]
         with seeded(seed):
@@ -173,12 +162,12 @@ class Target:
     @functools.cached_property
     def claimed(self) -> Regularizer | None:
         """The regularizer that it claims to be."""
-        return build_claim(self.adapter.claims) if self.adapter.claims else None
+        return build_claim(self.claims) if self.claims else None
 
     @property
     def version(self) -> str:
         """The version of the installed package, or the digest of the file where it is not one of those."""
-        module, _ = _load(self.adapter.target)
+        module, _ = _load(self.expression)
         file = Path(str(module.__file__))
         for name in importlib.metadata.packages_distributions().get(module.__name__.split(".")[0], []):
             package = importlib.metadata.distribution(name)

@@ -99,7 +99,7 @@ def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) 
             yield Report(
                 loss=target.name,
                 version=target.version,
-                claims=target.adapter.claims,
+                claims=target.claims,
                 probes=tuple(probes),
                 findings=tuple(sorted(findings, key=lambda finding: severities.index(finding.severity))),
                 command=f"regbench audit '{target.name}' {options}".strip(),

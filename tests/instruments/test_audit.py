@@ -26,7 +26,7 @@ from regbench.instruments.audit.finding import Finding
 from regbench.instruments.audit.group import Answer, Ranks, directions_of, whole_batch
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import ranks
-from regbench.instruments.audit.target import Adapter, Batch, Target
+from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.loss_checks import evaluate
 
 FILE = Path(__file__).with_name("audited.py")
@@ -35,7 +35,7 @@ SIMCLR, VICREG = "simclr(temperature=0.5)", "vicreg"
 
 def target(expression: str, claims: str = "", **how: Any) -> Target:
     name = f"{FILE}:{expression}"
-    return Target(name, Adapter(target=name, claims=claims, **how))
+    return Target(name=name, expression=name, claims=claims, **how)
 
 
 def crops(loss: Any, batch: Batch) -> Any:
