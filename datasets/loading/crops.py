@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from regbench.datasets.loading.draws import Keys
 Boxes = Callable[[Ints], Ints]
 # Called with the indices of N images, gives what to do with their views: (N, views, 11), see `photometric.chains`.
 Chains = Callable[[Ints], Floats]
+# One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops are uint8, finished
+# views float32; the receiver may keep both. Closing the generator stops the work behind it.
+CropStream = Generator[tuple[Ints, Tensor]]
 # A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and the first row and
 # column of the square that is kept of the result.
 BOX = ("top", "left", "height", "width", "flip", "to_height", "to_width", "first_row", "first_column")
@@ -89,16 +92,6 @@ def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
     return boxes
 
 
-class CropStream(Iterator[tuple[Ints, Tensor]], Protocol):
-    """One epoch: per batch the indices, and all views in one dimension, see `CropShape.split`.
-
-    Crops are uint8 and valid until the next batch; finished views are float32 and may be kept.
-    """
-
-    def close(self) -> None:
-        """Stop the work behind it; harmless when repeated."""
-
-
 class CropLoader(Protocol):
     """Makes the views of one `.beton` file."""
 
@@ -110,6 +103,3 @@ class CropLoader(Protocol):
 
         A loader that finishes views is told by `chains` what to do with them.
         """
-
-    def close(self) -> None:
-        """Free what is held."""

@@ -223,10 +223,9 @@ class EpochLoader:
         return epoch
 
     def close(self) -> None:
-        """Stop every epoch that is still open and free what is held."""
+        """Stop every epoch that is still open."""
         for epoch in list(self._open):
             epoch.close()
-        self._crops.close()
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -1,12 +1,14 @@
-"""The views with FFCV: a decoder that decodes each image once and makes every view out of it.
+"""The views with FFCV: its loader reads the file, and threads decode each image once and make every view out of it.
 
-FFCV 1.0.2 is used as published. What to know, and what is different here from its own loader:
+FFCV 1.0.2 is used as published. What to know, and what is different here from its own pipelines:
 
+- FFCV's loader gives the batches of an epoch, as indices and the mapped file. What can fail or take long is done behind
+  it: a caller would wait for ever for an error in its own thread, and its ring of buffers is used again while a
+  receiver may still hold a batch.
 - The boxes come from outside (`draws`), because FFCV's augmentation cannot be seeded.
-- An epoch may be left early; FFCV's own iterator would keep its thread and buffers. An error in the thread behind an
-  epoch reaches the caller, who would wait for ever with FFCV's own.
+- An epoch may be left early; FFCV's own iterator would keep its thread.
 - What the JPEG decoder returns is checked: FFCV delivers whatever lay in the buffer when an image cannot be decoded.
-- PyTorch's number of threads, which FFCV sets to its own number of workers, is put back.
+- PyTorch's number of threads, which FFCV sets to its own number of workers, is left alone.
 - JPEGs are decoded as FFCV does, with the fast inverse DCT of libjpeg-turbo: against Pillow the grey levels differ by
   1 in the mean (0.8 lower) and by up to 5. Raw images are the same to the bit.
 - For a CPU the views are augmented and normalised at once, by the thread that cut them; for a GPU that is left to it.
@@ -19,28 +21,35 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from queue import Empty, Full, Queue
+from dataclasses import replace
+from queue import Empty
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numba
 import numba.typed
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from regbench.datasets.beton import Beton
-from regbench.datasets.loading.crops import BOX, Boxes, Chains, CropShape, CropStream, Ints
+from regbench.datasets.loading.compiled import Array
+from regbench.datasets.loading.crops import Boxes, Chains, CropShape, CropStream, Ints
 from regbench.datasets.loading.kernels import decode, show
 from regbench.datasets.loading.kernels_cut import FILTERS
 from regbench.datasets.loading.photometric import CHAIN, Normalize, blur_taps
 
 log = logging.getLogger("regbench")
-Array = npt.NDArray[Any]
+
+# Batches that are made before they are asked for, beside the one that was handed over.
+_AHEAD = 4
+# Batches that are at work at once: while one waits for its last images, the threads have the next.
+_AT_WORK = 2
+# Parts of a batch for each thread. Images differ, so some threads take more parts than others.
+_PARTS_PER_THREAD = 4
+# After so long, whoever waits for a batch is told why.
+_COMPILING_S = 2.0
 
 
 @contextmanager
@@ -78,13 +87,14 @@ with _contained(), _plain_dictionaries():
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
     from ffcv.loader import Loader, epoch_iterator
     from ffcv.loader.epoch_iterator import EpochIterator
-    from ffcv.pipeline.allocation_query import AllocationQuery
     from ffcv.pipeline.compiler import Compiler
 
 
 # Its iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made in
 # main memory, and `epochs` brings them to the device.
 epoch_iterator.IS_CUDA = False
+# Its iterator's thread would set PyTorch's number of threads to its own, in the middle of a training step.
+Compiler.set_num_threads = lambda _: None
 
 
 @contextmanager
@@ -98,182 +108,40 @@ def _not_compiled() -> Iterator[None]:
         Compiler.set_enabled(enabled)
 
 
-_BATCHES_AHEAD = 2
-# Buffers: for the batches ahead, for the two that are at work, and for the one that was handed over.
-_SLOTS = _BATCHES_AHEAD + 3
-
 # `kernels` names FFCV's JPEG decoder, which this makes known.
 llvmlite.binding.load_library_permanently(ffcv._libffcv.__file__)
 
 
-class _ViewDecoder(SimpleRGBImageDecoder):  # type: ignore[misc]
-    """Decodes an image once and makes its views.
+class _Batch(SimpleRGBImageDecoder):  # type: ignore[misc]
+    """Passes a batch's indices and the mapped file on, without decoding anything."""
 
-    Memory per sample: boxes (views, 9) and chains (views, 11), set before; status (1,), 0 when decoded; crops, unless
-    they are finished at once: their memory is new for every batch, so that it can be handed on.
-    """
-
-    def __init__(
-        self, beton: Beton, shape: CropShape, normalize: Normalize | None, pool: Executor, workers: int
-    ) -> None:
-        super().__init__()
-        self._beton = beton
-        self._shape = shape
-        self._finishes = normalize is not None
-        scale, shift = normalize.constants() if normalize else (np.empty(0, np.float32),) * 2
-        taps = np.array([blur_taps(size) for size in shape.sizes])
-        self._cutting = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
-        self._finishing = (taps, scale, shift)
-        self._workers = workers
-        self._pool = pool
-
-    def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, tuple[Any, ...]]:
-        shape = self._shape
-        crops = (0 if self._finishes else shape.numbers_per_image,)
-        queries = (
-            AllocationQuery((len(shape.sizes), len(BOX)), np.dtype(np.int64)),
-            AllocationQuery((len(shape.sizes), len(CHAIN)), np.dtype(np.float64)),
-            AllocationQuery((1,), np.dtype(np.int64)),
-            AllocationQuery(crops, np.dtype(np.uint8)),
-        )
-        return replace(previous_state, jit_mode=True, shape=crops, dtype=np.dtype(np.uint8)), queries
+    def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, None]:
+        return replace(previous_state, jit_mode=True, shape=(), dtype=np.dtype(np.uint8)), None
 
     def generate_code(self) -> Callable[..., Any]:
-        beton = self._beton
-        image_shape = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
-        numbers = self._shape.numbers_per_image if self._finishes else 0
+        def pass_on(batch_indices: Any, storage: Any, metadata: Any, storage_state: Any) -> Any:
+            return batch_indices.astype(np.int64), storage_state[0]
 
-        def make_views(batch_indices: Any, storage: Any, metadata: Any, storage_state: Any) -> Any:
-            boxes, chains, status, crops = storage
-            count = len(batch_indices)
-            out = (crops.reshape(-1), np.empty(count * numbers, np.float32))
-
-            def part(first: int, end: int) -> None:
-                where = storage_state[0], beton.start, beton.size, image_shape
-                rows = batch_indices[first:end]
-                decode(rows, first, count, where, boxes, self._cutting, chains, self._finishing, status, out)
-
-            def mend() -> Array:
-                for n in np.flatnonzero(status[:, 0]).tolist():
-                    # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files
-                    # have; what Pillow cannot read is refused.
-                    image = beton.image(int(batch_indices[n]))
-                    show(image, n, count, boxes[n], self._cutting, chains[n], self._finishing, out)
-                return out[1 if self._finishes else 0]
-
-            # Numba's own threads serve one parallel loop at a time, and two loaders may run at once. Some parts more
-            # than threads, because images differ.
-            edges = np.linspace(0, count, min(count, 4 * self._workers) + 1).astype(int).tolist()
-            parts = [self._pool.submit(part, *ends) for ends in pairwise(edges)]
-            return _Pending(batch_indices.astype(np.int64), parts, mend)
-
-        return make_views
-
-
-@dataclass
-class _Pending:
-    """A batch that is at work in other threads."""
-
-    indices: Ints
-    parts: list[Future[None]]
-    mend: Callable[[], Array]
-
-    def result(self) -> tuple[Ints, torch.Tensor]:
-        for part in self.parts:
-            part.result()
-        return self.indices, torch.from_numpy(self.mend())
-
-    def stop(self) -> None:
-        for part in self.parts:
-            part.cancel()
-        wait(self.parts)
-
-
-class _Stream(EpochIterator):  # type: ignore[misc]
-    """One epoch: a thread that fills a ring of buffers, with an end that always comes."""
-
-    def __init__(self, loader: Any, order: Ints, boxes: Boxes, chains: Chains | None) -> None:
-        self._boxes = boxes
-        self._chains = chains
-        self._done = False
-        self._ready: Queue[Any] = Queue(_BATCHES_AHEAD)
-        super().__init__(loader, order.astype(np.uint64))
-
-    def run(self) -> None:
-        # A batch is begun before the one before it is waited for, so that the workers always have something to do.
-        at_work: deque[_Pending] = deque()
-        try:
-            (node,) = self.memory_allocations["operation"]
-            box_slots, chain_slots = self.memory_allocations["operation"][node][:2]
-            for number, indices in enumerate(self.iter_ixes):
-                slot = number % _SLOTS
-                plain = indices.astype(np.int64)
-                box_slots[slot][: len(indices)] = self._boxes(plain)
-                if self._chains is not None:
-                    chain_slots[slot][: len(indices)] = self._chains(plain)
-                at_work.extend(self.run_pipeline(number, indices, slot, None))
-                if len(at_work) > 1 and not self._put(at_work.popleft().result()):
-                    return
-            while at_work:
-                self._put(at_work.popleft().result())
-            self._put(None)
-        except BaseException as error:
-            self._put(error)
-        finally:
-            for batch in at_work:
-                batch.stop()
-
-    def _put(self, item: Any) -> bool:
-        """Hand over to the consumer; False if it has gone."""
-        while not self.terminate_event.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return True
-            except Full:
-                pass
-        return False
-
-    def __next__(self) -> tuple[Ints, torch.Tensor]:
-        if self._done:
-            raise StopIteration
-        try:
-            item = self._ready.get(timeout=2.0)
-        except Empty:
-            # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles adds to it.
-            if not decode.overloads:
-                log.info("compiling the loader, once on this machine; it takes some 15 s")
-            item = self._ready.get()
-        if isinstance(item, tuple):
-            return item
-        self.close()
-        if item is None:
-            raise StopIteration
-        raise item
-
-    def close(self) -> None:
-        if self._done:
-            return
-        self._done = True
-        self.terminate_event.set()
-        while self.is_alive():
-            try:
-                self._ready.get_nowait()
-            except Empty:
-                self.join(0.005)
-        self.memory_allocations: dict[str, Any] = {}
-        super().close()
-        self.closed = True
+        return pass_on
 
 
 class FfcvCrops:
-    """Makes the views of one `.beton` file in FFCV's loader."""
+    """Makes the views of one `.beton` file in threads."""
 
     def __init__(
         self, beton: Beton, shape: CropShape, batch_size: int, workers: int, normalize: Normalize | None
     ) -> None:
         """Make a loader of at most `batch_size` images; it delivers finished views if it is told how to normalise."""
         self.finishes = normalize is not None
-        self._pool = ThreadPoolExecutor(workers)
+        self._beton = beton
+        self._shape = shape
+        self._workers = workers
+        self._cutting = (FILTERS[shape.interpolation], np.array(shape.sizes), shape.channels)
+        # Without a normalization these are not looked at, but numba wants arrays of the same types.
+        nothing = np.empty(0, np.float32)
+        scale, shift = normalize.constants() if normalize else (nothing, nothing)
+        self._finishing = (np.array([blur_taps(size) for size in shape.sizes]), scale, shift)
+        self._image_shapes = np.stack([beton.modes, beton.heights, beton.widths], axis=1)
         with _contained(), _not_compiled():
             self._loader = Loader(
                 str(beton.path),
@@ -281,18 +149,79 @@ class FfcvCrops:
                 num_workers=1,  # numba's threads, which are not used
                 os_cache=True,
                 seed=0,  # not used, but without one FFCV takes a number from NumPy's global generator
-                pipelines={"image": [_ViewDecoder(beton, shape, normalize, self._pool, workers)], "label": None},
-                batches_ahead=_SLOTS - 2,
+                pipelines={"image": [_Batch()], "label": None},
             )
+            self._loader.generate_code()
 
     def stream(self, order: Ints, batch_size: int, boxes: Boxes, chains: Chains | None = None) -> CropStream:
         """Start an epoch."""
         with _contained():
             self._loader.batch_size = batch_size
-            stream: CropStream = _Stream(self._loader, order, boxes, chains)
-            return stream
+            batches = EpochIterator(self._loader, order.astype(np.uint64))
+        ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
+        # Two pools, because a batch waits for its parts: in one pool, waiting batches could take every thread.
+        with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
+            try:
+                for ((indices, file),) in batches:
+                    ahead.append((indices, at_work.submit(self._make, indices, file, boxes, chains, pool)))
+                    if len(ahead) > _AHEAD:
+                        indices, batch = ahead.popleft()
+                        yield indices, _result(batch)
+                while ahead:
+                    indices, batch = ahead.popleft()
+                    yield indices, _result(batch)
+            finally:
+                for _, batch in ahead:
+                    batch.cancel()
+                _end(batches)
 
-    def close(self) -> None:
-        """Let go of the file and end the threads."""
-        self._loader = None
-        self._pool.shutdown()
+    def _make(
+        self, indices: Ints, file: Array, boxes: Boxes, chains: Chains | None, pool: ThreadPoolExecutor
+    ) -> torch.Tensor:
+        """Make the views of one batch, in one dimension; see `CropShape.split`."""
+        count = len(indices)
+        numbers = count * self._shape.numbers_per_image
+        # New memory for each batch, so that the receiver may keep it.
+        crops = np.empty(0 if self.finishes else numbers, np.uint8)
+        finished = np.empty(numbers if self.finishes else 0, np.float32)
+        out = (crops, finished)
+        where = (file, self._beton.start, self._beton.size, self._image_shapes)
+        box = boxes(indices)
+        chain = chains(indices) if chains else np.empty((count, len(self._shape.sizes), len(CHAIN)))
+        failed = np.zeros(count, np.int64)
+
+        def part(first: int, end: int) -> None:
+            rows = indices[first:end]
+            decode(rows, first, count, where, box, self._cutting, chain, self._finishing, failed, out)
+
+        edges = np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1).astype(int).tolist()
+        list(pool.map(part, edges[:-1], edges[1:]))
+        for n in np.flatnonzero(failed).tolist():
+            # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files have. What
+            # Pillow cannot read is refused.
+            image = self._beton.image(int(indices[n]))
+            show(image, n, count, box[n], self._cutting, chain[n], self._finishing, out)
+        return torch.from_numpy(finished if self.finishes else crops)
+
+
+def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
+    """Wait for a batch, and tell why when the first one takes long."""
+    try:
+        return batch.result(_COMPILING_S)
+    except TimeoutError:
+        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles adds to it.
+        if not decode.overloads:
+            log.info("compiling the loader, once on this machine; it takes some 15 s")
+        return batch.result()
+
+
+def _end(batches: Any) -> None:
+    """End FFCV's thread, which would look for the end only while nobody takes a batch."""
+    batches.terminate_event.set()
+    batches.iter_ixes = iter(())
+    while batches.is_alive():
+        try:
+            batches.output_queue.get_nowait()
+        except Empty:
+            batches.join(0.005)
+    batches.close()

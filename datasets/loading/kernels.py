@@ -88,7 +88,7 @@ def decode(
     shape: tuple[int, Array, int],
     chains: Array,
     finishing: tuple[Array, Array, Array],
-    status: Array,
+    failed: Array,
     out: tuple[Array, Array],
 ) -> None:
     """Decode some images of a batch, and make their views.
@@ -103,12 +103,12 @@ def decode(
         shape: As for `show`.
         chains: (count, views, 11).
         finishing: As for `show`.
-        status: (count, 1), written: 0 if the image was decoded.
+        failed: (count,), written: 0 if the image was decoded.
         out: As for `show`.
     """
     file, start, size, image_shape = where
     for number in range(first, first + len(rows)):
         i = rows[number - first]
-        status[number, 0], image = _decode(file[start[i] : start[i] + size[i]], image_shape[i])
-        if status[number, 0] == 0:
+        failed[number], image = _decode(file[start[i] : start[i] + size[i]], image_shape[i])
+        if failed[number] == 0:
             show(image, number, count, boxes[number], shape, chains[number], finishing, out)

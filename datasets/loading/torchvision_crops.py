@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -84,7 +84,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _checked(batches: Iterator[Any]) -> Generator[tuple[Ints, torch.Tensor]]:
+def _checked(batches: Iterator[Any]) -> CropStream:
     """Raise refusals among the batches.
 
     Closing the generator drops the `DataLoader`'s iterator, whose finalizer tells its workers to stop and joins them.
@@ -121,6 +121,3 @@ class TorchvisionCrops:
             generator=torch.Generator(),
         )
         return _checked(iter(loader))
-
-    def close(self) -> None:
-        """Do nothing: nothing is held between epochs."""
