@@ -133,9 +133,10 @@ def predict(
         weights_bytes = sum(p.nbytes for p in parameters)
         accounts.all_reduce(weights_bytes if group is not None else 0)
         checkpoint_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
-        for p, state in optimizer.state.items():
-            # A rank may keep a share of an entry, and the checkpoint has the whole.
-            checkpoint_bytes += sum(p.nbytes if entry.ndim else entry.nbytes for entry in _tensors(state))
+        for weight, state in optimizer.state.items():
+            for entry in _tensors(state):
+                # A rank may keep a share of an entry, and the checkpoint has the whole; counts of steps have no share.
+                checkpoint_bytes += weight.nbytes if entry.ndim else entry.nbytes
         return Needs(
             peak_bytes=accounts.peak_bytes,
             moment=accounts.moment,
