@@ -322,6 +322,7 @@ def test_the_table_says_of_each_method_what_was_tried(
     assert choice.budget == 2
     assert column(choice, "tried") == ["2", "1"]
     assert column(choice, "runner-up") == ["50.00", "–"]
+    assert column(choice, "chosen") == ["alignment_weight=20.0", ""]  # only what others of its method have not
     for entry in choice.choices:
         assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
 
@@ -336,6 +337,8 @@ def test_learning_rates_of_the_probe_make_no_setting(
         score(folder, cell, value)
     (entry,) = choose(folder).choices
     assert [ranked.cell_id for ranked in entry.ranking] == [cells[1].id, cells[0].id]
+    rates = [ranked.hyperparameters["evaluation.probe.learning_rates"] for ranked in entry.ranking]
+    assert rates == [[1.0], [0.1]]
 
 
 def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
