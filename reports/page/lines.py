@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -105,7 +104,7 @@ def draw_curves(
 
 def _has_markers(curves: Sequence[Curve]) -> bool:
     """Tell whether there is room for a marker at each point."""
-    return max(map(len, map(attrgetter("points"), curves))) < _FEW_POINTS
+    return max(len(line.points) for line in curves) < _FEW_POINTS
 
 
 def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
