@@ -58,7 +58,9 @@ def mean_of_both(scores: Mapping[str, BySeed]) -> BySeed:
 
 def results(summary: Summary) -> tuple[list[Row], str]:
     """Set the scores of all rows, by the mean of kNN and linear probing; return the rows in their order, too."""
-    means = {id(row): mean_of_both({name: row.by_seed(name) for name in BOTH}) for row in summary.rows}
+    means = {}
+    for row in summary.rows:
+        means[id(row)] = mean_of_both({name: row.by_seed(name) for name in BOTH})
     rows = [row for row in summary.rows if means[id(row)]]
     rows.sort(key=lambda row: (row.untrained, -statistics.fmean(means[id(row)].values())))
     columns = {BOTH_HEAD: [means[id(row)] for row in rows]}

@@ -195,8 +195,9 @@ def _checked_weights(archive: zipfile.ZipFile, manifest: Manifest) -> frozenset[
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
-    if missing := set(_LISTS) - set(names):
-        raise ValueError(f"{min(missing)} is missing")
+    for name in _LISTS:
+        if name not in names:
+            raise ValueError(f"{name} is missing")
     found = set()
     for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
         match = _WEIGHTS.fullmatch(name)

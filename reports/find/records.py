@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -139,8 +140,8 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
     import pyarrow as pa  # takes 0.1 s
 
     by_record = [_columns(record) for record in records]
-    names = {name: None for columns in by_record for name in columns}
-    scores = [score for record in records for score in record.scores]
+    names = dict.fromkeys(itertools.chain(*by_record))
+    scores = list(itertools.chain(*(record.scores for record in records)))
     # A record's columns are made once, and repeated for each of its scores.
     rows = pa.array(np.repeat(np.arange(len(records)), [len(record.scores) for record in records]))
     columns = {}

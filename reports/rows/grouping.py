@@ -142,7 +142,9 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
 
 def _waits(configurations: Sequence[Configuration]) -> bool:
     """Tell whether the method was tuned, and none of its configurations has its final scores yet."""
-    statuses = {record.status for configuration in configurations for record in configuration.records}
+    statuses: set[str] = set()
+    for configuration in configurations:
+        statuses.update(record.status for record in configuration.records)
     return "tuned" in statuses and "done" not in statuses
 
 

@@ -36,7 +36,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
             fitting.append(place)
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
-        more = len(seeds - {record.seed for record in row.records})
+        more = len(seeds - row.seeds)
         summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
     elif not fitting and seeds:
         # A plan states few settings; those that it leaves out are shown as unknown.

@@ -53,9 +53,10 @@ class Tukey:
 
     def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
         """Fit rows that are given as seed -> score; one with fewer seeds than `MIN_PAIRS` does not count."""
-        seeds = sorted({seed for row in scores for seed in row})
-        table = [[row.get(seed, np.nan) for seed in seeds] for row in scores]
-        self._scores = np.array(table, float).reshape(len(scores), len(seeds))
+        seeds = sorted(set().union(*scores))
+        self._scores = np.full((len(scores), len(seeds)), np.nan)
+        for place, row in enumerate(scores):
+            self._scores[place, np.searchsorted(seeds, list(row))] = list(row.values())
         counted = self._scores[np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS]
         self.rows = len(counted)
         self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}

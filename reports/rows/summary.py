@@ -82,6 +82,11 @@ class Configuration:
         return self.first.label
 
     @property
+    def seeds(self) -> set[int]:
+        """The seeds of the cells."""
+        return {record.seed for record in self.records}
+
+    @property
     def untrained(self) -> bool:
         """Whether this is the network as initialized."""
         return self.first.untrained
@@ -124,7 +129,7 @@ class Configuration:
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
-    shared = set.intersection(*({record.seed for record in each.records} for each in configurations))
+    shared = set.intersection(*(each.seeds for each in configurations))
     if not shared:
         return list(configurations)
     found = []

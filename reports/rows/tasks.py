@@ -124,7 +124,8 @@ def _blocks(tasks: Mapping[str, Mapping[str, BySeed]], labels: Sequence[str]) ->
     for name, scores in tasks.items():
         seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
         if seeds:
-            found[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
+            columns = [list(map(scores[label].__getitem__, seeds)) for label in labels]
+            found[name] = np.array(columns).T
     return found
 
 
