@@ -29,7 +29,7 @@ from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
 from regbench.reports.tables.table import mean, spread
 
-# What orders the methods: neighbours and a linear layer see different things in a representation.
+# Their mean orders the methods: neighbours and a linear layer see different things in a representation.
 BOTH = ("knn_top1", "linear_top1")
 BOTH_HEAD = "mean of both (%)"
 SCORES = {

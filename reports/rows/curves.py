@@ -79,7 +79,7 @@ class Reached:
     Attributes:
         epochs: Epochs until then; None if no seed reached it, like the next.
         train_s: Seconds of training until then.
-        seeds: How many have a curve.
+        seeds: Number of seeds with a curve.
     """
 
     epochs: Stat | None

@@ -1,4 +1,4 @@
-"""What is said below a task's tables: how rows were chosen, what is missing, and what bold means."""
+"""Notes below a task's tables: how rows were chosen, what is missing, and what bold means."""
 
 from __future__ import annotations
 

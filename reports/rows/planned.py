@@ -20,7 +20,7 @@ def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> N
         tasks = [s for s in summaries if first.sweep in s.sweeps and _agrees(first.plan, _task_plan(s))]
         for summary in tasks:
             summary.failures += [cell for cell in cells if cell.failure]
-        # Of a cell whose plan fits two tasks nobody knows where it will stand.
+        # Nobody knows where a cell will stand whose plan fits two tasks.
         if first.label and len(tasks) == 1:
             _place(tasks[0], cells)
 

@@ -19,7 +19,7 @@ LEVEL = 0.05
 
 MIN_PAIRS = 3
 
-# What SciPy's integral gives below this is its rounding.
+# Below this, SciPy's integral gives its rounding.
 _LEAST_CHANCE = 1e-12
 
 
@@ -28,9 +28,9 @@ class PairTest:
     """The test of two rows over the seeds that they share.
 
     Attributes:
-        pairs: How many seeds they share.
+        pairs: Number of seeds that they share.
         difference: Mean of the first minus the second, NaN without a pair.
-        p: Of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
+        p: p-value of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
     """
 
     pairs: int
@@ -46,7 +46,7 @@ class Tukey:
 
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
-        rows: How many have `MIN_PAIRS` seeds or more, from which the spread is taken.
+        rows: Number of rows with `MIN_PAIRS` seeds or more, from which the spread is taken.
         freedom: Degrees of freedom of the spread.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without degrees of freedom.
     """

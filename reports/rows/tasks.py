@@ -54,9 +54,9 @@ class Comparison:
     Attributes:
         standings: Best mean rank first.
         tasks: Names of the tasks, with their settings where they have several.
-        blocks: How many there are.
-        p: Of Friedman's test that all methods are equally good; NaN where it cannot be computed.
-        critical_difference: Of two mean ranks, by Nemenyi's test at 5 %.
+        blocks: Number of blocks.
+        p: p-value of Friedman's test that all methods are equally good; NaN where it cannot be computed.
+        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's test at 5 %.
         left_out: Methods that some task does not have.
     """
 

@@ -1,4 +1,4 @@
-"""What changed between two reports, as a table and as numbers."""
+"""Changes between two reports, as a table and as numbers."""
 
 from __future__ import annotations
 
