@@ -43,7 +43,7 @@ def report_contents(
     """Make a report.
 
     Args:
-        found: What it is about.
+        found: Records that the report is about.
         former: Former runs, for a table of what changed since then.
         costs: Curves of `regbench cost`.
         whole_paper: See `write_report`.

@@ -25,7 +25,7 @@ LATEST = "report.json"
 
 @dataclass(frozen=True)
 class Report:
-    """What `write_report` left.
+    """A report that was written.
 
     Attributes:
         page: The HTML page.
@@ -44,12 +44,12 @@ class Report:
 
 @dataclass(frozen=True)
 class _Latest:
-    """What `report.json` holds.
+    """The content of `report.json`.
 
     Attributes:
-        state: What `state_of` gave.
+        state: Digest that `state_of` gave.
         files: Size and time of each file of the report, by name.
-        leaderboard: As in `Report`, like what follows.
+        leaderboard: Text as in `Report`, like the next two.
     """
 
     state: str

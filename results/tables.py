@@ -29,7 +29,7 @@ from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
 from regbench.reports.tables.table import mean, spread
 
-# What orders the methods: neighbours and a linear layer see different things in a representation.
+# Their mean orders the methods: neighbours and a linear layer see different things in a representation.
 BOTH = ("knn_top1", "linear_top1")
 BOTH_HEAD = "mean of both (%)"
 SCORES = {
@@ -58,7 +58,9 @@ def mean_of_both(scores: Mapping[str, BySeed]) -> BySeed:
 
 def results(summary: Summary) -> tuple[list[Row], str]:
     """Set the scores of all rows, by the mean of kNN and linear probing; return the rows in their order, too."""
-    means = {id(row): mean_of_both({name: row.by_seed(name) for name in BOTH}) for row in summary.rows}
+    means = {}
+    for row in summary.rows:
+        means[id(row)] = mean_of_both({name: row.by_seed(name) for name in BOTH})
     rows = [row for row in summary.rows if means[id(row)]]
     rows.sort(key=lambda row: (row.untrained, -statistics.fmean(means[id(row)].values())))
     columns = {BOTH_HEAD: [means[id(row)] for row in rows]}

@@ -47,7 +47,7 @@ _CHUNK_BYTES = 2**20
 LIST_BYTES = 2**31
 """Largest size of a list. A record takes some 10 kB; what unpacks to more than this was made to fill a memory."""
 
-# What `zipfile` and the decompressors raise on a file that somebody made to break them.
+# Errors that `zipfile` and the decompressors raise on a file that somebody made to break them.
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, NotImplementedError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -75,7 +75,7 @@ class Bundle:
         path: The file.
         sha256: SHA-256 of the manifest, and so of all that is in the bundle.
         records: Records with the scores of later evaluations. Their paths are those under a runs folder.
-        choices: What tunings chose, by its SHA-256.
+        choices: Choices of tunings, by their SHA-256.
         histories: Texts of the histories of trainings, by cell id.
         weights: SHA-256 of the weights that are in the bundle.
         later: Scores of later evaluations: cell id, name and split.
@@ -98,7 +98,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to go into a bundle. Records, evaluations and choices are text in one line each.
+    """Parts of a bundle that is to be written. Records, evaluations and choices are text in one line each.
 
     Attributes:
         histories: Texts of the history files, in the order of the records that have one.
@@ -195,8 +195,9 @@ def _checked_weights(archive: zipfile.ZipFile, manifest: Manifest) -> frozenset[
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
-    if missing := set(_LISTS) - set(names):
-        raise ValueError(f"{min(missing)} is missing")
+    for name in _LISTS:
+        if name not in names:
+            raise ValueError(f"{name} is missing")
     found = set()
     for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
         match = _WEIGHTS.fullmatch(name)

@@ -1,7 +1,7 @@
-"""What the records of a bundle claim, compared with each other and with themselves.
+"""Claims of the records of a bundle, compared with each other and with themselves.
 
-Whoever changes a number can compute its digest anew. What is found here is what does not fit the rest then: the id of
-the settings, the history of the training, the tuning that chose. A forgery that fits throughout is found only by
+Whoever changes a number can compute its digest anew. Then the number does not fit the rest: the id of the settings, the
+history of the training, the tuning that chose. That is found here. A forgery that fits throughout is found only by
 computing a cell again (`regbench verify --recompute`).
 """
 

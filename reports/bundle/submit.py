@@ -18,7 +18,7 @@ from regbench.reports.find.runs import Found, find_missing, find_runs
 
 @dataclass(frozen=True)
 class Submitted:
-    """What `submit` wrote.
+    """A bundle that `submit` wrote.
 
     Attributes:
         sha256: SHA-256 of the bundle.

@@ -142,7 +142,9 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
     for entry in choice.choices:
         settings[str(sorted(entry.setting.items()))].append(entry)
     for entries in settings.values():
-        statuses = {ranked.status for entry in entries for ranked in entry.ranking}
+        statuses: set[str] = set()
+        for entry in entries:
+            statuses.update(ranked.status for ranked in entry.ranking)
         if "stopped" not in statuses:
             what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
         elif "diverged" not in statuses:

@@ -1,1 +1,1 @@
-"""What runs left on disk: found, read, and held against what it states of itself."""
+"""What runs left on disk: found, read, and compared with what it states of itself."""

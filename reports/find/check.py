@@ -20,10 +20,10 @@ from regbench.text import printable
 
 @dataclass(frozen=True)
 class Check:
-    """What `check_records` found.
+    """The result of `check_records`.
 
     Attributes:
-        records: How many records were looked at, the damaged ones included.
+        records: Number of records that were looked at, the damaged ones included.
         misfits: One line for each thing that does not fit, "path: what".
     """
 

@@ -44,9 +44,9 @@ class Judged:
 
     Attributes:
         record: With the scores of those later evaluations that fit; None if it cannot be read.
-        misfits: What does not fit of the record and the files around it. A report leaves a record out if there is any.
+        misfits: Misfits of the record and the files around it. A report leaves a record out if there is any.
         of_evaluations: Later evaluations that do not fit. A report leaves out these alone.
-        away: What cannot be compared because it is not here. A report shows the record.
+        away: Misfits of what is not here, and so cannot be compared. A report shows the record.
     """
 
     record: Record | None
@@ -56,7 +56,7 @@ class Judged:
 
 
 class TuningChoices:
-    """What tunings chose (`tuning_choice.json` of their sweeps); each file is read once."""
+    """Choices of tunings (`tuning_choice.json` of their sweeps). Each file is read once."""
 
     def __init__(self) -> None:
         """Begin with no choice read."""

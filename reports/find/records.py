@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Records:
-    """What was found under a folder.
+    """The records under some folders.
 
     Attributes:
         records: Those that can be trusted, ordered by sweep, label, seed and id.
         skipped: Records, later evaluations and choices that are left out, and the first reason for each.
         missing: Cells without a record, in the order of the plans.
-        choices: What tunings chose (`tuning_choice.json` of their sweeps), by path.
+        choices: Choices of tunings (`tuning_choice.json` of their sweeps), by path.
         folders: Where was looked.
         short: Those that a search trained for fewer epochs than what it chose; `records` has none of them.
     """
@@ -139,8 +140,8 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
     import pyarrow as pa  # takes 0.1 s
 
     by_record = [_columns(record) for record in records]
-    names = {name: None for columns in by_record for name in columns}
-    scores = [score for record in records for score in record.scores]
+    names = dict.fromkeys(itertools.chain(*by_record))
+    scores = list(itertools.chain(*(record.scores for record in records)))
     # A record's columns are made once, and repeated for each of its scores.
     rows = pa.array(np.repeat(np.arange(len(records)), [len(record.scores) for record in records]))
     columns = {}
@@ -187,6 +188,6 @@ def _columns(r: Record) -> dict[str, Any]:
         "choice_record": chosen.get("record"),
         "finished": r.finished,
         **{name: cost for name, cost in vars(r.cost).items() if cost is not None},
-        # What has parts of its own, as a list of GPUs, is no column.
+        # Values with parts, such as a list of GPUs, are no column.
         **{name: value for name, value in r.environment.items() if isinstance(value, str | int | float)},
     }

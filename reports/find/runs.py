@@ -50,7 +50,7 @@ class Missing:
     Attributes:
         label: Display name of its method; empty where only its folder is known.
         seed: None where only its folder is known.
-        plan: What the sweep's plan says of it beside that, such as "epochs" and "embedding_dim".
+        plan: Other settings that the sweep's plan states, such as "epochs" and "embedding_dim".
         failure: Why the last attempt failed; empty if it did not.
     """
 

@@ -1,4 +1,4 @@
-"""What changed between two reports: rows that came and went, their settings, and differences with their tests.
+"""Changes between two reports: rows that came and went, their settings, and differences with their tests.
 
 Rows of the same task, method and setting belong together. Where a method has one row left on each side, these do too,
 and a table lists the difference of their settings. Where the two share three seeds or more they are compared seed by

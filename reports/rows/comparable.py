@@ -64,7 +64,7 @@ def task_of(record: Record, settings: Settings | None = None) -> tuple[bool, Set
 def varying_settings(settings: Iterable[Settings]) -> list[str]:
     """Find the settings that tell rows apart, without those that say the same twice."""
     rows = list(map(dict, dict.fromkeys(settings)))
-    others = {key for row in rows for key in row} - set(_SHOWN_FIRST)
+    others = set().union(*rows) - set(_SHOWN_FIRST)
     shown: list[str] = []
     groups = 1
     for key in [*_SHOWN_FIRST, *sorted(others)]:

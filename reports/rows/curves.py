@@ -60,9 +60,11 @@ def threshold(summary: Summary, name: str) -> int | None:
         return None
     highest = []
     for row in summary.rows:
-        seeds = _seeds(row, name)
-        if seeds:
-            highest.append(min(max(each.score.value for each in found) for found in seeds))
+        best = []
+        for found in _seeds(row, name):
+            best.append(max(each.score.value for each in found))
+        if best:
+            highest.append(min(best))
     if not highest:
         return None
     # At this place of the sorted list, half of the rows reach as much.
@@ -77,7 +79,7 @@ class Reached:
     Attributes:
         epochs: Epochs until then; None if no seed reached it, like the next.
         train_s: Seconds of training until then.
-        seeds: How many have a curve.
+        seeds: Number of seeds with a curve.
     """
 
     epochs: Stat | None
@@ -97,13 +99,16 @@ def reached(row: Row, name: str, percent: float) -> Reached:
 
 def curve_notes(summary: Summary) -> list[str]:
     """Say what the curves are: on which split, how often, and on what hardware their time was taken."""
-    records = [record for row in summary.rows for record in row.records if record.measured]
     splits: dict[str, None] = {}
-    for record in records:
-        splits.update(dict.fromkeys(each.score.split for each in record.measured))
-    every = sorted({int(record.cell["evaluation"]["every_epochs"]) for record in records})
+    intervals, hardware = set(), set()
+    for row in summary.rows:
+        for record in row.records:
+            if record.measured:
+                splits.update(dict.fromkeys(each.score.split for each in record.measured))
+                intervals.add(int(record.cell["evaluation"]["every_epochs"]))
+                hardware.add(machine(record))
+    every, machines = sorted(intervals), sorted(hardware)
     how_often = "each epoch" if every == [1] else f"every {' or '.join(map(str, every))} epochs and after the last"
-    machines = sorted({machine(record) for record in records})
     where = machines[0] if len(machines) == 1 else f"unequal machines, so compare within one: {'; '.join(machines)}"
     return [
         f"Accuracy while training is of the {' and '.join(splits)} split, after {how_often}.",

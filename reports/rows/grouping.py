@@ -106,7 +106,7 @@ def _names(tasks: Sequence[_Task]) -> list[str]:
 
 def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path, TuningChoice]:
     """Select the choices of a task's sweeps, and those that its records name."""
-    # Of a sweep that was copied, or of a single run, the record still names the choice by its sweep and file.
+    # A sweep may have been copied, but its records still name the choice by the sweep's first name.
     named = {str(record.choice.get("hyperparameters", {}).get("record")) for record in task.records.values()}
     own = {}
     for path, choice in choices.items():
@@ -142,7 +142,9 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
 
 def _waits(configurations: Sequence[Configuration]) -> bool:
     """Tell whether the method was tuned, and none of its configurations has its final scores yet."""
-    statuses = {record.status for configuration in configurations for record in configuration.records}
+    statuses: set[str] = set()
+    for configuration in configurations:
+        statuses.update(record.status for record in configuration.records)
     return "tuned" in statuses and "done" not in statuses
 
 

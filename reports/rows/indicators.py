@@ -87,14 +87,14 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Indication:
-    """What a measure tells of accuracy.
+    """The answer of a measure: how it goes with accuracy.
 
     Attributes:
         within: Mean over the methods of the correlation within each; None if no method has enough configurations.
-        by_method: That of each method, by its name.
+        by_method: Correlation within each method, by its name.
         between: Over all configurations; None if there are too few, or the measure does not compare between methods.
         lost: Percentage points of accuracy lost by choosing by the measure, over the methods.
-        lost_by_method: That of each method, by its name.
+        lost_by_method: Points lost of each method, by its name.
     """
 
     measure: Measure

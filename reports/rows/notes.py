@@ -1,4 +1,4 @@
-"""What is said below a task's tables: how rows were chosen, what is missing, and what bold means."""
+"""Notes below a task's tables: how rows were chosen, what is missing, and what bold means."""
 
 from __future__ import annotations
 
@@ -151,15 +151,19 @@ def _few(names: Sequence[str]) -> str:
 def _view_notes(summary: Summary) -> list[str]:
     """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
     trained = [row.first.cell for row in summary.rows if not row.untrained and "external" not in row.first.cell]
-    views = [sum(kind["count"] for kind in cell["augmentation"]["views"].values()) for cell in trained]
-    if len(set(views)) < 2:
+    views, epochs, passes = set(), set(), set()
+    for cell in trained:
+        number = sum(kind["count"] for kind in cell["augmentation"]["views"].values())
+        views.add(number)
+        epochs.add(cell["epochs"])
+        passes.add(number * cell["epochs"])
+    if len(views) < 2:
         return []
-    epochs = [cell["epochs"] for cell in trained]
-    passes = [number * each for number, each in zip(views, epochs, strict=True)]
-    numbers = f"{', '.join(map(str, sorted(set(views))[:-1]))} and {max(views)} views"
-    if len(set(epochs)) == 1:
+    *fewer, most = sorted(views)
+    numbers = f"{', '.join(map(str, fewer))} and {most} views"
+    if len(epochs) == 1:
         return [f"Rows of {numbers} saw each image equally often: those of more views took more forward passes."]
-    if len(set(passes)) == 1:
+    if len(passes) == 1:
         return [
             f"Rows of {numbers} took equally many forward passes, so those of more views saw each image less often."
         ]

@@ -20,7 +20,7 @@ def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> N
         tasks = [s for s in summaries if first.sweep in s.sweeps and _agrees(first.plan, _task_plan(s))]
         for summary in tasks:
             summary.failures += [cell for cell in cells if cell.failure]
-        # Of a cell whose plan fits two tasks nobody knows where it will stand.
+        # Nobody knows where a cell will stand whose plan fits two tasks.
         if first.label and len(tasks) == 1:
             _place(tasks[0], cells)
 
@@ -36,7 +36,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
             fitting.append(place)
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
-        more = len(seeds - {record.seed for record in row.records})
+        more = len(seeds - row.seeds)
         summary.rows[fitting[0]] = replace(row, missing=row.missing + more)
     elif not fitting and seeds:
         # A plan states few settings; those that it leaves out are shown as unknown.

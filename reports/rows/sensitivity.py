@@ -67,10 +67,10 @@ class Sensitivity:
     """How the accuracy of a method in one setting moves with one of its hyperparameters.
 
     Attributes:
-        row: Of the leaderboard.
+        row: Row of the leaderboard.
         key: Full name of the hyperparameter.
         searched: Its scale and role.
-        epochs: Of the trainings that are compared.
+        epochs: Length of the trainings that are compared.
         points: Value and accuracy of each configuration, by value; None if it diverged.
         envelope: The best accuracy at each value, as it is taken to be.
         chosen: The value in the leaderboard.

@@ -19,7 +19,7 @@ LEVEL = 0.05
 
 MIN_PAIRS = 3
 
-# What SciPy's integral gives below this is its rounding.
+# Below this, SciPy's integral gives its rounding.
 _LEAST_CHANCE = 1e-12
 
 
@@ -28,9 +28,9 @@ class PairTest:
     """The test of two rows over the seeds that they share.
 
     Attributes:
-        pairs: How many seeds they share.
+        pairs: Number of seeds that they share.
         difference: Mean of the first minus the second, NaN without a pair.
-        p: Of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
+        p: p-value of Tukey's test; NaN with fewer than `MIN_PAIRS` pairs.
     """
 
     pairs: int
@@ -46,16 +46,17 @@ class Tukey:
 
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
-        rows: How many have `MIN_PAIRS` seeds or more, from which the spread is taken.
+        rows: Number of rows with `MIN_PAIRS` seeds or more, from which the spread is taken.
         freedom: Degrees of freedom of the spread.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without degrees of freedom.
     """
 
     def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
         """Fit rows that are given as seed -> score; one with fewer seeds than `MIN_PAIRS` does not count."""
-        seeds = sorted({seed for row in scores for seed in row})
-        table = [[row.get(seed, np.nan) for seed in seeds] for row in scores]
-        self._scores = np.array(table, float).reshape(len(scores), len(seeds))
+        seeds = sorted(set().union(*scores))
+        self._scores = np.full((len(scores), len(seeds)), np.nan)
+        for place, row in enumerate(scores):
+            self._scores[place, np.searchsorted(seeds, list(row))] = list(row.values())
         counted = self._scores[np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS]
         self.rows = len(counted)
         self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}

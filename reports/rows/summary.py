@@ -1,4 +1,4 @@
-"""What a leaderboard is made of: configurations, the rows that stand for methods, and the task that they belong to.
+"""Parts of a leaderboard: configurations, the rows that stand for methods, and the task that they belong to.
 
 A *configuration* is a cell without its seed. A *row* is a method in one setting (embedding dimension, batch size,
 epochs and the like). Where several configurations were tried for a row, the one with the highest mean weighted-kNN
@@ -26,7 +26,7 @@ LEADING = ("knn_top1", "linear_top1")
 # How a setting that varies is called in a table's head, where its own name is not it.
 SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
-# What stands for a number that there is not.
+# Stands for a number that there is not.
 DASH = "–"
 
 
@@ -82,6 +82,11 @@ class Configuration:
         return self.first.label
 
     @property
+    def seeds(self) -> set[int]:
+        """The seeds of the cells."""
+        return {record.seed for record in self.records}
+
+    @property
     def untrained(self) -> bool:
         """Whether this is the network as initialized."""
         return self.first.untrained
@@ -124,7 +129,7 @@ class Configuration:
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
-    shared = set.intersection(*({record.seed for record in each.records} for each in configurations))
+    shared = set.intersection(*(each.seeds for each in configurations))
     if not shared:
         return list(configurations)
     found = []
@@ -140,8 +145,8 @@ class Row(Configuration):
     Attributes:
         settings: The settings that vary in the task, by their name in a table's head; "–" where they do not
             apply.
-        tried: How many configurations it was chosen from.
-        missing: How many more seeds are planned and not finished.
+        tried: Number of configurations that it was chosen from.
+        missing: Number of seeds that are planned and not finished.
     """
 
     settings: dict[str, str]
@@ -174,8 +179,8 @@ class MissingRow:
     """A method in one setting of which cells are planned and none is finished.
 
     Attributes:
-        settings: As those of a `Row`.
-        seeds: How many are planned.
+        settings: Settings as those of a `Row`.
+        seeds: Number of planned seeds.
     """
 
     label: str
@@ -191,13 +196,13 @@ class Summary:
         name: The sweeps that the cells come from, with the task where that does not tell it from others.
         sweeps: Their names.
         records: The good records, each cell once.
-        choices: What the tunings of these cells chose, by the path of their file.
+        choices: Choices of the tunings of these cells, by the path of their file.
         varying: The settings that tell its trained cells apart, by their full names.
         configurations: All configurations tried, in the order of their labels.
         rows: One per method and setting, best first, untrained last.
         unchosen: Methods of which nothing chose among several configurations, with their number.
         waiting: Methods that were tuned and have no final score yet, with the number of their configurations.
-        missing: What is planned and has no row.
+        missing: Rows of which nothing is finished.
         failures: Cells whose last attempt failed.
         short: Configurations that searches trained for fewer epochs than what they chose; the others have none of them.
     """

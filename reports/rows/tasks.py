@@ -54,9 +54,9 @@ class Comparison:
     Attributes:
         standings: Best mean rank first.
         tasks: Names of the tasks, with their settings where they have several.
-        blocks: How many there are.
-        p: Of Friedman's test that all methods are equally good; NaN where it cannot be computed.
-        critical_difference: Of two mean ranks, by Nemenyi's test at 5 %.
+        blocks: Number of blocks.
+        p: p-value of Friedman's test that all methods are equally good; NaN where it cannot be computed.
+        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's test at 5 %.
         left_out: Methods that some task does not have.
     """
 
@@ -124,7 +124,8 @@ def _blocks(tasks: Mapping[str, Mapping[str, BySeed]], labels: Sequence[str]) ->
     for name, scores in tasks.items():
         seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
         if seeds:
-            found[name] = np.array([[scores[label][seed] for label in labels] for seed in seeds])
+            columns = [list(map(scores[label].__getitem__, seeds)) for label in labels]
+            found[name] = np.array(columns).T
     return found
 
 

@@ -1,7 +1,8 @@
-"""What changed between two reports, as a table and as numbers."""
+"""Changes between two reports, as a table and as numbers."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -37,8 +38,9 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
     found = changes(summary, others)
     if found is None:
         return None
-    scores = [name for name in reversed(summary.leading) if any(name in change.differences for change in found)]
-    ratios = [name for name in RATIOS if any(name in change.ratios for change in found)]
+    compared_names = set().union(*(change.differences for change in found), *(change.ratios for change in found))
+    scores = [name for name in reversed(summary.leading) if name in compared_names]
+    ratios = [name for name in RATIOS if name in compared_names]
     settings = list(summary.rows[0].settings) if summary.rows else []
     body = [_line(change, settings, scores, ratios) for change in found]
     sweeps: dict[str, None] = {}
@@ -48,7 +50,7 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
     before = " + ".join(sweeps)
     columns = _columns(summary, settings, scores, ratios)
     table = Table("against", f"Against {before}", columns, body, _notes(found, before))
-    return table, pd.DataFrame([line for change in found for line in _numbers(change)])
+    return table, pd.DataFrame(list(itertools.chain(*map(_numbers, found))))
 
 
 def _columns(summary: Summary, settings: Sequence[str], scores: Sequence[str], ratios: Sequence[str]) -> list[Column]:
@@ -145,7 +147,7 @@ def _notes(found: Sequence[Change], before: str) -> list[str]:
 
 
 def _trained(rows: Sequence[Row | None]) -> list[Record]:
-    return [record for row in rows if row and not row.untrained for record in row.records]
+    return list(itertools.chain(*(row.records for row in rows if row and not row.untrained)))
 
 
 def _code(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +39,15 @@ class _Line:
 def hyperparameters_table(summary: Summary) -> Table:
     """Set every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
     trained = [configuration for configuration in summary.configurations if not configuration.untrained]
-    rows = {row.records[0].cell_id for row in summary.rows}
-    chosen = [any(record.cell_id in rows for record in configuration.records) for configuration in trained]
+    chosen = {row.records[0].cell_id for row in summary.rows}
     varying = _varying(trained)
     lines = []
-    for configuration, is_row in zip(trained, chosen, strict=True):
+    several = any(row.tried > 1 for row in summary.rows)
+    for configuration in trained:
+        is_row = any(record.cell_id in chosen for record in configuration.records)
+        several = several or not is_row
         lines.append(_line_of(configuration, summary, varying, "yes" if is_row else "no"))
     lines += _ranked_elsewhere(summary)
-    several = any(row.tried > 1 for row in summary.rows) or not all(chosen)
 
     def order(line: _Line) -> tuple[object, ...]:
         name = line.label.removesuffix(" †")
@@ -76,7 +78,7 @@ def hyperparameters_table(summary: Summary) -> Table:
 def _varying(trained: Sequence[Configuration]) -> list[str]:
     """Find the settings to show: all of the methods, and those of optimizer and evaluation that differ."""
     values: dict[str, set[str | None]] = {}
-    for key in {key: None for configuration in trained for key in configuration.first.settings}:
+    for key in dict.fromkeys(itertools.chain(*(configuration.first.settings for configuration in trained))):
         tuned = key.startswith(("method.", "optimizer.", "evaluation.")) and not is_setting(key)
         if tuned and key not in ("method.name", "evaluation.protocols"):
             values[key] = {configuration.first.settings.get(key) for configuration in trained}

@@ -1,4 +1,4 @@
-"""What label-free measures tell of accuracy, as a table and as numbers."""
+"""How label-free measures go with accuracy, as a table and as numbers."""
 
 from __future__ import annotations
 

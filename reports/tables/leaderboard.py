@@ -55,7 +55,10 @@ def leaderboard(summary: Summary) -> Table:
     What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
     one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
     """
-    measured = [name for name in DECIMALS_AT_END if any(row.at_end(name) for row in summary.rows)]
+    measured = []
+    for name in DECIMALS_AT_END:
+        if any(row.at_end(name) for row in summary.rows):
+            measured.append(name)
     beside = any(_reference(row, summary) is not None for row in summary.rows)
     columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
     headline = summary.headline
@@ -197,8 +200,8 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
 
 
 def _settings(summary: Summary, label: str, settings: dict[str, str]) -> dict[str, object]:
-    known = {name: None if value == DASH else value for name, value in settings.items()}
-    return {"sweep": summary.name, "label": label, **known}
+    known = {name: value for name, value in settings.items() if value != DASH}
+    return {"sweep": summary.name, "label": label, **dict.fromkeys(settings), **known}
 
 
 def _mean_and_spread(name: str, s: Stat | None) -> dict[str, object]:

@@ -43,5 +43,5 @@ def over_tasks_table(found: Comparison) -> Table:
 def over_tasks_frame(found: Comparison) -> pd.DataFrame:
     """Make the same as numbers; `shortfalls` are points below the best in each block, ascending."""
     frame = pd.DataFrame([asdict(one) for one in found.standings])
-    frame["shortfalls"] = [" ".join(f"{value:g}" for value in one.shortfalls) for one in found.standings]
+    frame["shortfalls"] = [" ".join(map("{:g}".format, one.shortfalls)) for one in found.standings]
     return frame.assign(blocks=found.blocks, friedman_p=found.p, critical_difference=found.critical_difference)

@@ -159,7 +159,7 @@ def _hyperparameter(record: Record, metric: str) -> float | None:
         value = value.get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
         value = value[0] if len(value) == 1 else None
-    # Of several learning rates the one that the tuning split chose stands in the record, if the evaluation was done.
+    # Where the tuning split chose among learning rates, the record says which, if the evaluation was done.
     if metric.endswith("_lr") and metric != "base_lr":
         task, _, part = metric.removesuffix("_lr").partition("_")
         if record.score("linear_top1" if task == "probe" else f"{task}_top1", "test") is None:

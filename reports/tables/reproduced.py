@@ -19,8 +19,8 @@ def reproduced(numbers: Sequence[PublishedNumber], records: Sequence[Record]) ->
     """Set each published number beside ours.
 
     Args:
-        numbers: Of one recipe.
-        records: Of its finished cells.
+        numbers: Numbers of one recipe.
+        records: Records of its finished cells.
 
     Returns:
         A row of text for each number, by column. Numbers that the test set chose carry `MARK`.

@@ -41,8 +41,8 @@ class Table:
 
     Attributes:
         slug: Stem of its file names.
-        title: What it shows, one line.
-        warning: What a reader must know first, one line; empty without.
+        title: One line that says what it shows.
+        warning: One line that a reader must know first; empty without.
     """
 
     slug: str

@@ -78,7 +78,9 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
         found = differences(read, record, done.scores, trained=done.trained, alike=done.alike)
         misfits += found
         how = "trained again" if done.trained else "evaluated again from its weights"
-        verdict = "not the same" if found else "equal to the last bit" if done.alike else "as near as other seeds come"
+        verdict = "equal to the last bit" if done.alike else "as near as other seeds come"
+        if found:
+            verdict = "not the same"
         click.echo(printable(f"{record.cell_id} ({record.label}, seed {record.seed}): {how}, {verdict}"))
     for misfit in misfits:
         click.echo(printable(misfit))
