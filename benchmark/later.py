@@ -57,9 +57,6 @@ def evaluate_directory(
         only: The protocols; none: those of the run.
         how_chosen: See `run_cell`.
 
-    Returns:
-        The scores.
-
     Raises:
         RegbenchError: If the directory does not hold the final weights, or an override is refused.
     """

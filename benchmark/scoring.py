@@ -54,12 +54,7 @@ def score(
 ) -> dict[str, dict[str, Any]]:
     """Score what hyperparameters are selected by, then the protocols; do not repeat what `scores.json` holds.
 
-    Args:
-        attempt: The right to write into the run directory.
-        subject: The network, frozen.
-        label: The method's name in the log.
-        protocols: The names of the evaluations.
-        weights: SHA-256 of the network's weights: scores of other weights are not taken from `scores.json`.
+    The attempt may write into the run directory. `weights` is the SHA-256 of the network's weights.
 
     Returns:
         `SELECTION` and each protocol -> its scores, the seconds it took and what read the images.

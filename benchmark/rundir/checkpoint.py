@@ -43,15 +43,8 @@ def load_checkpoint(directory: Path, map_location: Any = "cpu") -> tuple[dict[st
 def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: dict[str, Any]) -> Saved:
     """Write a file of tensors and remove those older than the one before it.
 
-    Args:
-        directory: The run directory.
-        kind: The beginning of the name: "checkpoint" or "evaluation-<protocol>".
-        attempt: The number of the attempt that writes. Files of later attempts are not touched.
-        number: A running number, such as the steps done.
-        state: Tensors and plain data.
-
-    Returns:
-        The file.
+    The name begins with the kind: "checkpoint" or "evaluation-<protocol>". The number is that of the steps done, or the
+    like. Files of later attempts are not touched.
     """
     path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
     named, sha256 = write_digested(path, functools.partial(_save, state))

@@ -121,26 +121,20 @@ class TensorFile:
 
 
 def tensor_files(directory: Path, kind: str) -> list[TensorFile]:
-    """List the files of a kind, the newest first: a later attempt's are newer, whatever their running number.
-
-    Args:
-        directory: The run directory.
-        kind: The beginning of their names, or a pattern of it, such as "evaluation-*".
-    """
+    """List the files of a kind, the newest first; the kind may be a pattern such as "evaluation-*"."""
     found = []
     for path in directory.glob(f"{kind}-*.pt"):
         match = _TENSORS.fullmatch(path.name)
         if match and fnmatchcase(match[1], kind):
             found.append(TensorFile(path, int(match[2]), int(match[3]), match[4]))
+    # A later attempt's are newer, whatever their running number: it may have begun again.
     return sorted(found, key=lambda file: (file.attempt, file.number), reverse=True)
 
 
 def superfluous_files(directory: Path, *, checkpoints: bool) -> list[Path]:
     """List what a finished run does without: earlier attempts' files that no record names, leftovers of kills.
 
-    Args:
-        directory: The directory of a run that is finished, or has come through its tuning.
-        checkpoints: Whether to list the last checkpoint too, which holds the trained weights.
+    With `checkpoints`, list the last checkpoint too, which holds the trained weights.
     """
     named = set()
     for record in (read_tuned(directory), read_record(directory)):

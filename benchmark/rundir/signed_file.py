@@ -48,11 +48,7 @@ class SignedFile:
 
     @classmethod
     def parse(cls, content: bytes, path: Path | Callable[[Self], Path]) -> Self:
-        """Return what a file's content holds.
-
-        Args:
-            content: The bytes of the file.
-            path: The path that it was read from, or a function that returns it, given what was read.
+        """Return what a file's content holds; `path` may be a function of that.
 
         Raises:
             ValueError: Saying what is wrong with it.
@@ -74,12 +70,8 @@ class SignedFile:
     def read_if_there(cls, path: Path, remedy: str) -> Self | None:
         """Read a file; None if it is not there.
 
-        Args:
-            path: The file.
-            remedy: Advice for a reader of a damaged file.
-
         Raises:
-            RegbenchError: If it is not what was written.
+            RegbenchError: If it is not what was written; with the remedy.
         """
         try:
             return read_file(path, lambda content: cls.parse(content, path), remedy)

@@ -27,13 +27,7 @@ if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameter
 
 
 def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
-    """Build the network of a cell on a device.
-
-    Args:
-        cell: The cell.
-        device: The device.
-        state: A checkpoint with its weights; None: it is as the seed initialises it.
-    """
+    """Build the network of a cell, with the weights of a checkpoint or as its seed initialises it."""
     config = cell.network
     if cell.is_supervised:
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))

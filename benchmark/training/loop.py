@@ -69,16 +69,7 @@ def train(
     A resumed run goes on in the middle of an epoch and sees the same images; with the same number of threads on a CPU
     it ends with the same weights to the bit, since every random number depends on the seed and the step alone.
 
-    Args:
-        cell: The cell.
-        compute: The device and the settings of the runtime.
-        directory: The run directory, for checkpoints and the history.
-        world: The processes that train.
-        attempt: The right to write; None on every rank but the first.
-        interruption: Tells when to stop.
-
-    Returns:
-        The network and its measurements.
+    Only the first rank has the attempt, which is the right to write into the run directory.
 
     Raises:
         Diverged: If the loss is not finite or the embeddings collapse.
@@ -212,14 +203,7 @@ class _Training:
         self._stop_if(stop)
 
     def _agree(self, *, now: bool) -> tuple[float, float]:
-        """Tell whether a signal asks any rank to stop, and whether a checkpoint is due; all ranks get the same.
-
-        Args:
-            now: Whether to wait for the other ranks' answers to this very call.
-
-        Raises:
-            LeaseLost: If another process has taken over the run.
-        """
+        """Tell whether a signal asks any rank to stop, and whether a checkpoint is due; see `Agreement`."""
         is_due = self.checkpoints.is_due(self.compute.runtime.checkpoint_minutes)
         is_lost = self.attempt is not None and bool(self.attempt.lost)
         stop, due, lost = self.agreement(self.interruption.requested, is_due, is_lost, now=now)

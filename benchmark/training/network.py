@@ -25,20 +25,14 @@ class SiameseNetwork(nn.Module):
     """
 
     def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
-        """Build both parts with weights that depend on `seed` alone.
-
-        Args:
-            config: The settings of backbone and projector.
-            embedding_dim: q.
-            channels: Channels of the images.
-            image_size: Side of the data set's images, px.
-            seed: The seed of the initial weights; torch's global generator is left as it was.
+        """Build both parts for images of a side of `image_size` px, with weights that depend on the seed alone.
 
         Raises:
             RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
         """
         super().__init__()
         self.statistics = config.statistics
+        # torch's global generator is left as it was.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone, self.representation_dim = config.backbone.build(channels, image_size)

@@ -89,14 +89,7 @@ class Step:
         return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
-        """Measure the peak memory of the loss on this rank, beyond embeddings and their gradients.
-
-        Args:
-            n: Images of this rank.
-            q: Embedding dimension.
-            views: Views of each image.
-            device: The device that trains.
-        """
+        """Measure the peak memory of the loss beyond embeddings and their gradients, for n images of this rank."""
         # The embeddings are random, as in `regbench cost`. They have a generator of their own, so that the training's
         # draws stay the same.
         generator = torch.Generator().manual_seed(0)

@@ -101,12 +101,7 @@ class OptimizerConfig(ABC):
     def refuse_long_warmup(self, steps_per_epoch: int, epochs: int) -> None:
         """Refuse a run that ends, or in which the rate begins to decay, before the warm-up has ended.
 
-        Args:
-            steps_per_epoch: Steps in an epoch; 1 serves as well if the warm-up is given in epochs.
-            epochs: Epochs of the whole run.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
+        A warm-up in epochs does not depend on the steps in an epoch.
         """
         name, warmup, unit = "warmup_epochs", self.warmup_epochs, 1
         if self.warmup_steps is not None:
@@ -123,14 +118,7 @@ class OptimizerConfig(ABC):
             )
 
     def learning_rate(self, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """Return the rate of one step: a linear warm-up to the peak, then what `schedule` says.
-
-        Args:
-            batch_size: Images of all ranks in a step.
-            step: Steps done before this one.
-            steps_per_epoch: Steps in an epoch.
-            epochs: Epochs of the whole run.
-        """
+        """Return the rate of the step that comes after `step` steps, with a batch over all ranks."""
         scales = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size / 256), "none": 1.0}
         peak = self.base_lr * scales[self.lr_scaling]
         warmup, total = self.warmup(steps_per_epoch), epochs * steps_per_epoch
