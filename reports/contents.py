@@ -52,7 +52,7 @@ def report_contents(
         The files, and the leaderboards with their notes as text for a terminal.
     """
     summaries = summarize(found.records, found.missing, found.choices, found.short)
-    style = styles(record.label for record in found.records if not record.untrained)
+    style = styles(record.label for record in found.records if not record.is_reference)
     contents = _tidy_files(found.records)
     papers = paper_tables(summaries, whole=whole_paper)
     for table, frame in papers:

@@ -62,7 +62,7 @@ def results(summary: Summary) -> tuple[list[Row], str]:
     for row in summary.rows:
         means[id(row)] = mean_of_both({name: row.by_seed(name) for name in BOTH})
     rows = [row for row in summary.rows if means[id(row)]]
-    rows.sort(key=lambda row: (row.untrained, -statistics.fmean(means[id(row)].values())))
+    rows.sort(key=lambda row: (row.is_reference, -statistics.fmean(means[id(row)].values())))
     columns = {BOTH_HEAD: [means[id(row)] for row in rows]}
     for name, head in SCORES.items():
         columns[head] = [row.by_seed(name) for row in rows]

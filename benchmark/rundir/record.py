@@ -212,8 +212,13 @@ class Record(SignedFile):
 
     @property
     def untrained(self) -> bool:
-        """Whether this is the network as initialized: no epoch of training."""
+        """Whether nothing was trained: the network as it is initialised, or a trivial baseline."""
         return bool(self.cell["epochs"] == 0)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is no method, but what methods are held against: nothing trained, or trained with labels."""
+        return self.untrained or self.cell.get("baseline") is not None
 
     @property
     def on_test(self) -> bool:

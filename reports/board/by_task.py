@@ -40,7 +40,7 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     tasks = {}
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
         # Their order decides that of rows with equal scores, so it must not hang on the names of bundles.
-        records.sort(key=lambda r: (r.untrained, r.label, r.seed, r.cell_id))
+        records.sort(key=lambda r: (r.is_reference, r.label, r.seed, r.cell_id))
         short = [r for r in records if r.sha256 in brief]
         for summary in summarize([r for r in records if r.sha256 not in brief], short=short):
             title = f"{name}, {summary.records[0].backbone}"

@@ -97,7 +97,7 @@ class _Pages:
         """How much the runs of a cell differ, where several labs ran it."""
         for slug, summary in tasks.items():
             for place, row in enumerate(summary.rows):
-                if not row.untrained:
+                if not row.is_reference:
                     self.rows.setdefault(row.label, []).append((slug, place))
             for one in sensitivities(summary):
                 if one.role in _WIDTHS:
@@ -177,7 +177,7 @@ class _Pages:
                 best = summary.best(name)
                 shown = Entry(spread(row.score(name), 2), place in best.rows, best.reason(place))
                 line[summary.scores[name].head] = shown
-            line["place"] = f"{place + 1} of {len(summary.rows) - summary.rows[-1].untrained}"
+            line["place"] = f"{place + 1} of {sum(not row.is_reference for row in summary.rows)}"
             line["n"] = str(len(row.records))
             line["tuned among"] = str(summary.budget(row) or DASH)
             line |= _measured(row)
@@ -209,14 +209,14 @@ class _Pages:
         lines = []
         for slug, summary in self.tasks.items():
             records, head = all_records(summary), summary.headline
-            labels = {row.label for row in summary.rows if not row.untrained}
+            labels = {row.label for row in summary.rows if not row.is_reference}
             line: dict[str, Entry | str] = {
                 "task": Linked(summary.name, address=f"tasks/{slug}.html"),
                 "cells": f"{len(records):,}",
                 "methods": str(len(labels)),
                 "newest": max(record.finished[:10] for record in records),
             }
-            # Rows are sorted by the score, the untrained network last.
+            # Rows are sorted by the score; those that are no methods come last.
             if labels and head:
                 best = summary.rows[0]
                 line |= {"best row": best.name, "its score": spread(best.score(head), 2)}

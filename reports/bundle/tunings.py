@@ -46,7 +46,7 @@ def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
                 tuned_sweeps.update(record.sweep for record in configurations.get(ranked.configuration, ()))
         yield from _budget_misfits(choice)
     for record in bundle.records:
-        if record.status == "done" and not record.untrained and "external" not in record.cell:
+        if record.status == "done" and not record.is_reference and "external" not in record.cell:
             yield from _final_misfits(record, bundle.choices, configuration_of.get(record), tuned_sweeps)
 
 

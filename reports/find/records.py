@@ -99,7 +99,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     missing = find_missing(found)
     if not good:
         raise RegbenchError(_nothing_good(folders, skipped, len(missing)))
-    records = sorted(good.values(), key=lambda r: (r.sweep, r.untrained, r.label, r.seed, r.cell_id))
+    records = sorted(good.values(), key=lambda r: (r.sweep, r.is_reference, r.label, r.seed, r.cell_id))
     return Records(tuple(records), tuple(skipped), tuple(missing), choices.good, tuple(folders), tuple(short))
 
 

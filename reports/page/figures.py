@@ -88,14 +88,14 @@ class _Panel:
 
     Attributes:
         named: The places of the rows that are labelled.
-        base: The score of the untrained network.
+        references: Scores of the rows that are no methods, by label.
     """
 
     score: Score
     against: Against
     points: list[_Point]
     named: set[int]
-    base: Stat | None
+    references: dict[str, Stat]
 
     @property
     def labels(self) -> list[str]:
@@ -139,17 +139,19 @@ def _panels(summary: Summary, against: Against, limit: int) -> list[_Panel]:
     """Find what rows have both a score and the quantity, for each score; label all up to a limit."""
     panels = []
     for name in reversed(summary.leading):
-        score, base, points = summary.scores[name], None, []
+        score, points = summary.scores[name], []
+        references: dict[str, Stat] = {}
         sign = -1 if score.higher_is_better is False else 1
         for place, row in enumerate(summary.rows):
             x, y = against.of(row), row.score(name)
-            if row.untrained:
-                base = base or y
+            if row.is_reference:
+                if y is not None:
+                    references[row.label] = y
             # A measure has a logarithmic axis, on which 0 has no place.
             elif x is not None and y is not None and (against.is_cost or x.mean > 0):
                 points.append(_Point(place, row, x, y, sign * y.mean))
         if points:
-            panels.append(_Panel(score, against, points, _named(points, limit, against), base))
+            panels.append(_Panel(score, against, points, _named(points, limit, against), references))
     return panels
 
 
@@ -168,7 +170,7 @@ def _front(points: Sequence[_Point]) -> list[int]:
 
 
 def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Label]:
-    """Draw points, the untrained network's score and the Pareto front of a cost; return the labels."""
+    """Draw points, lines of the rows that are no methods, and the Pareto front of a cost; return the labels."""
     against, points = panel.against, panel.points
     unit = against.unit(max(point.x.mean for point in points))
     percent = " %" if panel.score.unit == "%" else ""
@@ -183,10 +185,10 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
         _draw_point(axes, row, s, cost, point.y, gid)
         if point.place in panel.named:
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
-    # A line across: an untrained network has cost nothing, so it has no place along x.
-    if panel.base is not None:
-        axes.axhline(panel.base.mean, color=UNTRAINED, ls="--", lw=1)
-        labels.append(Label("untrained", math.nan, panel.base.mean, Style(UNTRAINED, "_", "--")))
+    # Lines across: what was not trained has cost nothing, so it has no place along x.
+    for label, score in panel.references.items():
+        axes.axhline(score.mean, color=UNTRAINED, ls="--", lw=1)
+        labels.append(Label(label, math.nan, score.mean, Style(UNTRAINED, "_", "--")))
     # Costs of one order of magnitude are easier to compare on a linear axis.
     if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")

@@ -194,7 +194,7 @@ def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     """Draw the coefficients b_ℓ of each kernel from ℓ = 1, where they are positive; at most one figure."""
     kernels: dict[tuple[str, tuple[float, ...]], list[int]] = {}
     for place, row in enumerate(summary.rows):
-        if row.first.spectrum and not row.untrained:
+        if row.first.spectrum and not row.is_reference:
             kernels.setdefault((row.label, row.first.spectrum), []).append(place)
     curves, degrees, highest, labels = [], 0, 0.0, []
     for label, b in kernels:
@@ -260,7 +260,7 @@ def _size_curves(
     groups: dict[str, dict[int, tuple[int, Stat]]] = {}
     for place, row in enumerate(summary.rows):
         value, size = of(row), row.first.cell[setting]
-        if row.untrained or value is None or size is None:  # weights from elsewhere have no batch
+        if row.is_reference or value is None or size is None:  # weights from elsewhere have no batch
             continue
         name = row.label
         for key, text in row.settings.items():

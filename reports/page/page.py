@@ -102,7 +102,7 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: S
     for place, row in enumerate(summary.rows):
         keys[row.label] = _key(row, style)
         places[row.label, *row.settings.values()] = place
-        if not row.untrained:
+        if not row.is_reference:
             labels.add(row.label)
     # The first cells of a table's row, label and settings, say which row of the leaderboard it is about.
     width = 1 + len(summary.rows[0].settings) if summary.rows else 1
@@ -152,7 +152,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 def _setting(name: str) -> Callable[[Record], object]:
     """Make the function that reads a setting of trained cells."""
-    return lambda record: None if record.untrained else record.cell[name]
+    return lambda record: None if record.is_reference else record.cell[name]
 
 
 def _environment(*names: str) -> Callable[[Record], str | None]:
@@ -207,7 +207,7 @@ def methods_of(summaries: Iterable[Summary]) -> dict[str, Record]:
     for summary in summaries:
         for row in summary.rows:
             # Weights from elsewhere have no regularizer.
-            if not row.untrained and row.first.regularizer:
+            if not row.is_reference and row.first.regularizer:
                 found.setdefault(row.label, row.first)
     return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 
@@ -262,7 +262,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
 
 
 def _key(one: Row | Record, style: Styles) -> str:
-    return "untrained" if one.untrained else style[one.label].key
+    return "untrained" if one.is_reference else style[one.label].key
 
 
 def _filters(summary: Summary, labels: Iterable[str]) -> dict[str, list[str]]:
@@ -281,7 +281,7 @@ def _shared(summary: Summary) -> list[tuple[str, str]]:
     for record in summary.records:
         settings = record.settings
         # Most records share all of it, and need no new dictionary.
-        if record.untrained or (shared is not None and shared.items() <= settings.items()):
+        if record.is_reference or (shared is not None and shared.items() <= settings.items()):
             continue
         if shared is None:
             shared = dict(settings)

@@ -103,7 +103,7 @@ def changes(summary: Summary, others: Sequence[Summary]) -> list[Change] | None:
 
 
 def _compare(change: Change, now: Row, before: Row, scores: Sequence[str]) -> None:
-    if not now.untrained:
+    if not now.is_reference:
         change.settings = _differing(before, now)
     for name in scores:
         ours, theirs = now.by_seed(name), before.by_seed(name)

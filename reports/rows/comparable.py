@@ -11,7 +11,7 @@ Settings = tuple[tuple[str, str], ...]
 """Full names and values of settings."""
 
 # Tuned for each method, or without effect on the result: these do not make another setting.
-_TUNED = ("method.", "optimizer.", "seed", "external.")
+_TUNED = ("method.", "optimizer.", "seed", "external.", "baseline")
 
 # The part of the evaluation that accuracies of a leaderboard depend on; other protocols say beside their scores what
 # they did.

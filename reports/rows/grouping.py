@@ -118,12 +118,12 @@ def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path
 
 def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
     """Make the configurations and the rows of a task's records."""
-    summary.varying = varying_settings(settings[r] for r in summary.records if not r.untrained)
+    summary.varying = varying_settings(settings[r] for r in summary.records if not r.is_reference)
     groups: dict[object, dict[Settings, dict[int, Record]]] = {}
     for record in summary.records:
-        # Neither the method nor its projector touches an untrained representation: one row, a cell a seed.
-        row = None if record.untrained else (record.label, settings[record])
-        configuration = () if record.untrained else configuration_settings(record)
+        # Neither the method nor its projector touches a baseline's representation: one row, a cell a seed.
+        row = record.label if record.is_reference else (record.label, settings[record])
+        configuration = () if record.is_reference else configuration_settings(record)
         groups.setdefault(row, {}).setdefault(configuration, {})[record.seed] = record
     for group in groups.values():
         configurations = [Configuration(tuple(seeds.values())) for seeds in group.values()]
@@ -165,7 +165,7 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
 
 def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
     """Make the row of a configuration, with the settings that vary in its task."""
-    cell = {} if chosen.untrained else chosen.first.settings
+    cell = {} if chosen.is_reference else chosen.first.settings
     settings = {}
     for key in varying:
         value = cell.get(key, "null")
@@ -176,8 +176,8 @@ def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:
 
 
 def _order(row: Row, headline: Score | None) -> tuple[bool, float]:
-    """Return what puts the best row first, and the untrained network last."""
+    """Return what puts the best row first, and what is no method last."""
     found = row.score(headline.name) if headline else None
     if headline is None or found is None:
-        return row.untrained, math.inf
-    return row.untrained, -found.mean if headline.higher_is_better else found.mean
+        return row.is_reference, math.inf
+    return row.is_reference, -found.mean if headline.higher_is_better else found.mean

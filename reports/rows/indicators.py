@@ -111,7 +111,7 @@ def accuracy_of(summary: Summary) -> tuple[str, str]:
     That is what chose among configurations, where several were tried, and else the score that orders the leaderboard.
     """
     chose = summary.selection, summary.selection_split
-    if sum(not c.untrained and c.score(*chose) is not None for c in summary.configurations) >= MIN_CONFIGURATIONS:
+    if sum(not c.is_reference and c.score(*chose) is not None for c in summary.configurations) >= MIN_CONFIGURATIONS:
         return chose
     return summary.headline or summary.selection, "test"
 

@@ -87,7 +87,7 @@ def _missing_notes(summary: Summary) -> list[str]:
 def _origin_notes(summary: Summary) -> list[str]:
     """Say where numbers do not compare, because machines, ways of measuring or the code differ."""
     notes = []
-    trained = [record for record in summary.records if not record.untrained]
+    trained = [record for record in summary.records if not record.is_reference]
     machines = {machine(record) for record in trained if record.status == "done"}
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
@@ -100,7 +100,7 @@ def _origin_notes(summary: Summary) -> list[str]:
     return notes
 
 
-def no_better_than_untrained(summary: Summary) -> str:
+def no_better_than_trivial(summary: Summary) -> str:
     """Say which rows learned nothing by the score that orders them; empty where all did, or nothing tells."""
     if summary.headline is None:
         return ""
@@ -114,10 +114,19 @@ def no_better_than_untrained(summary: Summary) -> str:
                 below.append(row.name)
     if not below:
         return ""
+    trivial = summary.best_trivial(summary.headline)
+    named = "the untrained network"
+    if trivial is not None and "baseline" in trivial.first.cell:
+        named = trivial.label
     if len(below) < compared:
-        return f"Not better than the untrained network by {score.title}: {', '.join(below)}."
+        return f"Not better than {named} by {score.title}: {', '.join(below)}."
+    if trivial is not None and "baseline" in trivial.first.cell:
+        return (
+            f"No row is better than {named} by {score.title}: this task measures no representation learning. Train for "
+            "more steps, or take images on which pixels alone tell little, such as dataset=scenes."
+        )
     return (
-        f"No row is better than the untrained network by {score.title}: nothing was learned here. Train for more "
+        f"No row is better than {named} by {score.title}: nothing was learned here. Train for more "
         "steps, or choose another learning rate."
     )
 
@@ -126,7 +135,7 @@ def _budget_notes(summary: Summary) -> list[str]:
     """Say whether every method had the same chance to be tuned."""
     budgets: dict[int | None, dict[str, None]] = {}
     for row in summary.rows:
-        if not row.untrained and "external" not in row.first.cell:
+        if not row.is_reference and "external" not in row.first.cell:
             budgets.setdefault(summary.budget(row), {})[row.name] = None
     if not budgets:
         return []
@@ -150,7 +159,7 @@ def _few(names: Sequence[str]) -> str:
 
 def _view_notes(summary: Summary) -> list[str]:
     """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
-    trained = [row.first.cell for row in summary.rows if not row.untrained and "external" not in row.first.cell]
+    trained = [row.first.cell for row in summary.rows if not row.is_reference and "external" not in row.first.cell]
     views, epochs, passes = set(), set(), set()
     for cell in trained:
         number = sum(kind["count"] for kind in cell["augmentation"]["views"].values())

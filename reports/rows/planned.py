@@ -55,4 +55,4 @@ def _task_plan(summary: Summary) -> dict[str, Any]:
 
 
 def _row_plan(row: Row) -> dict[str, Any]:
-    return {} if row.untrained else {key: row.first.cell[key] for key in SETTING_NAMES}
+    return {} if row.is_reference else {key: row.first.cell[key] for key in SETTING_NAMES}

@@ -120,12 +120,12 @@ def sensitivities(summary: Summary) -> list[Sensitivity]:
     keys = [key for key in summary.varying if key != "epochs"]
     groups: dict[tuple[str, ...], dict[int, list[Configuration]]] = {}
     for c in (*summary.configurations, *short):
-        trained = not c.untrained and "external" not in c.first.cell
+        trained = not c.is_reference and "external" not in c.first.cell
         if trained and (c.diverged or c.score(summary.selection, summary.selection_split)):
             groups.setdefault(c.place(keys), {}).setdefault(int(c.first.cell["epochs"]), []).append(c)
     found = []
     for row in summary.rows:
-        lengths = {} if row.untrained else groups.get(row.place(keys), {})
+        lengths = {} if row.is_reference else groups.get(row.place(keys), {})
         if by_epochs:
             own = row.first.cell["epochs"]
             lengths = {own: lengths[own]} if own in lengths else {}

@@ -88,8 +88,13 @@ class Configuration:
 
     @property
     def untrained(self) -> bool:
-        """Whether this is the network as initialized."""
+        """Whether nothing was trained: the network as it is initialised, or a trivial baseline."""
         return self.first.untrained
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is no method, but what methods are held against."""
+        return self.first.is_reference
 
     @property
     def diverged(self) -> int:
@@ -125,6 +130,13 @@ class Configuration:
         if self.untrained:
             return None
         return stat(record.at_end.get(name) for record in self.records if record.status != "diverged")
+
+
+def mean_of(row: Configuration, name: str) -> float:
+    """Return the mean of a test score that the row has."""
+    found = row.score(name)
+    assert found is not None
+    return found.mean
 
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
@@ -199,7 +211,7 @@ class Summary:
         choices: Choices of the tunings of these cells, by the path of their file.
         varying: The settings that tell its trained cells apart, by their full names.
         configurations: All configurations tried, in the order of their labels.
-        rows: One per method and setting, best first, untrained last.
+        rows: One per method and setting, best first; those that are no methods come last.
         unchosen: Methods of which nothing chose among several configurations, with their number.
         waiting: Methods that were tuned and have no final score yet, with the number of their configurations.
         missing: Rows of which nothing is finished.
@@ -282,7 +294,10 @@ class Summary:
     def tukey(self, name: str) -> Tukey:
         """Fit the test of all pairs of rows by a test score."""
         if name not in self._tukey:
-            self._tukey[name] = Tukey([row.by_seed(name) for row in self.rows])
+            # Labels are no method's competitor: with that row in it, the test would be of labels against the rest.
+            labels = self.supervised(name)
+            scores: list[dict[int, float]] = [{} if row is labels else row.by_seed(name) for row in self.rows]
+            self._tukey[name] = Tukey(scores)
         return self._tukey[name]
 
     def scored(self, name: str, split: str) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
@@ -292,7 +307,7 @@ class Summary:
         """
         groups: dict[tuple[str, ...], list[Configuration]] = {}
         for configuration in self.configurations:
-            if not configuration.untrained and configuration.score(name, split) is not None:
+            if not configuration.is_reference and configuration.score(name, split) is not None:
                 groups.setdefault(configuration.place(self.varying), []).append(configuration)
         found: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
         for place, group in groups.items():
@@ -319,13 +334,32 @@ class Summary:
                     return len(entry.ranking)
         return int(stated)
 
-    def gain(self, row: Row, name: str) -> float | None:
-        """Subtract the untrained row's mean of a test score from the row's."""
-        ours = row.score(name)
-        if row.untrained or ours is None:
-            return None
-        for other in self.rows:
-            base = other.score(name) if other.untrained else None
-            if base is not None:
-                return ours.mean - base.mean
+    def best_trivial(self, name: str) -> Row | None:
+        """Find the best of the rows that nothing was trained for, by a test score."""
+        found = [row for row in self.rows if row.untrained and row.score(name) is not None]
+        sign = -1 if self.scores[name].higher_is_better is False else 1
+        return max(found, key=lambda row: sign * mean_of(row, name), default=None)
+
+    def supervised(self, name: str) -> Row | None:
+        """Find the row that was trained with labels, if it has a test score."""
+        for row in self.rows:
+            if row.is_reference and not row.untrained and row.score(name) is not None:
+                return row
         return None
+
+    def gain(self, row: Row, name: str) -> float | None:
+        """Subtract the best trivial row's mean of a test score from the row's."""
+        trivial = self.best_trivial(name)
+        if row.is_reference or row.score(name) is None or trivial is None:
+            return None
+        return mean_of(row, name) - mean_of(trivial, name)
+
+    def share(self, row: Row, name: str) -> float | None:
+        """Return how much of the way from the best trivial row to the supervised one a row has come, in percent."""
+        trivial, supervised, gain = self.best_trivial(name), self.supervised(name), self.gain(row, name)
+        if trivial is None or supervised is None or gain is None:
+            return None
+        way = mean_of(supervised, name) - mean_of(trivial, name)
+        higher_is_better = self.scores[name].higher_is_better is not False
+        # Where labels do no better than a trivial row, there is no way to go.
+        return 100 * gain / way if way and (way > 0) == higher_is_better else None

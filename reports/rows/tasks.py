@@ -79,7 +79,7 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
         if summary.on_test or headline is None or summary.scores[headline].unit != "%":
             continue
         for row in summary.rows:
-            if not row.untrained:
+            if not row.is_reference:
                 name = f"{summary.name}, {row.setting}" if row.setting else summary.name
                 tasks.setdefault(name, {})[row.label] = row.by_seed(headline)
     return compare_over(tasks)

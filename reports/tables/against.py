@@ -147,7 +147,7 @@ def _notes(found: Sequence[Change], before: str) -> list[str]:
 
 
 def _trained(rows: Sequence[Row | None]) -> list[Record]:
-    return list(itertools.chain(*(row.records for row in rows if row and not row.untrained)))
+    return list(itertools.chain(*(row.records for row in rows if row and not row.is_reference)))
 
 
 def _code(record: Record) -> str:

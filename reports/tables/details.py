@@ -64,7 +64,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     """
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
-        places = [i for i, row in enumerate(summary.rows) if not row.untrained and row.by_seed(name)]
+        places = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.by_seed(name)]
         # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
         while len(places) > 1:
             one = places.pop(0)
@@ -77,7 +77,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 def significance_table(summary: Summary) -> Table:
     """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
     name = summary.headline or ""
-    scored = [i for i, row in enumerate(summary.rows) if not row.untrained and row.score(name)]
+    scored = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
     rows = [i for i in scored if len(summary.rows[i].by_seed(name)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]

@@ -38,7 +38,7 @@ class _Line:
 
 def hyperparameters_table(summary: Summary) -> Table:
     """Set every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
-    trained = [configuration for configuration in summary.configurations if not configuration.untrained]
+    trained = [configuration for configuration in summary.configurations if not configuration.is_reference]
     chosen = {row.records[0].cell_id for row in summary.rows}
     varying = _varying(trained)
     lines = []

@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
-from regbench.reports.rows.notes import best_notes, no_better_than_untrained, task_notes
+from regbench.reports.rows.notes import best_notes, no_better_than_trivial, task_notes
 from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables import paper
@@ -50,7 +50,7 @@ _COSTS = [
 
 
 def leaderboard(summary: Summary) -> Table:
-    """Set the leaderboard: accuracy on the test split, gain on the untrained network, and cost.
+    """Set the leaderboard: accuracy on the test split, gain on trivial rows, and cost.
 
     What is planned and has no result yet stands below, with dashes. The paper's numbers have a column where a row is
     one of its experiments: the same data set, backbone, embedding dimension, batch and epochs.
@@ -62,9 +62,9 @@ def leaderboard(summary: Summary) -> Table:
     beside = any(_reference(row, summary) is not None for row in summary.rows)
     columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
     headline = summary.headline
-    if headline and any(row.untrained for row in summary.rows):
-        title = f"{summary.scores[headline].title.removesuffix(' top-1')} − untrained"
-        columns.append((Column(title, spare=4), lambda row: difference(summary.gain(row, headline))))
+    trivial = summary.best_trivial(headline) if headline else None
+    if headline and trivial is not None:
+        columns.append(_gain_column(summary, headline, trivial))
     for spare, name in enumerate(measured, 2):
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
     columns += _cost_columns(summary.rows)
@@ -73,7 +73,19 @@ def leaderboard(summary: Summary) -> Table:
     notes = [*_notes(summary, at_end=bool(measured), beside=beside), *task_notes(summary)]
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
-    return replace(table, warning=no_better_than_untrained(summary))
+    return replace(table, warning=no_better_than_trivial(summary))
+
+
+def _gain_column(summary: Summary, headline: str, trivial: Row) -> Filled:
+    """Say how far rows are above the best trivial row: as a share of the way to the supervised row, if there is one."""
+    if summary.supervised(headline) is None:
+        title = f"{summary.scores[headline].title.removesuffix(' top-1')} − {trivial.label}"
+        return Column(title, spare=4), lambda row: difference(summary.gain(row, headline))
+    return Column("share of the way (%)", spare=4), lambda row: _no_decimal(summary.share(row, headline))
+
+
+def _no_decimal(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0f}".replace("-", "−")
 
 
 def _cost_columns(rows: Sequence[Row]) -> list[Filled]:
@@ -97,6 +109,14 @@ def _notes(summary: Summary, *, at_end: bool, beside: bool) -> list[str]:
     """Say what the columns hold."""
     notes = ["Accuracies on the test split: mean ± sample standard deviation over n seeds; one seed has no ±."]
     notes += best_notes(summary, summary.leading)
+    headline = summary.headline
+    if headline and summary.supervised(headline) is not None:
+        trivial = summary.best_trivial(headline)
+        if trivial is not None:
+            notes.append(
+                f"The share of the way by {summary.scores[headline].title}: 0 is {trivial.label}, the best of the rows "
+                "that nothing was trained for, and 100 the same network trained with labels."
+            )
     if at_end:
         notes.append(
             "Effective rank (exp of the entropy of the singular values) and alignment (mean ‖u − v‖² of the unit "
@@ -180,7 +200,9 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             entry |= _mean_and_spread(f"{name}{unit}", score)
             entry[f"{name}_n"] = score and score.n
             entry[f"{name}_best"] = place in summary.best(name).rows
-            entry[f"{name}_minus_untrained"] = summary.gain(row, name)
+            entry[f"{name}_minus_trivial"] = summary.gain(row, name)
+            if summary.supervised(name) is not None:
+                entry[f"{name}_share_percent"] = summary.share(row, name)
         for name in _COSTS:
             cost = row.cost(name)
             entry[name] = cost and cost.mean

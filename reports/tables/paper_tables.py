@@ -95,7 +95,7 @@ def _candidates(summaries: Sequence[Summary], of_paper: pd.DataFrame) -> list[_C
         if not summary.on_test and first["table"] == _TWICE[1]:
             continue
         if (record.cell["dataset"]["name"], record.backbone) == place:
-            found += [(row, summary.on_test) for row in summary.rows if not row.untrained]
+            found += [(row, summary.on_test) for row in summary.rows if not row.is_reference]
     return found
 
 

@@ -93,7 +93,7 @@ def table_of_rows(
     heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
     body = []
     for row in summary.rows:
-        if whole or not row.untrained:
+        if whole or not row.is_reference:
             marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
             body.append(entries(marked, *row.settings.values(), *(fill(row) for _, fill in columns)))
     for absent in summary.missing if whole else ():

@@ -128,12 +128,12 @@ def test_golden_leaderboard_in_numbers(golden: Summary) -> None:
         "knn_top1_percent_std": [1.0, 1.0, None],
         "knn_top1_n": [3, 3, 1],
         "knn_top1_best": [True, False, False],
-        "knn_top1_minus_untrained": [22.0, 14.0, None],
+        "knn_top1_minus_trivial": [22.0, 14.0, None],
         "linear_top1_percent": [79.0, 70.0, 59.5],
         "linear_top1_percent_std": [2.0, 2.5, None],
         "linear_top1_n": [3, 3, 1],
         "linear_top1_best": [True, True, False],
-        "linear_top1_minus_untrained": [19.5, 10.5, None],
+        "linear_top1_minus_trivial": [19.5, 10.5, None],
         "train_s": [43200.0, 79200.0, None],
         "img_per_s": [1600.0, 2600.0, None],
         "step_ms": [160.0, 260.0, None],
@@ -760,3 +760,44 @@ def test_what_the_test_split_chose_or_has_another_unit_is_no_task(runs: Path, re
         ["100", "100", "1.00"],  # a point below is within a point
         ["0", "100", "3.00"],
     ]
+
+
+@pytest.fixture
+def beside(runs: Path, record: Make) -> Summary:
+    """Two methods beside all kinds of rows that are no methods; labels come half of the way up from pixels."""
+    for seed in range(3):
+        record("untrained", seed, knn=40.0, linear=50.0 + seed, cell={"epochs": 0})
+        record("supervised", seed, knn=90.0, linear=90.0 + seed, cell={"baseline": "supervised"})
+        record("VICReg", seed, knn=62.0, linear=75.0 + seed)
+        record("SFRIK (L=1)", seed, knn=41.0, linear=57.0 + seed)
+    record("raw pixels", knn=41.0, linear=61.0, cell={"epochs": 0, "baseline": "raw_pixels"})
+    record("PCA of pixels", knn=61.0, linear=55.0, cell={"epochs": 0, "baseline": "pca"})
+    return task(runs)
+
+
+def test_a_row_has_come_a_share_of_the_way_from_the_best_trivial_row_to_labels(beside: Summary) -> None:
+    table = leaderboard(beside)
+    assert list(grid(table)) == ["VICReg", "SFRIK (L=1)", "supervised", "raw pixels", "PCA of pixels", "untrained"]
+    shares = [row["share of the way (%)"] for row in grid(table).values()]
+    assert shares == ["50", "−10", "–", "–", "–", "–"]  # (76 − 61) / (91 − 61), (58 − 61) / (91 − 61)
+    frame = leaderboard_frame(beside)
+    assert frame["linear_top1_minus_trivial"].tolist()[:2] == [15.0, -3.0]
+    assert frame["knn_top1_share_percent"].tolist()[0] == pytest.approx(100 / 29)  # by kNN, PCA is the best trivial row
+    assert any("0 is raw pixels" in note for note in table.notes)
+    assert table.warning == "Not better than raw pixels by linear top-1: SFRIK (L=1)."
+
+
+def test_labels_are_no_competitor_of_methods(beside: Summary) -> None:
+    assert grid(leaderboard(beside))["VICReg"][LINEAR].startswith("**")
+    assert not grid(leaderboard(beside))["supervised"][LINEAR].startswith("**")
+    assert "supervised" not in grid(time_table(beside))
+
+
+def test_a_task_on_which_pixels_win_measures_no_representation_learning(runs: Path, record: Make) -> None:
+    record("VICReg", linear=60.0)
+    record("untrained", linear=50.0, cell={"epochs": 0})
+    record("raw pixels", linear=61.0, cell={"epochs": 0, "baseline": "raw_pixels"})
+    table = leaderboard(task(runs))
+    assert table.warning is not None
+    assert table.warning.startswith("No row is better than raw pixels by linear top-1: this task measures no represen")
+    assert grid(table)["VICReg"]["linear − raw pixels"] == "−1.00"
