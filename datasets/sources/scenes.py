@@ -56,8 +56,8 @@ PATTERNS = (
 
 # A block of this size keeps all its arrays below 100 MB at 96 px.
 _BLOCK = 128
-# At scale 1 a garment takes three quarters of the scene's side.
-_GARMENT_SHARE = 0.65
+# At scale 1 a garment of 28 px has its own size in a scene of 32 px.
+_GARMENT_SHARE = 0.875
 # Grey levels from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
 _OPAQUE = 48.0
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
@@ -212,12 +212,12 @@ class _Scenes:
             scenes = np.flatnonzero(garments == label)
             self.rows[scenes] = rows[: len(scenes)]
         self.hue = drawn[:, 0]
-        self.x = 0.15 + 0.7 * drawn[:, 1]
-        self.y = 0.15 + 0.7 * drawn[:, 2]
+        self.x = 0.2 + 0.6 * drawn[:, 1]
+        self.y = 0.2 + 0.6 * drawn[:, 2]
         self.scale = 0.7 + 0.5 * drawn[:, 3]
         self.angle_deg = 40 * drawn[:, 4] - 20
         self.background_hue = drawn[:, 5]
-        self.grain = 1 + 9 * drawn[:, 6]
+        self.grain = 1 + 5 * drawn[:, 6]
         self.pieces = (drawn[:, 7] * (source.distractors + 1)).astype(np.int64)
 
     def factors(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -270,7 +270,7 @@ class _Scenes:
             turn = np.pi * drawn[:, direction, None, None]
             along_NSS = np.cos(turn) * x_SS + np.sin(turn) * y_SS
             cycles_N = self.grain[scenes, None, None]
-            mix_NSS += 0.4 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
+            mix_NSS += 0.3 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
         value = 0.35 + 0.5 * drawn[:, 14]
         first_NC = _rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
         second_NC = _rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)

@@ -59,7 +59,7 @@ def raw(split: str) -> Features:
     """Pixels as the evaluation sees them: normalised, channel by channel."""
     images = SOURCES.build("scenes", **SOURCE).open(None, Path()).splits[split]
     pixels = np.stack([image for image, _ in images.images() if isinstance(image, np.ndarray)])
-    x_ND = torch.from_numpy((pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1) / 255 - 0.36) / 0.163)
+    x_ND = torch.from_numpy((pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1) / 255 - 0.361) / 0.17)
     return Features(x_ND.float(), torch.from_numpy(images.labels))
 
 
