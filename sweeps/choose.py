@@ -197,9 +197,12 @@ def _ranked(
     configurations: Mapping[str, Sequence[Cell]], records: Mapping[str, Sequence[Record]], short: Mapping[str, int]
 ) -> list[RankedConfiguration]:
     """Rank configurations: the longest trained first, then by their mean score over the seeds."""
-    tunable = {name: _tunable(cells[0]) for name, cells in configurations.items()}
-    # A short training has a shorter warm-up too, which is no choice.
-    full_length = [tunable[name] for name, cells in configurations.items() if cells[0].id not in short]
+    tunable = {}
+    full_length = []
+    for configuration, cells in configurations.items():
+        tunable[configuration] = _tunable(cells[0])
+        if cells[0].id not in short:  # a short training has a shorter warm-up too, which is no choice
+            full_length.append(tunable[configuration])
     shown = []
     for key in next(iter(tunable.values())):
         varies = any(each.get(key) != full_length[0].get(key) for each in full_length)
@@ -253,9 +256,11 @@ def _edges(chosen: Cell, ranking: Sequence[RankedConfiguration]) -> dict[str, st
     found = {}
     space = chosen.method.space or {}
     for key, best in ranking[0].hyperparameters.items():
-        tried = [entry.hyperparameters[key] for entry in ranking]
-        # By type, because isinstance takes a switch (bool) for a number.
-        numbers = {value for value in tried if type(value) in (int, float)}
+        numbers = set()
+        for entry in ranking:
+            value = entry.hyperparameters[key]
+            if type(value) in (int, float):  # isinstance takes a switch (bool) for a number
+                numbers.add(value)
         if len(numbers) < 2 or best not in (min(numbers), max(numbers)):
             continue
         least, most = -math.inf, math.inf

@@ -78,10 +78,10 @@ def read_history(directory: Path) -> list[dict[str, Any]]:
     if not files:
         return []
     try:
-        rows = [orjson.loads(line) for line in files[0].read_bytes().splitlines()]
+        rows = map(orjson.loads, files[0].read_bytes().splitlines())
+        return [row for row in rows if isinstance(row, dict)]
     except (OSError, ValueError):
         return []
-    return [row for row in rows if isinstance(row, dict)]
 
 
 def scores_of(history: Sequence[dict[str, Any]]) -> tuple[str, list[float]]:

@@ -303,7 +303,7 @@ def unfinished(statuses: Sequence[CellStatus], sweep: str, stages: Collection[st
 def counts(statuses: Sequence[CellStatus]) -> str:
     """Say how many cells are in each state."""
     found = Counter(status.state for status in statuses)
-    return ", ".join(f"{number} {state}" for state, number in found.items())
+    return ", ".join(f"{found[state]} {state}" for state in found)
 
 
 def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) -> str:

@@ -260,7 +260,7 @@ def complete(*words: str) -> list[str]:
         (["sweep", "quickstart", "seed", "=", "3", "network", "=", "resnet18_"], ["resnet18_small"]),
         (["train", "method", "=", "vicreg", "epo"], ["epochs="]),
         (["train", "evaluation.knn.k"], ["evaluation.knn.k="]),
-        (["train", "network.backbone", "=", "resnet_"], ["resnet_tiny"]),
+        (["train", "network.backbone", "=", "resnet_t"], ["resnet_tiny"]),
         (["train", "cluster=sl"], ["cluster=slurm"]),
         (["train", "meth"], ["method="]),
         (["train", "optimizer.warmup_e"], ["optimizer.warmup_epochs="]),

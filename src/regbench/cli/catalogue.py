@@ -49,14 +49,17 @@ def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: in
         for name in names:
             _show_method(registry.build(name), registry.defaults(name))
     else:
-        _list_methods([(name, registry.build(name)) for name in registry.names()])
+        _list_methods()
 
 
-def _list_methods(found: Sequence[tuple[str, Regularizer]]) -> None:
+def _list_methods() -> None:
     from tabulate import tabulate
 
+    from regbench import methods as registry
+
     rows = []
-    for name, method in found:
+    for name in registry.names():
+        method = registry.build(name)
         data = method.metadata
         rows.append([name, method.label, data.reference, data.time, data.memory])
     click.echo(tabulate(rows, headers=["method=", "label", "reference", "time", "memory"]))

@@ -57,14 +57,17 @@ def complete_method(ctx: click.Context) -> Iterable[str]:
 @_offer
 def complete_started(ctx: click.Context) -> Iterable[str]:
     """Offer the sweeps that were started."""
-    return sorted(path.parent.name for path in _runs_dir(ctx).glob("*/sweep.json"))
+    return _folders_with("sweep.json", _runs_dir(ctx))
 
 
 @_offer
 def complete_cell(ctx: click.Context) -> Iterable[str]:
     """Offer the cells of the sweep that stands before on the command line."""
-    sweep = _runs_dir(ctx) / str(ctx.params.get("name"))
-    return sorted(path.parent.name for path in sweep.glob("*/config.yaml"))
+    return _folders_with("config.yaml", _runs_dir(ctx) / str(ctx.params.get("name")))
+
+
+def _folders_with(file: str, parent: Path) -> list[str]:
+    return sorted(path.parent.name for path in parent.glob(f"*/{file}"))
 
 
 def _runs_dir(ctx: click.Context) -> Path:

@@ -98,6 +98,7 @@ def _print_comparison(grid: Sweep, numbers: Sequence[PublishedNumber], overrides
     changed = [each for each in overrides if not each.startswith(("seed=", "runtime.", "cluster"))]
     if changed:
         notes.append(f"Ours is not the recipe, but with {' '.join(changed)}.")
-    notes += [f"Otherwise than published: {line}" for line in grid.deviations]
+    for line in grid.deviations:
+        notes.append(f"Otherwise than published: {line}")
     for note in notes:
         click.echo(textwrap.fill(note, 120, initial_indent="- ", subsequent_indent="  "))
