@@ -29,7 +29,7 @@ from regbench.errors import RegbenchError
 from regbench.settings import shown
 from regbench.spaces import Choice, Range, spread
 from regbench.sweeps.choose import grouped, read_search, selection_score
-from regbench.sweeps.searches import Search, fixed_settings, searches_of
+from regbench.sweeps.search_spaces import Search, fixed_settings, searches_of
 
 _FIRST = 4
 """Configurations that a bracket draws for each one that it trains to the end."""
