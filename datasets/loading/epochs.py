@@ -98,7 +98,7 @@ class View:
     drawn: int
 
 
-def _views(kinds: Sequence[ViewsConfig]) -> list[View]:
+def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
     """List the views of all kinds, in the order in which they are delivered."""
     numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
     views = []
@@ -141,7 +141,7 @@ class EpochLoader:
         self,
         dataset: DatasetConfig,
         beton: Beton,
-        kinds: Sequence[ViewsConfig],
+        views: Sequence[View],
         *,
         interpolation: Interpolation,
         batch_size: int,
@@ -150,9 +150,8 @@ class EpochLoader:
         backend: str = "auto",
         workers: int = 1,
         dtype: torch.dtype = torch.float32,
-        views: Sequence[View] | None = None,
     ) -> None:
-        """Set up the backend; `views` are those of `kinds` with other draws than in pretraining, see `Reading`."""
+        """Set up the backend; for the options see `Reading`."""
         if backend not in BACKENDS:
             raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
         if interpolation not in get_args(Interpolation):
@@ -166,7 +165,7 @@ class EpochLoader:
         self.batch_size = batch_size
         self.device = device
         self._beton = beton
-        self._views = views or _views(kinds)
+        self._views = views
         self._seed = seed
         self._dtype = dtype
         sizes = tuple(view.kind.side for view in self._views)
