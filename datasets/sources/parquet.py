@@ -172,7 +172,7 @@ def _find_columns(schema: Any) -> _Columns | None:
     def column(usual: Sequence[str], kind: str) -> str | None:
         for name in (*usual, *kinds):
             if name in schema.names and (name in usual or kinds[name] == kind):
-                return name
+                return str(name)
         return None
 
     image, label = column(_IMAGE_COLUMNS, "Image"), column(_LABEL_COLUMNS, "ClassLabel")
