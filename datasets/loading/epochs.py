@@ -65,7 +65,7 @@ class Epoch(Generic[Batch]):
 
 
 class _Transfer:
-    """Brings crops to the device as tensors that are safe to keep, though the crops' memory is used again."""
+    """Brings crops to the device without waiting for the training step that is at work there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -209,11 +209,11 @@ class EpochLoader:
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
             if self._crops.finishes:
-                views = [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
-            else:
-                crops, todo = self._shape.split(self._transfer(flat)), chains_of(indices)
-                plain = (photometric(crop, todo[:, v]) for v, crop in enumerate(crops))
-                views = [self._normalize(x_NCHW, self._dtype) for x_NCHW in plain]
+                return give(indices, [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)])
+            todo = chains_of(indices)
+            views = []
+            for number, crop in enumerate(self._shape.split(self._transfer(flat))):
+                views.append(self._normalize(photometric(crop, todo[:, number]), self._dtype))
             return give(indices, views)
 
         chains_then = chains_of if self._crops.finishes else None
