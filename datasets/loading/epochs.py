@@ -65,7 +65,7 @@ class Epoch(Generic[Batch]):
 
 
 class _Transfer:
-    """Brings crops to the device as tensors that are safe to keep, though the crops' memory is used again."""
+    """Brings crops to the device without waiting for the training step that is at work there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -98,7 +98,7 @@ class View:
     drawn: int
 
 
-def _views(kinds: Sequence[ViewsConfig]) -> list[View]:
+def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
     """List the views of all kinds, in the order in which they are delivered."""
     numbers = iter(draws.view_numbers(sum(kind.count for kind in kinds)))
     views = []
@@ -141,7 +141,7 @@ class EpochLoader:
         self,
         dataset: DatasetConfig,
         beton: Beton,
-        kinds: Sequence[ViewsConfig],
+        views: Sequence[View],
         *,
         interpolation: Interpolation,
         batch_size: int,
@@ -150,9 +150,8 @@ class EpochLoader:
         backend: str = "auto",
         workers: int = 1,
         dtype: torch.dtype = torch.float32,
-        views: Sequence[View] | None = None,
     ) -> None:
-        """Set up the backend; `views` are those of `kinds` with other draws than in pretraining, see `Reading`."""
+        """Set up the backend; for the options see `Reading`."""
         if backend not in BACKENDS:
             raise RegbenchError(f"unknown loader '{backend}'; choose one of {', '.join(BACKENDS)}")
         if interpolation not in get_args(Interpolation):
@@ -166,7 +165,7 @@ class EpochLoader:
         self.batch_size = batch_size
         self.device = device
         self._beton = beton
-        self._views = views or _views(kinds)
+        self._views = views
         self._seed = seed
         self._dtype = dtype
         sizes = tuple(view.kind.side for view in self._views)
@@ -210,11 +209,11 @@ class EpochLoader:
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
             if self._crops.finishes:
-                views = [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
-            else:
-                crops, todo = self._shape.split(self._transfer(flat)), chains_of(indices)
-                plain = (photometric(crop, todo[:, v]) for v, crop in enumerate(crops))
-                views = [self._normalize(x_NCHW, self._dtype) for x_NCHW in plain]
+                return give(indices, [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)])
+            todo = chains_of(indices)
+            views = []
+            for number, crop in enumerate(self._shape.split(self._transfer(flat))):
+                views.append(self._normalize(photometric(crop, todo[:, number]), self._dtype))
             return give(indices, views)
 
         chains_then = chains_of if self._crops.finishes else None

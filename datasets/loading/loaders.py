@@ -16,7 +16,7 @@ from torch import Tensor
 from regbench.datasets.config import UNCHANGED, AugmentationConfig, DatasetConfig, Interpolation
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
-from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View
+from regbench.datasets.loading.epochs import Epoch, EpochLoader, Reading, View, list_views
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
 from regbench.errors import RegbenchError
 
@@ -76,9 +76,9 @@ class PretrainingLoader(EpochLoader):
             raise RegbenchError(
                 f"data set {dataset.name!r} trains on images without labels; leave out baseline=supervised"
             )
-        kinds = augmentation.kinds(dataset.image_size)
+        views = list_views(augmentation.kinds(dataset.image_size))
         interpolation = augmentation.interpolation
-        super().__init__(dataset, beton, kinds, interpolation=interpolation, batch_size=batch_size, **reading)
+        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
             # With the first image numba reads its compiled code, or compiles it: no part of the time of training.
@@ -142,9 +142,9 @@ class ViewLoader(EpochLoader):
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)
         self.num_samples = len(self._indices)
-        kinds = augmentation.pair().kinds(dataset.image_size)
+        views = list_views(augmentation.pair().kinds(dataset.image_size))
         interpolation, batch_size = augmentation.interpolation, min(batch_size, self.num_samples)
-        super().__init__(dataset, beton, kinds, interpolation=interpolation, batch_size=batch_size, **reading)
+        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
 
     def epoch(self, e: int) -> Epoch[tuple[Tensor, ...]]:
         """Start epoch `e`: pairs of (N, C, S, S) float32, normalised, on the device; the last batch may be short."""
@@ -200,9 +200,7 @@ class EvalLoader(EpochLoader):
             kind = replace(kind, flip_p=0.0, cut="center", resize=dataset.eval_resize)
         views = [View(kind, 0, draws.EVALUATION_VIEW)]
         batch_size = min(batch_size, self.num_samples)
-        super().__init__(
-            dataset, beton, [kind], interpolation=interpolation, batch_size=batch_size, views=views, **reading
-        )
+        super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
 
     def __len__(self) -> int:
         """Count the batches of an epoch; the last one may be short."""

@@ -53,7 +53,10 @@ def parts_of(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     # ILSVRC2012's test/ is flat and has no labels.
     if "test" in there and _class_folders(source_dir / "test"):
         train = _class_files(source_dir / "train", wrong)
-        return {"train": train} | {part: _class_files_like(train, source_dir / part, wrong) for part in there}
+        parts = {"train": train}
+        for part in there:
+            parts[part] = _class_files_like(train, source_dir / part, wrong)
+        return parts
     if "val" in there:
         return train_and_val(source_dir, wrong)
     return {"train": _class_files(source_dir / "train", wrong)}

@@ -76,7 +76,9 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
             wrong.append(f"line {number}: {name} is already in line {first_line[classes[0], file_name]}")
         else:
             first_line[classes[0], file_name] = number
-    chosen = {label: [file for file in paths if (label, file.name) in first_line] for label, paths in files.items()}
+    chosen: Files = {}
+    for label, paths in files.items():
+        chosen[label] = [file for file in paths if (label, file.name) in first_line]
     empty = [label for label, paths in chosen.items() if not paths]
     # A list that does not fit at all would leave classes empty, too: its lines are what is to be looked at.
     if empty and not wrong:

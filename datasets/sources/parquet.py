@@ -116,9 +116,13 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
         names = few(sorted(str(path.relative_to(source_dir)) for path in folders))
         wrong.append(f"it holds several data sets, of which one is to be given: {names}")
     for split, paths in files.items():
-        numbered = [match for match in (_SHARD.match(path.name) for path in paths) if match]
-        expected = max((int(match[3]) for match in numbered), default=0)
-        if lacking := sorted(set(range(expected)) - {int(match[2]) for match in numbered}):
+        # Files that are not numbered, such as train.parquet, say nothing of others.
+        expected, numbers = 0, set()
+        for path in paths:
+            if match := _SHARD.match(path.name):
+                expected = max(expected, int(match[3]))
+                numbers.add(int(match[2]))
+        if lacking := sorted(set(range(expected)) - numbers):
             wrong.append(f"{len(lacking):,} of the {expected:,} files of {split} are missing: numbers {few(lacking)}")
     if "train" not in files:
         wrong.append("it has no files of train")
@@ -166,9 +170,10 @@ def _find_columns(schema: Any) -> _Columns | None:
     kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
 
     def column(usual: Sequence[str], kind: str) -> str | None:
-        of_kind = [name for name in schema.names if kinds.get(name) == kind]
-        found = [name for name in (*usual, *of_kind) if name in schema.names]
-        return found[0] if found else None
+        for name in (*usual, *kinds):
+            if name in schema.names and (name in usual or kinds[name] == kind):
+                return str(name)
+        return None
 
     image, label = column(_IMAGE_COLUMNS, "Image"), column(_LABEL_COLUMNS, "ClassLabel")
     if image is None or label is None:
