@@ -72,3 +72,19 @@ def test_one_alone_lives_on_after_a_failure() -> None:
         assert one.ask(own_id) == [first]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+def test_processes_have_the_cores_and_the_environment_of_their_start(
+    two: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that forks them has been running since before."""
+    two.ask(answer, 1)
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setenv("OF_THE_CALLER", "now")
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with Processes(1, state, "number") as one:
+            found = one.ask(lambda state: (os.sched_getaffinity(0), os.environ["OF_THE_CALLER"]))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found == [({min(cores)}, "now")]

@@ -118,6 +118,7 @@ class Opened:
         images, view = 0, torch.empty(0)
         began_s = time.perf_counter()
         for view, second in self._batches(self._count):
+            # A contestant that delivered less would look fast.
             assert view.shape == second.shape and view.dtype == second.dtype
             images += len(view)
         if self._device.type == "cuda":
@@ -130,6 +131,7 @@ class Opened:
 @contextmanager
 def _only_cores(count: int) -> Iterator[None]:
     """Leave this process and those that it starts so many of its cores."""
+    # Some loaders start threads as they see cores, whatever number they are given.
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:count])
     try:
@@ -193,7 +195,7 @@ def _measure_group(
             return pools[each].ask(what)[0]
         except WorkFailed as error:
             notes[each] = f"left out: {error}"
-            pools[each].close()
+            pools[each].close()  # what is left of it must not be at work while others take turns
             return None
 
     delivered: dict[Contestant, str] = {}

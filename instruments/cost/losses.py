@@ -97,7 +97,7 @@ class _Session:
         seconds = prediction.seconds * (self._grid.repeats + 2 if self._grid.repeats else 1)
         if row.ranks > 1:  # shared and alone
             seconds *= 2
-        if self._grid.device == "cpu":
+        if self._grid.device == "cpu":  # more threads than cores take turns
             seconds *= max(1.0, row.ranks * self._grid.threads / len(os.sched_getaffinity(0)))
         return seconds
 
@@ -107,7 +107,7 @@ class _Session:
         if prediction is None:
             return ""
         needed = prediction.bytes + 3 * row.embedding_bytes
-        if self._grid.device == "cpu":
+        if self._grid.device == "cpu":  # whose ranks share one memory
             needed *= row.ranks
         if needed > limit:
             return f"left out: about {_size(needed)} of memory, over the limit of {_size(limit)}"
@@ -120,6 +120,7 @@ class _Session:
         """Measure one method at one size."""
         notes: dict[Variant, str] = {}
         planned_s = 0.0
+        # What is cheap comes first: it is the costliest that a budget leaves out.
         for row in sorted(rows, key=self._seconds):
             notes[row.variant] = self._over(row, planned_s)
             if not notes[row.variant]:
@@ -131,7 +132,7 @@ class _Session:
                 pool = self._pools[rows[0].ranks]
                 result = pool.ask(measure_variants, self._case(rows[0]), variants, self._grid.repeats)[0]
                 failed = result.failed
-            except WorkFailed as error:
+            except WorkFailed as error:  # the process ended, for want of memory say, and took the others' results along
                 failed = dict.fromkeys(variants, str(error))
             for variant, line in failed.items():
                 notes[variant] = f"failed: {line}"

@@ -121,12 +121,17 @@ def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], eng
 
 def gemm_floor(views: Sequence[Tensor]) -> Run:
     """Make a call of the matrix products that value and gradient of two views need at least, see `losses`."""
+    # Losses compute half precision in float32.
     dtype = torch.promote_types(views[0].dtype, torch.float32)
-    # With q < n the same products of the transposed embeddings.
-    wide = [view.detach().to(dtype) if len(view) <= view.shape[1] else view.detach().to(dtype).T for view in views]
+    wide = []
+    for view in views:
+        z_NQ = view.detach().to(dtype)
+        # With q < n the same products of the transposed embeddings.
+        wide.append(z_NQ if len(z_NQ) <= z_NQ.shape[1] else z_NQ.T)
     small = len(wide[0])
     half = -(-small // 2)
     product, gradient = wide[0].new_empty(half, small), torch.empty_like(wide[0])
+    # Its numbers do not matter, as long as products neither overflow nor become denormal, which is slow.
     square = wide[0].new_full((small, small), 1e-3)
 
     def run() -> Sequence[Tensor]:
@@ -236,7 +241,9 @@ def measure_variants(here: Rank, case: Case, variants: Sequence[Variant], repeat
             calls["alone", variant] = value_and_gradient(regularizer, views, Engine(form=variant.form))
     if not repeats or not calls:
         return result
+    # It takes turns with the rest, so that its ratios are of one round, too.
     calls["floor", None] = gemm_floor(whole[:2])
+    # The slowest rank decides how often a call is repeated: all have to repeat it as often, or they would wait forever.
     warm_ms = here.largest([_milliseconds(here, run, 1) for run in calls.values()])
     round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
     turns = {}

@@ -35,7 +35,7 @@ _END_TIMEOUT_S = 10.0
 
 def _start(function: Callable[..., None], *arguments: Any) -> Any:
     """Call a function of this module in a process of its own."""
-    process = FORKED.Process(target=_enter, args=(dict(os.environ), function, arguments))
+    process = FORKED.Process(target=_enter, args=(dict(os.environ), os.sched_getaffinity(0), function, arguments))
     with _no_main():
         process.start()
     return process
@@ -52,12 +52,15 @@ def _no_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _enter(environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _enter(
+    environment: dict[str, str], cores: set[int], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     # A terminal sends Ctrl-C to all processes: the one that began these answers it, and ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The fork server has the environment of the time when it was started.
+    # The fork server has the environment and the cores of the time when it was started.
     os.environ.clear()
     os.environ.update(environment)
+    os.sched_setaffinity(0, cores)
     # Processes that this one starts, such as a DataLoader's, begin as they would in the caller.
     multiprocessing.set_start_method(None, force=True)
     function(*arguments)
