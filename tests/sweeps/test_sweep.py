@@ -180,6 +180,10 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
         return CliRunner().invoke(main, ["logs", "own", cell, "--runs-dir", str(tmp_path)]).output
 
     assert "of attempt 3" in logs("abc1")
+    errors = tmp_path / "own" / "abc1" / "logs" / "3_log.err"  # an older file, and what somebody looks for
+    errors.write_text("errors of attempt 3")
+    os.utime(errors, (2, 2))
+    assert "errors of attempt 3" in logs("abc1")
     assert "2 cells of own begin with 'abc'" in logs("abc")
     assert "no cell of own begin with 'b'" in logs("b")
 
@@ -314,6 +318,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert own.states() == ["failed", "done"]  # the failure did not stop the other
     assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
     assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
+    assert f"{own.directory(*bad.split()).name}/logs/" in caplog.text
     before_ns = written_ns(own.directory(*good.split()))
     record = read_record(own.directory(*good.split()))
     assert record is not None
