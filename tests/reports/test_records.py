@@ -153,7 +153,7 @@ def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(
 
 
 def test_the_history(runs: Path, record: Make) -> None:
-    record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7}])
+    record(history=[{"epoch": 1, "loss": 2.0, "terms": {}}, {"epoch": 2, "loss": float("nan"), "rank": 7, "odd": True}])
     (one,) = read_records(runs).records
     assert one.history[0] == {"epoch": 1, "loss": 2.0, "terms": {}}
     assert one.at_end == {"epoch": 2, "rank": 7.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -246,6 +247,15 @@ def test_two_rows_are_told_apart_by_the_paired_t_test(runs: Path, record: Make, 
     (p,) = significance_frame(task(runs)).query("score == 'linear_top1'")["p"]
     assert p == pytest.approx(expected, rel=1e-3)
     assert [row[2].bold for row in leaderboard(task(runs)).rows] == [True, expected > 0.05]
+
+
+def test_no_row_is_tested_against_the_untrained_network(runs: Path, record: Make) -> None:
+    for seed, label in itertools.product(range(3), ("VICReg", "AUH", "untrained")):
+        record(label, seed, linear=70.0 + seed)
+    frame = significance_frame(task(runs))
+    assert {frozenset(pair) for pair in zip(frame["one"], frame["other"], strict=True)} == {
+        frozenset(("AUH", "VICReg"))
+    }
 
 
 @pytest.mark.parametrize(("lost", "bold"), [(0.99, True), (1.01, False)])

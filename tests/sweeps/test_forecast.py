@@ -105,6 +105,14 @@ def test_a_prediction_may_take_nine_tenths_of_a_gpu(tiny: list[str]) -> None:
         assert [row[""] for row in rows([limited])] == ["to run" if fits else "DOES NOT FIT"]
 
 
+def test_the_largest_sizes_take_nine_tenths_of_a_gpu_too(tiny: list[str]) -> None:
+    sweep = load_grid([*tiny, "method=vicreg", "batch_size=8"])
+    (entry,) = plan(sweep)
+    assert entry.needs is not None
+    found = [largest_fitting(sweep, entry.needs.peak_bytes / share / 2**30)["batch_size"] for share in (0.89, 0.91)]
+    assert found == [8, 4]
+
+
 def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> None:
     """Somebody ran it with --oversized, or on a larger GPU; the others are not refused for it."""
     sweep = load_grid([*tiny, "method=vicreg", "cluster.gpu_memory_gib=0.0001"])

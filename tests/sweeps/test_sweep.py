@@ -19,12 +19,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from regbench.benchmark.compute import usable_cpus
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint
 from regbench.benchmark.rundir.directory import run_directory
 from regbench.benchmark.rundir.lease import claim, is_running, last_attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import NamedFile
+from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.processes import Worker
@@ -177,6 +180,10 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
         return CliRunner().invoke(main, ["logs", "own", cell, "--runs-dir", str(tmp_path)]).output
 
     assert "of attempt 3" in logs("abc1")
+    errors = tmp_path / "own" / "abc1" / "logs" / "3_log.err"  # an older file, and what somebody looks for
+    errors.write_text("errors of attempt 3")
+    os.utime(errors, (2, 2))
+    assert "errors of attempt 3" in logs("abc1")
     assert "2 cells of own begin with 'abc'" in logs("abc")
     assert "no cell of own begin with 'b'" in logs("b")
 
@@ -311,6 +318,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert own.states() == ["failed", "done"]  # the failure did not stop the other
     assert "1 of 2 cells are not finished: VICReg seed 0 failed" in first.stderr
     assert "evaluation.knn.k=5000 is larger than the 120 training images" in caplog.text
+    assert f"{own.directory(*bad.split()).name}/logs/" in caplog.text
     before_ns = written_ns(own.directory(*good.split()))
     record = read_record(own.directory(*good.split()))
     assert record is not None
@@ -335,16 +343,24 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 1 done\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "expected"),
-    [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"])],
+    [
+        (None, ["0", "1"]),
+        pytest.param("2,3", ["2", "3"], marks=pytest.mark.slow),
+        pytest.param("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"], marks=pytest.mark.slow),
+    ],
 )
 def test_runs_take_the_gpus_that_the_shell_allows(
     shell: str | None, expected: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Two GPUs and three cells; a job says which it would have seen."""
+    """Two GPUs and three cells; a job says which it would have seen, and how many CPUs it takes of its half."""
     seen: list[str] = []
+    cpus: set[int] = set()
+
+    def run(cell: Cell, runtime: Runtime, *_: Any) -> None:
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        cpus.update((runtime.threads, runtime.workers))
 
     class Here(Worker):
         """Calls its jobs in this process."""
@@ -357,14 +373,15 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
-    monkeypatch.setattr("regbench.benchmark.run.run_cell", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
     (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
-    overrides = [override for override in tiny if override != "runtime.device=cpu"]
+    overrides = [override for override in tiny if override not in ("runtime.device=cpu", "runtime.threads=1")]
     run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
     assert seen == [*expected, expected[0]]
+    assert cpus == {max(1, usable_cpus() // 2)}
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
 
 
