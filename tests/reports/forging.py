@@ -152,7 +152,7 @@ class Parts:
         self.records: list[Json] = self._list("records")
         self.choices: list[Json] = self._list("choices")
         self.evaluations: list[Json] = self._list("evaluations")
-        self.histories = dict(zip(map(_history_of, self.records), self._list("histories"), strict=True))
+        self.histories: dict[str, Any] = dict(zip(map(_history_of, self.records), self._list("histories"), strict=True))
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
 
     def _list(self, name: str) -> list[Any]:

@@ -437,6 +437,14 @@ def test_what_unpacks_to_too_much_is_refused(honest: Path, tmp_path: Path, monke
     assert "unpacks to more than 1,024 bytes" in run("verify", honest).stderr
 
 
+def test_a_history_that_is_no_text_is_refused(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.histories[next(iter(parts.histories))] = [1]
+    done = run("verify", parts.write(tmp_path / "odd.zip"))
+    assert done.exit_code == 2
+    assert "is [1], not a text" in done.stderr
+
+
 def test_a_time_beyond_the_calendar_is_one_line(honest: Path, tmp_path: Path) -> None:
     parts = Parts(honest)
     parts.final[0]["attempts"][-1]["started"] = "9999-12-31T23:59:59+00:00"
