@@ -131,7 +131,7 @@ class Opened:
 @contextmanager
 def _only_cores(count: int) -> Iterator[None]:
     """Leave this process and those that it starts so many of its cores."""
-    # Some loaders start threads as they see cores, whatever number they are given.
+    # Libraries may start threads by the number of cores that they see.
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:count])
     try:

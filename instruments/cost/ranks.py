@@ -131,7 +131,7 @@ def gemm_floor(views: Sequence[Tensor]) -> Run:
     small = len(wide[0])
     half = -(-small // 2)
     product, gradient = wide[0].new_empty(half, small), torch.empty_like(wide[0])
-    # Its numbers do not matter, as long as products neither overflow nor become denormal, which is slow.
+    # It stands for the derivatives by the Gram matrix; their values do not matter for the time.
     square = wide[0].new_full((small, small), 1e-3)
 
     def run() -> Sequence[Tensor]:

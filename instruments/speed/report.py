@@ -97,7 +97,7 @@ def make_sweep(folder: Path, count: int) -> None:
         metrics = "".join(json.dumps(row) + "\n" for row in made_history(draw)).encode()
         (run / "metrics-0001.jsonl").write_bytes(metrics)
         record = made_record(cell, NamedFile("metrics-0001.jsonl", hashlib.sha256(metrics).hexdigest()), draw)
-        # Written as a run writes it, but by libyaml, which is some ten times as fast.
+        # By libyaml: Python's own writer is slow for thousands of cells.
         (run / "config.yaml").write_text(yaml.dump(record.cell, Dumper=yaml.CSafeDumper, sort_keys=False))
         (run / record.file_name).write_text(record.text())
         plan.append({"id": cell.id, "label": cell.label, "seed": cell.seed, "epochs": cell.epochs})
