@@ -546,6 +546,28 @@ def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[P
         assert "augmentation" in [column.name for column in table.columns]
 
 
+def test_failures_of_many_kinds_are_counted(runs: Path, record: Make) -> None:
+    record("VICReg", 0)
+    planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in range(1, 8)))
+    for i in range(1, 8):
+        path = runs / "quickstart" / f"{i:012x}" / "attempts" / "0001.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"ended": "failed", "error": f"reason {i}"}))
+        (path.parents[1] / "config.yaml").touch()
+    (note,) = (note for note in leaderboard(task(runs)).notes if note.startswith("Failed, 7 in all"))
+    assert note.count("reason") == 5
+    assert note.endswith("; and 2 more kinds.")
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_narrow_terminal_can_do_without_the_peak_memory_beside_that_of_the_loss(
+    runs: Path, record: Make, measured: bool
+) -> None:
+    record("VICReg", cost={"loss_extra_bytes": 2**20} if measured else {})
+    spare = {column.name.partition(" (")[0]: column.spare for column in leaderboard(task(runs)).columns}
+    assert (spare["peak memory"] > 0, spare.get("loss memory")) == ((True, 0) if measured else (False, None))
+
+
 def test_a_planned_cell_that_another_sweep_has_finished_is_not_missing(runs: Path, record: Make) -> None:
     """It is not in the row either: other hyperparameters were chosen."""
     record("VICReg", 0, tuning=72.0, cell=weight(10.0))
