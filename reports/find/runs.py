@@ -62,6 +62,20 @@ class Missing:
     failure: str
 
 
+@dataclass(frozen=True)
+class MissingRow:
+    """A method in one setting of which cells are planned and none is finished.
+
+    Attributes:
+        settings: The settings that vary in the task, by their name in a table's head.
+        seeds: Number of planned seeds.
+    """
+
+    label: str
+    settings: dict[str, str]
+    seeds: int
+
+
 def find_runs(folders: Sequence[Path]) -> Found:
     """Find run directories at most two levels down: deeper ones would be somebody's copies or checkpoints.
 

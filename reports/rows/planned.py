@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regbench.reports.find.runs import Missing
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, MissingRow, Row, Summary, setting_name
+from regbench.reports.find.runs import Missing, MissingRow
+from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, setting_name
 
 
 def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:

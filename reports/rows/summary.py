@@ -17,7 +17,7 @@ from pathlib import Path
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.files import cell_id
-from regbench.reports.find.runs import Missing
+from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.significance import Best, Tukey, best
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
@@ -186,20 +186,6 @@ class Row(Configuration):
         return f"{self.label}, {self.setting}" if self.setting else self.label
 
 
-@dataclass(frozen=True)
-class MissingRow:
-    """A method in one setting of which cells are planned and none is finished.
-
-    Attributes:
-        settings: Settings as those of a `Row`.
-        seeds: Number of planned seeds.
-    """
-
-    label: str
-    settings: dict[str, str]
-    seeds: int
-
-
 @dataclass(eq=False)
 class Summary:
     """One task.
@@ -309,13 +295,10 @@ class Summary:
         for configuration in self.configurations:
             if not configuration.is_reference and configuration.score(name, split) is not None:
                 groups.setdefault(configuration.place(self.varying), []).append(configuration)
-        found: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
+        found = {}
         for place, group in groups.items():
-            found[place] = []
-            for configuration in of_same_seeds(group):
-                score = configuration.score(name, split)
-                if score is not None:
-                    found[place].append((configuration, score.mean))
+            scores = [(each, each.score(name, split)) for each in of_same_seeds(group)]
+            found[place] = [(each, score.mean) for each, score in scores if score is not None]
         return found
 
     def budget(self, row: Row) -> int | None:
