@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.backbones.weights import Published, load_backbone
-from regbench.benchmark.compute import resolve
+from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
 from regbench.benchmark.machine import environment
 from regbench.benchmark.run import attempt_at
 from regbench.benchmark.rundir.choice import GIVEN, Choices
 from regbench.benchmark.rundir.directory import write_config
+from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.scoring import distinct_scores, images_record, past_attempts, score
@@ -70,45 +71,53 @@ def evaluate_backbone(
     dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)
     cell = replace(cell, dataset=dataset)
     shown = _shown(source)
-    plain = _plain(cell, shown, published)
-    identity = cell_id(plain)
     label = label or shown
-    directory = Path(runtime.runs_dir) / name / identity
+    plain = _plain(cell, shown, published)
+    directory = Path(runtime.runs_dir) / name / cell_id(plain)
     with attempt_at(directory, runtime.lease_s) as attempt:
-        if attempt is None:
-            record = read_record(directory)
-            assert record is not None
-            return directory, record
-        surroundings = environment(compute.device)
-        write_config(directory, plain)
-        attempt.write("environment.json", json.dumps(surroundings, indent=2).encode())
-        choices = Choices(attempt)
-        choices.note_hyperparameters(GIVEN, on_test=cell.evaluation.select_on == "test")
-        published.backbone.module.to(compute.device)
-        subject = Subject(cell.evaluation, dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
-        done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)
-        attempt.update(outcome="done")
-        attempt.beat()  # the record takes its attempts from their files
-        record = Record(
-            cell_id=identity,
-            sweep=name,
-            label=label,
-            method=METHOD,
-            seed=cell.seed,
-            status="done",
-            cell=plain,
-            scores=distinct_scores(done, done),
-            cost=Cost(evaluate_s=sum(found["seconds"] for found in done.values())),
-            choice=choices.entries,
-            environment={**surroundings, "loader": next(iter(done.values()))["loader"], "world_size": 1},
-            data=images_record(manifest),
-            attempts=past_attempts(directory),
-            command=_command(source, overrides, label, name, only),
-        )
-        attempt.write_record(record.file_name, record.text())
-    record = read_record(directory)
-    assert record is not None
-    return directory, record
+        if attempt is not None:
+            found = _evaluate(attempt, compute, cell, plain, published, label)
+            record = Record(
+                cell_id=cell_id(plain),
+                sweep=name,
+                label=label,
+                method=METHOD,
+                seed=cell.seed,
+                status="done",
+                cell=plain,
+                data=images_record(manifest),
+                attempts=past_attempts(directory),
+                command=_command(source, overrides, label, name, only),
+                **found,
+            )
+            attempt.write_record(record.file_name, record.text())
+    written = read_record(directory)
+    assert written is not None
+    return directory, written
+
+
+def _evaluate(
+    attempt: Attempt, compute: Compute, cell: Cell, plain: Mapping[str, Any], published: Published, label: str
+) -> dict[str, Any]:
+    """Score the weights; return the fields of the record that this decides."""
+    surroundings = environment(compute.device)
+    write_config(attempt.directory, plain)
+    attempt.write("environment.json", json.dumps(surroundings, indent=2).encode())
+    # No tuning chose these weights, and the test split opens only after that is written down.
+    choices = Choices(attempt)
+    choices.note_hyperparameters(GIVEN, on_test=cell.evaluation.select_on == "test")
+    published.backbone.module.to(compute.device)
+    subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, published.backbone, compute, choices, cell.seed)
+    done = score(attempt, subject, label, cell.evaluation.protocols, published.sha256)
+    attempt.update(outcome="done")
+    attempt.beat()  # the record takes its attempts from their files
+    loader = next(iter(done.values()))["loader"]
+    return {
+        "scores": distinct_scores(done, done),
+        "cost": Cost(evaluate_s=sum(each["seconds"] for each in done.values())),
+        "choice": choices.entries,
+        "environment": {**surroundings, "loader": loader, "world_size": 1},
+    }
 
 
 def _shown(source: str) -> str:

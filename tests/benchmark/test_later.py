@@ -232,7 +232,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["evaluation.knn.k=3"], "what shall be evaluated?"),
         (["nowhere"], "nowhere is no run directory"),
         ([".", "--only", "voc"], "--only: unknown evaluation 'voc'; did you mean voc07?"),
-        ([".", "--only", ""], "--only: unknown evaluation ''; known: knn, "),
+        ([".", "--only", ""], "--only: unknown evaluation ''; known: factors, knn, "),
         ([".", "--label", "x"], "--label is for --backbone"),
         (["--backbone", "nowhere.pth"], "data set 'fashion_mnist' is not prepared"),
         (["--backbone", "x.pth", "method=vicreg"], "method=vicreg: published weights are not trained"),
