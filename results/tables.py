@@ -24,7 +24,7 @@ from regbench.reports.rows.indicators import indications
 from regbench.reports.rows.sensitivity import Sensitivity, sensitivities
 from regbench.reports.rows.significance import MIN_PAIRS, Tukey, best
 from regbench.reports.rows.summary import Row, Summary, stat
-from regbench.reports.rows.tasks import compare_over
+from regbench.reports.rows.tasks import MIN_TESTED_TASKS, compare_over
 from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
 from regbench.reports.tables.table import mean, spread
@@ -156,14 +156,20 @@ def over_tasks(files: Sequence[Path]) -> str:
         raise RegbenchError(f"{', '.join(map(str, files))}: no methods and seeds that all of them have")
     lines = []
     for place, one in enumerate(comparison.standings, 1):
-        rank = f"{one.mean_rank:.1f} [{one.low:.1f}, {one.high:.1f}]"
-        lines.append([place, one.label, rank, "" if one.alike else "told apart"])
-    correlations = pd.DataFrame(means).corr("spearman").round(2)
-    notes = (
-        f"Friedman p = {comparison.p:.2g}; two mean ranks differ from {comparison.critical_difference:.1f} on, by "
-        f"Nemenyi's test. Spearman's correlation of the means:\n\n{correlations.to_markdown()}"
-    )
-    return f"{_table(['place', 'method', 'mean rank', 'from the first'], lines, text_columns=2)}\n\n{notes}"
+        line = [place, one.label, f"{one.mean_rank:.1f}"]
+        if comparison.tested:
+            line += [f"[{one.low:.1f}, {one.high:.1f}]", "" if one.alike else "told apart"]
+        lines.append(line)
+    heads = ["place", "method", "mean rank", "95 % interval", "from the first"]
+    table = _table(heads if comparison.tested else heads[:3], lines, text_columns=2)
+    test = f"Fewer than {MIN_TESTED_TASKS} tasks, so no test over them."
+    if comparison.tested:
+        test = (
+            f"Friedman p = {comparison.p:.2g}; two mean ranks differ from {comparison.critical_difference:.1f} on, by "
+            "Nemenyi's test."
+        )
+    correlations = pd.DataFrame(means).corr("spearman").round(2).to_markdown()
+    return f"{table}\n\n{test} Spearman's correlation of the means:\n\n{correlations}"
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[object]], text_columns: int = 1) -> str:

@@ -1,8 +1,8 @@
-"""Methods over several tasks: mean ranks with intervals, what can be told apart, performance profiles.
+"""Methods over several tasks: mean ranks, and from five tasks on what a test over them tells apart.
 
-A *block* is a task in one setting (embedding dimension, epochs and so on) with one seed: the methods of a block saw the
-same images, so they are ranked against each other in it. Only methods that every task has are compared, over the
-blocks in which all of them have a score.
+A task counts once, however many seeds and settings (embedding dimension, epochs and so on) it was run with: they are
+repeated looks at the same images, and counting each would make any difference significant. A method's score in a task
+is its mean over the runs that all methods have there. Only methods that every task has are compared.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +20,27 @@ from regbench.reports.rows.summary import Summary
 
 MIN_TASKS = 2
 MIN_METHODS = 3  # Friedman's test knows no fewer
+
+# With four tasks or fewer Nemenyi's critical difference of many methods is most of the range that ranks have.
+MIN_TESTED_TASKS = 5
 _SAMPLES = 2000
 
 Array = NDArray[np.float64]
 
-BySeed = Mapping[int, float]
-"""Seed -> percent."""
+ByRun = Mapping[Any, float]
+"""What pairs a run with those of other methods (its seed, or its setting and seed) -> percent."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method stands over the blocks.
+    """How a method stands over the tasks.
 
     Attributes:
         mean_rank: 1 is the best; equal scores share the mean of their ranks.
-        low: Lower end of the 95 % interval of a bootstrap over tasks, and over blocks within them.
+        low: Lower end of the 95 % interval of a bootstrap over tasks; NaN below `MIN_TESTED_TASKS`.
         high: Upper end.
-        shortfalls: In each block, how many percentage points below its best method, ascending.
-        alike: Whether it cannot be told from the best mean rank.
+        shortfalls: In each task, how many percentage points below its best method, ascending.
+        alike: Whether it cannot be told from the best mean rank; None below `MIN_TESTED_TASKS`.
     """
 
     label: str
@@ -44,7 +48,7 @@ class Standing:
     low: float
     high: float
     shortfalls: tuple[float, ...]
-    alike: bool
+    alike: bool | None
 
 
 @dataclass(frozen=True)
@@ -53,90 +57,95 @@ class Comparison:
 
     Attributes:
         standings: Best mean rank first.
-        tasks: Names of the tasks, with their settings where they have several.
-        blocks: Number of blocks.
-        p: p-value of Friedman's test that all methods are equally good; NaN where it cannot be computed.
-        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's test at 5 %.
+        tasks: Names of the tasks.
+        p: p-value of Friedman's test that all methods are equally good; NaN where it is not made.
+        critical_difference: Least difference of two mean ranks that is significant, by Nemenyi's test at 5 %; NaN
+            where it is not made.
         left_out: Methods that some task does not have.
     """
 
     standings: list[Standing]
     tasks: list[str]
-    blocks: int
     p: float
     critical_difference: float
     left_out: list[str]
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are tasks enough for a test over them."""
+        return len(self.tasks) >= MIN_TESTED_TASKS
 
 
 def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
     """Compare methods over the tasks of a report; None with fewer than two tasks or three methods in all of them.
 
-    Each summary's rows in one setting are a task of their own. Rows that were chosen on the test split take no part.
+    Rows that were chosen on the test split take no part.
     """
-    tasks: dict[str, dict[str, BySeed]] = {}
+    tasks: dict[str, dict[str, dict[Any, float]]] = {}
     for summary in summaries:
         headline = summary.headline
         if summary.on_test or headline is None or summary.scores[headline].unit != "%":
             continue
+        rows_in: dict[str, dict[str, ByRun]] = {}
         for row in summary.rows:
             if not row.is_reference:
-                name = f"{summary.name}, {row.setting}" if row.setting else summary.name
-                tasks.setdefault(name, {})[row.label] = row.by_seed(headline)
+                rows_in.setdefault(row.setting, {})[row.label] = row.by_seed(headline)
+        task = tasks.setdefault(summary.name, {})
+        for setting, rows in rows_in.items():
+            # A setting that few methods have compares nothing, and would leave no run that all have.
+            if len(rows) < MIN_METHODS:
+                continue
+            for label, by_seed in rows.items():
+                runs = task.setdefault(label, {})
+                runs.update({(setting, seed): score for seed, score in by_seed.items()})
     return compare_over(tasks)
 
 
-def compare_over(tasks: Mapping[str, Mapping[str, BySeed]]) -> Comparison | None:
-    """Compare methods over tasks, each given as method -> seed -> percent."""
+def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
+    """Compare methods over tasks, each given as method -> run -> percent."""
     scored = {}
     for name, scores in tasks.items():
-        having = {label: by_seed for label, by_seed in scores.items() if by_seed}
+        having = {label: by_run for label, by_run in scores.items() if by_run}
         if len(having) >= MIN_METHODS:
             scored[name] = having
     everywhere = set.intersection(*map(set, scored.values())) if scored else set()
     labels = sorted(everywhere)
-    blocks_of = _blocks(scored, labels)
-    if len(blocks_of) < MIN_TASKS or len(labels) < MIN_METHODS:
+    means_of = _means(scored, labels)
+    if len(means_of) < MIN_TASKS or len(labels) < MIN_METHODS:
         return None
     from scipy.stats import friedmanchisquare, rankdata  # slow to import, and few reports need it
 
+    scores = np.stack(list(means_of.values()))
     # Means of the same counts of images may differ in their last bits; they rank alike.
-    ranks_of = [rankdata(-np.round(blocks, 9), axis=1) for blocks in blocks_of.values()]
-    ranks, blocks = np.concatenate(ranks_of), np.concatenate(list(blocks_of.values()))
-    means, (low, high) = ranks.mean(axis=0), _interval(ranks_of)
+    ranks = rankdata(-np.round(scores, 9), axis=1)
+    mean_ranks = ranks.mean(axis=0)
     n, k = ranks.shape
-    p = float(friedmanchisquare(*blocks.T).pvalue) if np.ptp(ranks) else 1.0
-    # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
-    apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
-    # Without a difference that Friedman's test sees, no pair is told apart.
-    alike = (means - means.min() <= apart) | (p > LEVEL)
-    shortfalls = np.sort(blocks.max(axis=1, keepdims=True) - blocks, axis=0)
+    p, apart = math.nan, math.nan
+    ends, alike = np.full((2, k), math.nan), None
+    if n >= MIN_TESTED_TASKS:
+        p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
+        # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
+        apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
+        # Without a difference that Friedman's test sees, no pair is told apart.
+        alike = (mean_ranks - mean_ranks.min() <= apart) | (p > LEVEL)
+        times_drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_SAMPLES)
+        ends = np.percentile(times_drawn @ ranks / n, [2.5, 97.5], axis=0)
+    shortfalls = np.sort(scores.max(axis=1, keepdims=True) - scores, axis=0)
     standings = []
-    for i in np.argsort(means, kind="stable"):
-        ends = float(low[i]), float(high[i])
-        standings.append(Standing(labels[i], float(means[i]), *ends, tuple(shortfalls[:, i]), bool(alike[i])))
+    for i in np.argsort(mean_ranks, kind="stable"):
+        same = None if alike is None else bool(alike[i])
+        low, high = map(float, ends[:, i])
+        standings.append(Standing(labels[i], float(mean_ranks[i]), low, high, tuple(shortfalls[:, i]), same))
     left_out = set().union(*scored.values()) - everywhere
-    return Comparison(standings, list(blocks_of), n, p, apart, sorted(left_out))
+    return Comparison(standings, list(means_of), p, apart, sorted(left_out))
 
 
-def _blocks(tasks: Mapping[str, Mapping[str, BySeed]], labels: Sequence[str]) -> dict[str, Array]:
-    """Return the scores of some methods, (seeds, methods), for each task in which all of them share a seed."""
+def _means(tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]) -> dict[str, Array]:
+    """Return each method's mean over the runs that all share, (methods,), for each task with such runs."""
     found = {}
     for name, scores in tasks.items():
-        seeds = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
-        if seeds:
-            columns = [list(map(scores[label].__getitem__, seeds)) for label in labels]
-            found[name] = np.array(columns).T
+        shared = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
+        if shared:
+            columns = [[scores[label][run] for run in shared] for label in labels]
+            found[name] = np.mean(columns, axis=1)
     return found
-
-
-def _interval(ranks_of: Sequence[Array]) -> Array:
-    """Return the ends of the 95 % intervals of the mean ranks: tasks are drawn, then blocks within each."""
-    rng, tasks = np.random.default_rng(0), len(ranks_of)
-    # Only how often each task, and each of its blocks, is drawn matters: no sample needs to be made.
-    times_of = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=_SAMPLES).T
-    sums, blocks = np.zeros((_SAMPLES, ranks_of[0].shape[1])), np.zeros((_SAMPLES, 1))
-    for ranks, times in zip(ranks_of, times_of, strict=True):
-        drawn = rng.multinomial(times * len(ranks), np.full(len(ranks), 1 / len(ranks)))
-        sums, blocks = sums + drawn @ ranks, blocks + drawn.sum(axis=1, keepdims=True)
-    ends: Array = np.percentile(sums / blocks, [2.5, 97.5], axis=0)
-    return ends

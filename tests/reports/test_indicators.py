@@ -135,9 +135,9 @@ def test_report_over_tasks(runs: Path, record: Make, tmp_path: Path) -> None:
     with (tmp_path / "report" / "over_tasks.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["label"], float(row["mean_rank"]), row["shortfalls"]) for row in rows] == [
-        ("VICReg", 1, "0 0 0 0 0 0"),
-        ("AUH", 2, "2 2 2 2 2 2"),
-        ("SimCLR", 3, "10 10 10 10 10 10"),
+        ("VICReg", 1, "0 0"),
+        ("AUH", 2, "2 2"),
+        ("SimCLR", 3, "10 10"),
     ]
     (csv_of_measures,) = (path for path in report.files if path.name.startswith("indicators") and path.suffix == ".csv")
     with csv_of_measures.open() as file:

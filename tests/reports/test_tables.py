@@ -31,7 +31,7 @@ from regbench.reports.tables.details import (
 )
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
-from regbench.reports.tables.over_tasks import over_tasks_table
+from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import METHODS, backbone, dataset, score, settings
 from tests.reports.reading import Make, grid, task, tasks, texts
@@ -710,50 +710,90 @@ def test_external_backbones_stand_beside_the_others(runs: Path, record: Make) ->
 
 
 def test_methods_over_tasks() -> None:
-    """Ranks, their mean, Friedman's p and Nemenyi's distance (Demšar 2006: q = 2.343 for three methods)."""
-    rng = np.random.default_rng(0)
-    blocks = np.array([80.0, 79.0, 70.0]) + rng.normal(size=(10, 3))
+    """Ranks of the means over seeds, Friedman's p and Nemenyi's distance (Demšar 2006: q = 2.343 for three methods)."""
+    scores = np.array([80.0, 79.0, 70.0]) + np.random.default_rng(0).normal(size=(5, 3, 3))  # task, seed, method
     tasks = {
-        name: {label: {seed: blocks[5 * i + seed, j] for seed in range(5)} for j, label in enumerate("abc")}
-        for i, name in enumerate(("one", "two"))
+        name: {label: dict(enumerate(scores[i, :, j])) for j, label in enumerate("abc")}
+        for i, name in enumerate(("one", "two", "three", "four", "five"))
     }
     tasks["one"]["d"] = {0: 99.0}
+    tasks["one"]["a"][3] = 99.0  # only seeds that all methods have count
     found = compare_over(tasks)
     assert found is not None
-    assert (found.blocks, found.tasks, found.left_out) == (10, ["one", "two"], ["d"])
-    ranks = (blocks[:, :, None] < blocks[:, None, :]).sum(axis=2) + 1
+    assert (found.tasks, found.left_out) == (["one", "two", "three", "four", "five"], ["d"])
+    means = scores.mean(axis=1)
+    ranks = (means[:, :, None] < means[:, None, :]).sum(axis=2) + 1
     assert [one.label for one in found.standings] == ["a", "b", "c"]
     assert [one.mean_rank for one in found.standings] == pytest.approx(ranks.mean(axis=0))
-    assert found.p == pytest.approx(stats.friedmanchisquare(*blocks.T).pvalue)
-    assert found.critical_difference == pytest.approx(2.343 * np.sqrt(3 * 4 / 60), rel=1e-3)
+    assert found.p == pytest.approx(stats.friedmanchisquare(*means.T).pvalue)
+    assert found.critical_difference == pytest.approx(2.343 * np.sqrt(3 * 4 / (6 * 5)), rel=1e-3)
     assert [one.alike for one in found.standings] == [True, True, False]
-    assert found.standings[2].shortfalls == pytest.approx(np.sort(blocks.max(axis=1) - blocks[:, 2]))
+    assert found.standings[2].shortfalls == pytest.approx(np.sort(means.max(axis=1) - means[:, 2]))
     assert all(one.low <= one.mean_rank <= one.high for one in found.standings)
-    assert found.standings[2].low == found.standings[2].high == 3, "the last in every block"
+    assert found.standings[2].low == found.standings[2].high == 3, "the last in every task"
+    assert "[3.0, 3.0]" in grid(over_tasks_table(found))["c"].values()
+
+
+def test_below_five_tasks_no_test_speaks_however_many_seeds_there_are() -> None:
+    one = {label: {seed: 80.0 - place for seed in range(20)} for place, label in enumerate("abc")}
+    found = compare_over(dict.fromkeys(("one", "two", "three", "four"), one))
+    assert found is not None
+    assert math.isnan(found.p) and math.isnan(found.critical_difference)
+    assert all(math.isnan(each.low) and math.isnan(each.high) for each in found.standings)
+    assert [(each.mean_rank, each.alike) for each in found.standings] == [(1, None), (2, None), (3, None)]
+    table = over_tasks_table(found)
+    assert grid(table)["a"]["mean rank"] == "1.00" and not any("95 %" in head for head in grid(table)["a"])
+    assert any("Fewer than five tasks" in note for note in table.notes)
+    assert not any("Friedman" in note or "Nemenyi" in note for note in table.notes)
+    assert over_tasks_frame(found)["critical_difference"].isna().all()
 
 
 def test_equally_good_methods_are_not_told_apart() -> None:
     """Nor are the first and the last of seven, far apart as they are, where Friedman's test finds no difference."""
     scores = {"a": {0: 70.0, 1: 71.0}, "b": {0: 70.0, 1: 71.0}, "c": {0: 70.0, 1: 71.0}}
-    found = compare_over({"one": scores, "two": scores})
+    found = compare_over(dict.fromkeys("vwxyz", scores))
     assert found is not None
     assert found.p == 1 and all(one.alike and one.mean_rank == 2 for one in found.standings)
-    places = [(1, 1, 1), (2, 4, 6), (3, 5, 4), (4, 6, 2), (5, 2, 5), (6, 3, 3), (7, 7, 7)]
-    one = {f"method {i}": {0: -place[0], 1: -place[1]} for i, place in enumerate(places)}
-    two = {f"method {i}": {0: -place[2]} for i, place in enumerate(places)}
-    found = compare_over({"one": one, "two": two})
+    places = [
+        (5, 6, 2, 1, 4, 3, 7),
+        (1, 5, 4, 7, 6, 2, 3),
+        (1, 4, 3, 5, 6, 2, 7),
+        (1, 6, 2, 3, 4, 5, 7),
+        (1, 2, 6, 3, 4, 5, 7),
+    ]
+    found = compare_over(
+        {str(i): {f"method {j}": {0: -one} for j, one in enumerate(task)} for i, task in enumerate(places)}
+    )
     assert found is not None and found.p > 0.05
-    assert found.standings[-1].mean_rank - found.standings[0].mean_rank == 6 > found.critical_difference
+    assert found.standings[-1].mean_rank - found.standings[0].mean_rank > found.critical_difference
     assert all(one.alike for one in found.standings)
 
 
-def test_intervals_of_mean_ranks_are_over_the_tasks_too() -> None:
-    """Of two tasks one may be drawn twice, in which a method is the first or the last."""
+def test_intervals_of_mean_ranks_are_over_the_tasks() -> None:
+    """The seeds of a task add nothing: only how often each task is drawn counts."""
     one = {"a": {0: 3.0}, "b": {0: 2.0}, "c": {0: 1.0}}
-    found = compare_over({"one": one, "two": {"a": one["c"], "b": one["b"], "c": one["a"]}})
+    other = {"a": one["c"], "b": one["b"], "c": one["a"]}
+    found = compare_over({"u": one, "v": other, "w": one, "x": other, "y": one, "z": other})
     assert found is not None
     intervals = {each.label: (each.low, each.mean_rank, each.high) for each in found.standings}
-    assert intervals == {"a": (1, 2, 3), "b": (2, 2, 2), "c": (1, 2, 3)}
+    low, high = (float(1 + 2 * stats.binom.ppf(q, 6, 0.5) / 6) for q in (0.025, 0.975))
+    assert intervals == {"a": pytest.approx((low, 2, high)), "b": (2, 2, 2), "c": pytest.approx((low, 2, high))}
+
+
+def test_settings_of_a_task_are_no_tasks_of_their_own(runs: Path, record: Make) -> None:
+    for q in (512, 1024):
+        for label, accuracy in (("VICReg", 80.0), ("AUH", 79.0), ("SimCLR", 77.0)):
+            record(label, linear=accuracy, cell={"embedding_dim": q})
+            record(label, linear=accuracy, cell={"embedding_dim": q, "dataset": dataset("digits")})
+    for name in ("fashion_mnist", "digits"):  # alone in its setting
+        record("SFRIK (L=1)", linear=90.0, cell={"embedding_dim": 2048, "dataset": dataset(name)})
+    found = over_tasks(tasks(runs))
+    assert found is not None and len(found.tasks) == 2
+    assert [(one.label, one.shortfalls) for one in found.standings] == [
+        ("VICReg", (0, 0)),
+        ("AUH", (1, 1)),
+        ("SimCLR", (3, 3)),
+    ]
 
 
 def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
@@ -761,7 +801,7 @@ def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
     of_two = {"a": {0: 72.0}, "d": {0: 90.0}}  # such a task compares nothing
     found = compare_over({"one": scores, "two": scores, "three": {**scores, "d": {}}, "four": of_two})
     assert found is not None
-    assert (found.blocks, found.tasks, found.left_out) == (6, ["one", "two", "three"], ["d"])
+    assert (found.tasks, found.left_out) == (["one", "two", "three"], ["d"])
 
 
 def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
@@ -786,8 +826,8 @@ def test_what_the_test_split_chose_or_has_another_unit_is_no_task(runs: Path, re
         record(label, cell={"dataset": dataset("cifar10"), **chosen_on_test})
         record(label, cell={"dataset": dataset("stl10")}, scores=(score("error", 1.0, unit="nats"),))
     found = over_tasks(tasks(runs))
-    assert found is not None and (len(found.tasks), found.blocks) == (2, 2)
-    assert [row[3:] for row in texts(over_tasks_table(found))[1:]] == [
+    assert found is not None and len(found.tasks) == 2
+    assert [row[2:] for row in texts(over_tasks_table(found))[1:]] == [
         ["100", "100", "0.00"],
         ["100", "100", "1.00"],  # a point below is within a point
         ["0", "100", "3.00"],
