@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
-from regbench.datasets.factors import factors_table
+from regbench.datasets.factor_tables import factors_table
 from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import shown
 from regbench.datasets.sources.base import Contents, Labels, Source, Split

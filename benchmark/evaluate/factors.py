@@ -16,7 +16,7 @@ from torch import Tensor
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.datasets.factors import has_factors, read_factors
+from regbench.datasets.factor_tables import has_factors, read_factors
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import settings
@@ -99,7 +99,7 @@ class _Target:
 
     @classmethod
     def of(cls, name: str, values: npt.NDArray[np.generic]) -> _Target:
-        """Read a column; see `regbench.datasets.factors` for what its name and type say."""
+        """Read a column; see `regbench.datasets.factor_tables` for what its name and type say."""
         column_N = torch.from_numpy(values)
         if name.endswith("_turns"):
             angle_N = 2 * torch.pi * column_N

@@ -29,37 +29,14 @@ from regbench.datasets.sources.base import (
     Split,
     register,
 )
+from regbench.datasets.sources.scene_pixels import PATTERNS, Floats, laid_over, pattern, rgb, sampled, to_levels
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, NonNegative, settings, shown
-
-Floats = npt.NDArray[np.float64]
-
-PATTERNS = (
-    "plain",
-    "stripes across",
-    "stripes along",
-    "checks",
-    "fine stripes across",
-    "fine stripes along",
-    "fine checks",
-    "diagonal stripes",
-    "counter-diagonal stripes",
-    "diagonal checks",
-    "fine diagonal stripes",
-    "fine counter-diagonal stripes",
-    "fine diagonal checks",
-    "rings",
-    "fine rings",
-    "dots",
-)
-"""What garments are made of; with so many patterns a class is a garment in one of them."""
 
 # A block of this size keeps all its arrays below 100 MB at 96 px.
 _BLOCK = 128
 # At scale 1 a garment of 28 px has its own size in a scene of 32 px.
 _GARMENT_SHARE = 0.875
-# Grey levels from which on a garment hides what is behind it; the hems of Fashion-MNIST are darker.
-_OPAQUE = 48.0
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
 # Random numbers of a scene: those of its garment and background, and those of each distractor.
@@ -252,14 +229,14 @@ class _Scenes:
             np.deg2rad(self.angle_deg[scenes]),
         )
         saturation, value = 0.4 + 0.6 * self.drawn[scenes, 8], 0.55 + 0.45 * self.drawn[scenes, 9]
-        colour_NC = _rgb(self.hue[scenes], saturation, value)
+        colour_NC = rgb(self.hue[scenes], saturation, value)
         shade_NSS = 0.35 + 0.65 * levels_NSS / 255
-        shade_NSS *= _pattern(self.labels[scenes] % self.source.patterns, u_NSS, v_NSS)
-        canvas_NSSC = _over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
+        shade_NSS *= pattern(self.labels[scenes] % self.source.patterns, u_NSS, v_NSS)
+        canvas_NSSC = laid_over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
         if self.source.grey:
             canvas_NSS = canvas_NSSC @ np.array([0.299, 0.587, 0.114])
-            return _levels(canvas_NSS)
-        return _levels(canvas_NSSC)
+            return to_levels(canvas_NSS)
+        return to_levels(canvas_NSSC)
 
     def _background(self, scenes: npt.NDArray[np.intp]) -> Floats:
         """Return two colours that two gratings mix, (N, S, S, 3)."""
@@ -272,8 +249,8 @@ class _Scenes:
             cycles_N = self.grain[scenes, None, None]
             mix_NSS += 0.3 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
         value = 0.35 + 0.5 * drawn[:, 14]
-        first_NC = _rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
-        second_NC = _rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)
+        first_NC = rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
+        second_NC = rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)
         mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
         return mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
 
@@ -289,8 +266,8 @@ class _Scenes:
         inside_NSS = (u_NSS >= left_N) & (u_NSS < left_N + 0.5)
         inside_NSS &= (v_NSS >= top_N) & (v_NSS < top_N + 0.5)
         one = np.ones(len(scenes))
-        colour_NC = _rgb(drawn[:, 7], 0.7 * one, 0.8 * one)
-        return _over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255)
+        colour_NC = rgb(drawn[:, 7], 0.7 * one, 0.8 * one)
+        return laid_over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255)
 
     def _grid(self) -> tuple[Floats, Floats]:
         """Return the centres of the pixels, as shares of the side."""
@@ -321,70 +298,4 @@ class _Scenes:
         side = _GARMENT_SHARE * scale[:, None, None]
         u_NSS = (cos * right_NSS + sin * down_NSS) / side + 0.5
         v_NSS = (cos * down_NSS - sin * right_NSS) / side + 0.5
-        return _bilinear(self.foreground.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS
-
-
-def _levels(canvas: Floats) -> Pixels:
-    """Turn brightness from 0 to 1 into levels from 0 to 255."""
-    levels: Pixels = np.round(255 * canvas).astype(np.uint8)
-    return levels
-
-
-def _bilinear(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS: Floats) -> Floats:
-    """Sample images at coordinates from 0 to 1; outside they are black."""
-    side = grey_NFF.shape[1]
-    # One black pixel around each image, so that its edge fades out instead of being repeated.
-    framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (1, 1), (1, 1)))
-    column = np.clip(u_NSS * side + 0.5, 0, side + 0.999)
-    line = np.clip(v_NSS * side + 0.5, 0, side + 0.999)
-    left, top = column.astype(np.intp), line.astype(np.intp)
-    right_part, low_part = column - left, line - top
-    each = np.arange(len(rows))[:, None, None]
-    upper = framed_NFF[each, top, left] * (1 - right_part)
-    upper += framed_NFF[each, top, left + 1] * right_part
-    lower = framed_NFF[each, top + 1, left] * (1 - right_part)
-    lower += framed_NFF[each, top + 1, left + 1] * right_part
-    sampled_NSS: Floats = upper * (1 - low_part) + lower * low_part
-    return sampled_NSS
-
-
-def _over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_NSS: Floats) -> Floats:
-    """Lay a coloured garment over a canvas; where it is dark the canvas shows through."""
-    opacity_NSS1 = np.minimum(1, levels_NSS / _OPAQUE)[..., None]
-    garment_NSSC = colour_NC[:, None, None] * shade_NSS[..., None]
-    return opacity_NSS1 * garment_NSSC + (1 - opacity_NSS1) * canvas_NSSC
-
-
-def _pattern(numbers_N: Labels, u_NSS: Floats, v_NSS: Floats) -> Floats:
-    """Return the brightness of patterns, 0.35 or 1, in a garment's own coordinates."""
-    bright = np.ones_like(u_NSS)
-    for number in np.unique(numbers_N):
-        name = PATTERNS[number]
-        chosen = numbers_N == number
-        u, v = u_NSS[chosen], v_NSS[chosen]
-        if "diagonal" in name:  # a turn by 45°
-            u, v = (u + v) / np.sqrt(2), (v - u) / np.sqrt(2)
-        cycles = 7 if name.startswith("fine") else 3.5
-        across, along = np.sin(2 * np.pi * cycles * u), np.sin(2 * np.pi * cycles * v)
-        if "rings" in name:
-            wave = np.sin(2 * np.pi * cycles * 2 * np.hypot(u - 0.5, v - 0.5))
-        elif "checks" in name:
-            wave = across * along
-        elif name == "dots":
-            wave = across * along - 0.5
-        elif "along" in name or "counter" in name:
-            wave = across
-        elif name == "plain":
-            wave = np.ones_like(u)
-        else:
-            wave = along
-        bright[chosen] = np.where(wave >= 0, 1.0, 0.35)
-    return bright
-
-
-def _rgb(hue_N: Floats, saturation_N: Floats, value_N: Floats) -> Floats:
-    """Turn hue (in turns), saturation and value into red, green and blue from 0 to 1, (N, 3)."""
-    place_NC = (np.array([5.0, 3.0, 1.0]) + 6 * hue_N[:, None]) % 6
-    share_NC = np.clip(np.minimum(place_NC, 4 - place_NC), 0, 1)
-    colour_NC: Floats = value_N[:, None] * (1 - saturation_N[:, None] * share_NC)
-    return colour_NC
+        return sampled(self.foreground.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS

@@ -24,7 +24,7 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.factors import read_factors
+from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES
 

@@ -12,7 +12,7 @@ import pytest
 from regbench import RegbenchError
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.factors import read_factors
+from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
