@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from regbench.benchmark.backbones.base import Backbone, register, representation_dim
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, Momentum, settings, shown
+from regbench.settings import AtLeastOne, Momentum, settings
+from regbench.wording import shown
 
 
 @register("timm")

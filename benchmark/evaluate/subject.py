@@ -16,7 +16,8 @@ from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.settings import plain, shown
+from regbench.settings import plain
+from regbench.wording import shown
 
 T = TypeVar("T")
 

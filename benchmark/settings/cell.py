@@ -16,7 +16,8 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
-from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown
+from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
+from regbench.wording import PlugIn, shown
 
 MAX_SEED = 2**32
 """Seeds are below this number: step seeds are multiples of them and must fit in 64 bits."""

@@ -38,7 +38,8 @@ from regbench.datasets.sources.base import SOURCES
 from regbench.errors import RegbenchError
 from regbench.methods import METHODS
 from regbench.plugins import Registry
-from regbench.settings import defaults, from_plain, plain, read_yaml, setting, shown, unknown
+from regbench.settings import defaults, from_plain, plain, read_yaml, setting
+from regbench.wording import shown, unknown
 
 GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
 """The groups of presets, and the default of each."""

@@ -17,7 +17,8 @@ import yaml
 from regbench.benchmark.settings.presets import CONF
 from regbench.benchmark.settings.sweep import sweep_names
 from regbench.errors import RegbenchError
-from regbench.settings import from_plain, settings, unknown
+from regbench.settings import from_plain, settings
+from regbench.wording import unknown
 
 
 @settings

@@ -15,7 +15,8 @@ from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
-from regbench.settings import plain, read_yaml, shown, unknown
+from regbench.settings import plain, read_yaml
+from regbench.wording import shown, unknown
 
 log = logging.getLogger("regbench")
 

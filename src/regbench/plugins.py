@@ -22,7 +22,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from regbench import settings
+from regbench import settings, wording
 from regbench.errors import RegbenchError
 
 P = TypeVar("P")
@@ -155,7 +155,7 @@ class Registry(Generic[P]):
         """
         for name in names:
             if name not in self._all():
-                raise RegbenchError(where + (self._broken.get(name) or settings.unknown(self.kind, name, self.names())))
+                raise RegbenchError(where + (self._broken.get(name) or wording.unknown(self.kind, name, self.names())))
 
     def build(self, name: str, **values: Any) -> P:
         """Build the plug-in `name` with some settings changed.
@@ -200,7 +200,7 @@ class Registry(Generic[P]):
         """
         if not isinstance(data, Mapping) or not isinstance(name := data.get("name"), str):
             raise RegbenchError(
-                f"{prefix.rstrip('.')}={settings.shown(data)} must be a group of settings with the {self.kind}'s name"
+                f"{prefix.rstrip('.')}={wording.shown(data)} must be a group of settings with the {self.kind}'s name"
             )
         given = {key: value for key, value in data.items() if key != "name"}
         return settings.from_plain(self.of(name), {**self._plain_defaults(name), **given}, prefix)
@@ -210,14 +210,14 @@ class Registry(Generic[P]):
         plain: dict[str, Any] = settings.plain(self.build(name))
         return plain
 
-    def setting(self, prefix: str) -> settings.PlugIn:
+    def setting(self, prefix: str) -> wording.PlugIn:
         """Make the annotation of a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
 
         def read(value: Any) -> P:
             ours = tuple(self._classes.values())
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
-        return settings.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
+        return wording.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
 
 
 def _group(kind: str) -> str:
@@ -257,7 +257,7 @@ def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     known = own_names(kind)
     for name in names:
         if name not in known:
-            raise RegbenchError(where + settings.unknown(kind, name, known))
+            raise RegbenchError(where + wording.unknown(kind, name, known))
 
 
 def refuse_unknown_in(overrides: Sequence[str]) -> None:
