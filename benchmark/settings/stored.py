@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.compose import evaluation_defaults, merged, parse, put, resolved
+from regbench.benchmark.settings.compose import put
+from regbench.benchmark.settings.overrides import parse
+from regbench.benchmark.settings.preset_tree import evaluation_defaults, merged, resolved
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regbench.benchmark.settings.cell import MAX_SEED, Cell
-from regbench.benchmark.settings.compose import Composer, points
+from regbench.benchmark.settings.compose import Composer
+from regbench.benchmark.settings.overrides import points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig

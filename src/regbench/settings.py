@@ -187,14 +187,15 @@ def _refuse(cls: Any, data: Any, error: ValidationError, prefix: str) -> NoRetur
     first = error.errors(include_url=False)[0]
     hint, path, value = cls, prefix, data
     for part in first["loc"]:
+        is_group = is_dataclass(hint)
         if get_origin(hint) is dict and isinstance(value, Mapping) and part in value:
             hint = get_args(hint)[1]
-        elif not is_dataclass(hint) or (part in value and part not in hints(hint)):
+        elif not is_group or (part in value and part not in hints(hint)):
             break  # the rest of the place is pydantic's own, such as the number of an item
         elif part not in value:
             raise RegbenchError(f"the setting {path}{part} is missing") from error
         else:
-            hint = _group_of(hints(hint)[part])
+            hint = _group_of(hints(hint)[str(part)])
         path, value = f"{path}{part}.", value[part]
     name = path.rstrip(".")
     if first["type"] == "unexpected_keyword_argument":
