@@ -1,4 +1,4 @@
-"""Trees of settings that presets give: YAML files of the groups `GROUPS`, ours and the user's, which Hydra puts together.
+"""Trees of settings that Hydra makes of presets: YAML files of the groups `GROUPS`, ours and the user's.
 
 A setting that no preset states has the default of its class.
 """
