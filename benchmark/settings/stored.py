@@ -51,6 +51,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         node = tree
         for part in key.split("."):
             node = node.get(part, {}) if isinstance(node, dict) else {}
+        # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
             raise RegbenchError(
                 f"{change.input_line}: give single settings of this run, such as {key}.{next(iter(node))}=3"
