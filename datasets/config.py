@@ -15,7 +15,8 @@ from pydantic import Field
 
 from regbench.datasets.sources.base import SOURCES, Source
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain, settings, shown
+from regbench.settings import AtLeastOne, AtLeastZero, Fraction, Positive, plain, settings
+from regbench.wording import shown
 
 Interpolation = Literal["bicubic", "bilinear", "area"]
 """The filters that resize: bicubic (a = -0.5), bilinear or the mean of the covered pixels, all antialiased."""

@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 from regbench.datasets.config import DatasetConfig, decisive
 from regbench.errors import RegbenchError
 from regbench.files import read_json, write_text
-from regbench.settings import plain, shown
+from regbench.settings import plain
+from regbench.wording import shown
 
 FILE_NAME = "manifest.json"
 

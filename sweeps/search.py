@@ -26,10 +26,10 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import Sweep, load_rows, read_rows
 from regbench.errors import RegbenchError
-from regbench.settings import shown
 from regbench.spaces import Choice, Range, spread
 from regbench.sweeps.choose import grouped, read_search, selection_score
 from regbench.sweeps.search_spaces import Search, fixed_settings, searches_of
+from regbench.wording import shown
 
 _FIRST = 4
 """Configurations that a bracket draws for each one that it trains to the end."""

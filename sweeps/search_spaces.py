@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep
 
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.compose import row_values
+from regbench.benchmark.settings.overrides import row_values
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import SweepFile, load_rows
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS

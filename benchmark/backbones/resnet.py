@@ -41,7 +41,7 @@ class ResNet(Backbone):
         else:
             if channels != 3:
                 network.conv1 = _convolution(channels, 64, stride=2, padding=3, kernel=7)
-            # The maximum of rectified values is the rectified maximum: this order keeps a quarter of the size.
+            # The maximum of rectified values is the rectified maximum: to pool first rectifies a quarter of the values.
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
         return network, dim
@@ -81,8 +81,9 @@ class ResNetTiny(Backbone):
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation, 128."""
         network, width = _three_blocks(channels, _strided_shortcut)
+        # As torchvision's zero_init_residual: blocks begin as the identity.
         for name, parameter in network.named_parameters():
-            if name.endswith("bn2.weight"):  # torchvision's zero_init_residual
+            if name.endswith("bn2.weight"):
                 nn.init.zeros_(parameter)
         return network, width
 

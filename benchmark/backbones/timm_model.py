@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from regbench.benchmark.backbones.base import Backbone, register, representation_dim
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, Momentum, settings, shown
+from regbench.settings import AtLeastOne, Momentum, settings
+from regbench.wording import shown
 
 
 @register("timm")
@@ -82,8 +83,12 @@ class TimmModel(Backbone):
         if not timm.is_model(self.model):
             near = ", ".join(difflib.get_close_matches(self.model, timm.list_models())) or "none"
             raise RegbenchError(f"network.backbone.model: timm has no {self.model!r}; near: {near}")
-        given: dict[str, Any] = {"patch_size": self.patch_size, "drop_path_rate": self.drop_path_rate}
-        options = {name: value for name, value in given.items() if value}
+        # Many models take neither of the first two, so they are given only if they are set.
+        options: dict[str, Any] = {}
+        if self.patch_size:
+            options["patch_size"] = self.patch_size
+        if self.drop_path_rate:
+            options["drop_path_rate"] = self.drop_path_rate
         if self.representation != "pooled":
             options["global_pool"] = ""  # the last norm is then that of all tokens
         refusal = ""
@@ -100,7 +105,7 @@ class TimmModel(Backbone):
 
 
 def _sizes(image_size: int) -> Iterator[dict[str, Any]]:
-    """What models are told of the images' size: transformers need it, some of them take other sizes too."""
+    """Yield ways to tell a model the images' size: transformers need it, some of them take other sizes too."""
     yield {"img_size": image_size, "dynamic_img_size": True}
     yield {"img_size": image_size}
     yield {}
@@ -126,8 +131,9 @@ class _Represented(nn.Module):
         blocks = self.forward_intermediates(  # type: ignore[operator]
             x_NCHW, self.last_blocks, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
         )
-        # Patches and the tokens before them, of each block; the patches alone where there are no others.
-        pairs = [block if isinstance(block, tuple) else (block, None) for block in blocks]
-        if self.representation == "mean":
-            return torch.cat([patches_NLC.mean(dim=1) for patches_NLC, _ in pairs], dim=1)
-        return torch.cat([prefix_NLC[:, 0] for _, prefix_NLC in pairs], dim=1)
+        parts = []
+        for block in blocks:
+            # timm gives a pair of the patches and the tokens before them, or the patches alone if there are no others.
+            patches_NLC, prefix_NLC = block if isinstance(block, tuple) else (block, None)
+            parts.append(patches_NLC.mean(dim=1) if self.representation == "mean" else prefix_NLC[:, 0])
+        return torch.cat(parts, dim=1)

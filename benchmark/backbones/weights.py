@@ -14,6 +14,7 @@ import logging
 import math
 import pickle
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from regbench.benchmark.backbones.base import Backbone, representation_dim
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.errors import RegbenchError
+from regbench.files import file_sha256
 
 log = logging.getLogger("regbench")
 
@@ -56,7 +58,7 @@ class Published:
 
 
 def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> Published:
-    """The backbone that `source` names.
+    """Load the backbone that `source` names.
 
     Args:
         source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", or a file.
@@ -71,17 +73,17 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
     if colon and library in ("torchvision", "timm"):
         if channels != 3:
             raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel; choose another")
-        module, mean, std = _torchvision(source, name) if library == "torchvision" else _timm(source, name, image_size)
+        if library == "torchvision":
+            module, mean, std = _torchvision(source, name)
+        else:
+            module, mean, std = _timm(source, name, image_size)
         dim = representation_dim(source, module, channels, image_size)
-        architecture = name.partition("@")[0]
-        return Published(Encoder(module, dim), architecture, _digest(module.state_dict()), mean, std)
+        sha256 = _digest(module.state_dict())
+        return Published(Encoder(module, dim), name.partition("@")[0], sha256, mean, std)
     module, dim = network.build(channels, image_size)
-    architecture = network.architecture
     path = Path(source)
-    _fill(module, _read(path), path, architecture)
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return Published(Encoder(module, dim), architecture, sha256)
+    _fill(module, _read(path), path, network.architecture)
+    return Published(Encoder(module, dim), network.architecture, file_sha256(path))
 
 
 def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
@@ -100,7 +102,7 @@ def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], 
         model = models.get_model(name, weights=entry)
     except (OSError, RuntimeError) as error:
         raise RegbenchError(
-            f"{source} cannot be downloaded ({' '.join(str(error).split())}); put {entry.url} into "
+            f"{source} cannot be downloaded ({_one_line(error)}); put {entry.url} into "
             f"{Path(torch.hub.get_dir()) / 'checkpoints'}"
         ) from error
     _behead(source, model)
@@ -124,7 +126,8 @@ def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[flo
         return timm.create_model(name, pretrained=True, num_classes=0, **sizes)
 
     if not timm.is_model_pretrained(name):
-        near = ", ".join(timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:_SHOWN])
+        family = name.partition(".")[0]
+        near = ", ".join(timm.list_models(f"*{family}*", pretrained=True)[:_SHOWN])
         raise RegbenchError(f"{source}: timm has no weights of that name; near: {near or 'none'}")
     try:
         try:
@@ -133,7 +136,7 @@ def _timm(source: str, name: str, image_size: int) -> tuple[nn.Module, tuple[flo
             model = create()
     except (OSError, RuntimeError, AssertionError, ValueError) as error:
         raise RegbenchError(
-            f"{source} cannot be loaded for images of {image_size} px: {' '.join(str(error).split())[:200]}"
+            f"{source} cannot be loaded for images of {image_size} px: {_one_line(error)[:200]}"
         ) from error
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch and image_size % patch[0]:
@@ -161,7 +164,7 @@ class _Ignored:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, read without running anything that it names.
+    """Read the tensors of a file by name, without running anything that it names.
 
     Raises:
         RegbenchError: If it is no file of weights, or cannot be read safely.
@@ -169,32 +172,41 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (RuntimeError, ValueError, pickle.UnpicklingError):
-        names = []  # not a zip archive: torch.load below tells more
+        names = []  # the file is no zip archive, and torch.load below says more
     except OSError as error:
         raise RegbenchError(
             f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a file"
         ) from error
     try:
-        # Training checkpoints name their options' class, or the optimizer's functions: something inert is put in place.
+        # Training checkpoints name their options' class or the optimizer's functions, which this replaces by nothing.
         allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file that is refused anyway
+            warnings.simplefilter("ignore")  # torch warns of a file that is refused below anyway
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise RegbenchError(
-            f"{path} cannot be read safely as a file of weights ({' '.join(str(error).split())[:120]}); if you trust "
+            f"{path} cannot be read safely as a file of weights ({_one_line(error)[:120]}); if you trust "
             f"it, convert it: python -c \"import torch; torch.save(torch.load('{path}', weights_only=False)"
             "['state_dict'], 'weights.pth')\" (with the key that it has)"
         ) from error
-    for _ in range(2):
-        if isinstance(content, dict):
-            key = next((key for key in _CONTAINERS if isinstance(content.get(key), dict)), None)
-            content = content[key] if key else content
-    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    # Some keep a container in a container.
+    inner = _contained(_contained(content))
+    if not isinstance(inner, dict):
+        raise RegbenchError(f"{path} holds no weights by name, but {type(inner).__name__}; save a state_dict")
+    tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
     if not tensors:
-        holds = f"the keys {', '.join(map(str, content))}" if isinstance(content, dict) else type(content).__name__
-        raise RegbenchError(f"{path} holds no weights by name, but {holds}; save a state_dict")
+        keys = ", ".join(map(str, inner))
+        raise RegbenchError(f"{path} holds no weights by name, but the keys {keys}; save a state_dict")
     return tensors
+
+
+def _contained(content: Any) -> Any:
+    """Return what a checkpoint keeps the weights in, or the content itself."""
+    if isinstance(content, dict):
+        for key in _CONTAINERS:
+            if isinstance(content.get(key), dict):
+                return content[key]
+    return content
 
 
 def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
@@ -204,35 +216,51 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
         RegbenchError: If some are missing, of another shape, or belong neither to the backbone nor to a head.
     """
     wanted = module.state_dict()
-    first = next(iter(wanted))
-    counts = {
-        prefix: sum(prefix + name in state for name in wanted)
-        for prefix in (name.removesuffix(first) for name in state if name.endswith(first))
-        if not prefix or prefix.endswith(".")
-    }
-    most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
-    if len(most) != 1:
-        what = f"several networks ({', '.join(most)})" if most else f"no {architecture}: {_some(list(state))}"
-        raise RegbenchError(f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone")
-    prefix = most[0]
-    if (found := state.get(f"{prefix}pos_embed")) is not None and "pos_embed" in wanted:
-        state = {**state, f"{prefix}pos_embed": _resampled(found, module, path)}
-    missing = [name for name in wanted if prefix + name not in state and not name.endswith("num_batches_tracked")]
-    others = [name for name in state if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted]
-    heads = [name for name in others if _part(name, prefix) in _HEADS]
-    unexpected = [name for name in others if name not in heads]
-    wrong = [
-        f"{name} {tuple(state[prefix + name].shape)} instead of {tuple(value.shape)}"
-        for name, value in wanted.items()
-        if prefix + name in state and state[prefix + name].shape != value.shape
-    ]
+    prefix = _prefix(wanted, state, path, architecture)
+    position = state.get(f"{prefix}pos_embed")
+    if position is not None and "pos_embed" in wanted:
+        state = {**state, f"{prefix}pos_embed": _resampled(position, module, path)}
+    missing, wrong, own = [], [], {}
+    for name, value in wanted.items():
+        found = state.get(prefix + name)
+        if found is not None:
+            own[name] = found
+            if found.shape != value.shape:
+                wrong.append(f"{name} {tuple(found.shape)} instead of {tuple(value.shape)}")
+        elif not name.endswith("num_batches_tracked"):  # old files lack it, and it decides nothing
+            missing.append(name)
+    heads: list[str] = []
+    unexpected: list[str] = []
+    for name in state:
+        if not name.startswith(prefix) or name.removeprefix(prefix) not in wanted:
+            kind = heads if _part(name, prefix) in _HEADS else unexpected
+            kind.append(name)
     for what, names in (("has not", missing), ("has besides", unexpected), ("has other shapes:", wrong)):
         if names:
             raise RegbenchError(f"{path} is no {architecture}: it {what} {_some(names)}; choose network= to fit")
     if heads:
         parts = sorted({_part(name, prefix) for name in heads})
         log.info("%s: left out %d tensors of %s", path, len(heads), ", ".join(parts))
-    module.load_state_dict({name: state[prefix + name] for name in wanted if prefix + name in state}, strict=False)
+    module.load_state_dict(own, strict=False)
+
+
+def _prefix(wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, architecture: str) -> str:
+    """Find the prefix of the backbone's names: the one under which the file has most of them.
+
+    Raises:
+        RegbenchError: If there is none, or two that have equally many.
+    """
+    first = next(iter(wanted))
+    counts = {}
+    for name in state:
+        prefix = name.removesuffix(first)
+        if name.endswith(first) and (not prefix or prefix.endswith(".")):
+            counts[prefix] = sum(prefix + each in state for each in wanted)
+    most = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    if len(most) != 1:
+        what = f"several networks ({', '.join(most)})" if most else f"no {architecture}: {_some(list(state))}"
+        raise RegbenchError(f"{path} holds {what}; choose network= to fit, or save the backbone's state_dict alone")
+    return most[0]
 
 
 def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
@@ -244,12 +272,14 @@ def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
         RegbenchError: If they are not those of a square grid.
     """
     own: Tensor = module.pos_embed
-    if found.ndim != 3 or own.ndim != 3 or found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
+    if found.ndim != 3 or own.ndim != 3:
+        return found
+    if found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
         return found
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     grid = module.patch_embed.grid_size
-    tokens = own.shape[1] - math.prod(grid)  # before the patches
+    tokens = own.shape[1] - math.prod(grid)  # those before the patches, such as the class token
     side = math.isqrt(max(0, found.shape[1] - tokens))
     if not side or side**2 + tokens != found.shape[1]:
         raise RegbenchError(
@@ -262,11 +292,17 @@ def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
 
 
 def _part(name: str, prefix: str) -> str:
-    """The part of a network that a tensor belongs to."""
-    inside = name.removeprefix(prefix) if name.startswith(prefix) else name
-    return next(part for part in inside.split(".") if part not in ("module", "_orig_mod"))
+    """Return the part of a network that a tensor belongs to."""
+    parts = name.removeprefix(prefix).split(".")
+    # DataParallel and torch.compile put these before the names.
+    return next(part for part in parts if part not in ("module", "_orig_mod"))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _some(names: list[str]) -> str:
+    """List the first names."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.config import Interpolation as Interpolation
+from regbench.datasets.config import Interpolation as Interpolation  # evaluations take all from this module
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.plugins import Registry
@@ -67,8 +67,7 @@ class Evaluation(ABC):
     reference: ClassVar[str]
     """Where the protocol is from: authors, venue and year."""
     selects: ClassVar[str] = ""
-    """The name of the score that hyperparameters can be chosen by and curves drawn of, if it has one; then it
-    implements `select`."""
+    """Score that hyperparameters can be chosen by and curves drawn of, if any; then `select` is implemented."""
 
     def check(self, name: str, task: Task) -> None:
         """Refuse, before any training, what cannot be evaluated.
@@ -109,8 +108,11 @@ def selection_name(select_by: Sequence[str]) -> str:
 
 def accuracy_scores(name: str, title: str, accuracies: Sequence[float], split: str, protocol: str) -> Scores:
     """Return the two scores `name`_top1 and `name`_top5."""
-    tops = zip((1, 5), accuracies, strict=True)
-    return [Score(f"{name}_top{k}", value, split, protocol, f"{title} top-{k}") for k, value in tops]
+    top1, top5 = accuracies
+    return [
+        Score(f"{name}_top1", top1, split, protocol, f"{title} top-1"),
+        Score(f"{name}_top5", top5, split, protocol, f"{title} top-5"),
+    ]
 
 
 def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tuple[int, str, dict[str, float]]:
@@ -148,8 +150,11 @@ def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates
         RegbenchError: With the settings that would do.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
-        single = " ".join(f"evaluation.{name}.{key}=[{rates[len(rates) // 2]:g}]" for key, rates in candidates.items())
+        single = []
+        for key, rates in candidates.items():
+            middle = rates[len(rates) // 2]
+            single.append(f"evaluation.{name}.{key}=[{middle:g}]")
         raise RegbenchError(
             f"data set {(own or task.dataset).name!r} has no tuning split to choose learning rates on; "
-            f"give one of each: {single}"
+            f"give one of each: {' '.join(single)}"
         )

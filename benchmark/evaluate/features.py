@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,10 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
 from regbench.errors import RegbenchError
 
+if TYPE_CHECKING:
+    from regbench.benchmark.evaluate.finetune import FineTuning
+    from regbench.benchmark.evaluate.linear import LinearProbe
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
 
@@ -27,26 +30,6 @@ _DEVICE_SHARE = 1 / 8
 
 class NotFinite(RegbenchError):
     """Representations hold NaN or infinity, which no evaluation could score: the weights have exploded."""
-
-
-class Passes(Protocol):
-    """The settings of a training on augmented images."""
-
-    @property
-    def batch_size(self) -> int:
-        """Images a step."""
-
-    @property
-    def crop_scale(self) -> tuple[float, float]:
-        """Area range of the random crops."""
-
-    @property
-    def interpolation(self) -> str:
-        """Filter of the resizes."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the images."""
 
 
 @dataclass(frozen=True)
@@ -119,20 +102,19 @@ class Images:
             x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)
             y_N = torch.empty(loader.num_samples, dtype=torch.int64, device=place)
             first, finite = 0, torch.tensor(True, device=self.compute.device)
-            for x_NCHW, y in tqdm(
-                epoch, f"features of {split}", len(loader), disable=not sys.stderr.isatty(), leave=False
-            ):
+            for x_NCHW, y in tqdm(epoch, f"features of {split}", len(loader), disable=None, leave=False):
                 x_BD = encoder.represent(x_NCHW)
+                # Added up on the device: to ask in every step would make the GPU wait for the CPU.
                 finite &= x_BD.isfinite().all()
-                x_ND[first : first + len(y)] = x_BD
-                y_N[first : first + len(y)] = y
+                batch = slice(first, first + len(y))
+                x_ND[batch], y_N[batch] = x_BD, y
                 first += len(y)
         if not finite:
             raise NotFinite(f"the representations of the {split} split are not finite")
         return Features(x_ND, y_N), loader.backend
 
     @contextlib.contextmanager
-    def augmented(self, config: Passes, seed: int) -> Iterator[Epochs]:
+    def augmented(self, config: LinearProbe | FineTuning, seed: int) -> Iterator[Epochs]:
         """Give the function from an epoch's number to its batches of training images, randomly cropped and flipped."""
         with self.loader(
             "train",
@@ -146,7 +128,7 @@ class Images:
             def epoch(number: int) -> Iterator[tuple[Tensor, Tensor]]:
                 with loader.epoch(number) as batches:
                     title = f"epoch {number + 1} of {config.epochs}"
-                    yield from tqdm(batches, title, len(loader), disable=not sys.stderr.isatty(), leave=False)
+                    yield from tqdm(batches, title, len(loader), disable=None, leave=False)
 
             yield epoch
 
@@ -182,12 +164,15 @@ class Images:
             workers=compute.workers,
             choice=self.choice,
         ) as loader:
-            epochs = []
-            pairs = range(-(-views // 2))
-            for e in tqdm(pairs, f"views of {split}", disable=not sys.stderr.isatty(), leave=False):
-                with loader.epoch(e) as epoch:
-                    epochs.append(torch.cat([torch.stack([encoder.represent(x) for x in two], 1) for two in epoch]))
-        views_NVD = torch.cat(epochs, dim=1)[:, :views]
+            pairs = []
+            for number in tqdm(range(-(-views // 2)), f"views of {split}", disable=None, leave=False):
+                batches = []
+                with loader.epoch(number) as epoch:
+                    for first, second in epoch:
+                        batches.append(torch.stack([encoder.represent(first), encoder.represent(second)], dim=1))
+                pairs.append(torch.cat(batches))
+        # An odd number of views leaves out the last view of the last pair.
+        views_NVD = torch.cat(pairs, dim=1)[:, :views]
         if not views_NVD.isfinite().all():
             raise NotFinite(f"the representations of views of the {split} split are not finite")
         return views_NVD, loader.backend

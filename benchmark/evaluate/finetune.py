@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from regbench.benchmark.evaluate.base import (
     register,
 )
 from regbench.benchmark.evaluate.features import Encoder, Epochs, Images
-from regbench.benchmark.evaluate.linear import AreaRange, correct_answers, decay, initial_weight
+from regbench.benchmark.evaluate.linear import AreaRange, decay, head_accuracies, initial_weight
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.settings.presets import dataset_preset
@@ -87,7 +86,7 @@ class FineTuning(Evaluation):
         )
 
     def run(self, name: str, subject: Subject) -> Scores:
-        """Train once for each pair of learning rates, of which the selection split chooses."""
+        """Train once for each pair of learning rates; the selection split chooses a pair."""
         splits = subject.task.splits(name, self.dataset)
         images = subject.images(self.dataset)
         state = subject.state(name, self, self.dataset)
@@ -106,6 +105,7 @@ class FineTuning(Evaluation):
                 tuned.fit(epochs, state)
                 for split in splits:
                     found[split].append(tuned.accuracy(images, split, subject.batch_size))
+                # The test split needs the best network alone, so the others are not kept.
                 is_best = choose(found, labels[: number + 1])[0] == number
                 best = tuned.state_dict() if is_best else state.data["best"]
                 done = f"{number + 1} of {len(pairs)} pairs of learning rates"
@@ -124,7 +124,10 @@ class FineTuning(Evaluation):
         )
         text += chosen_from(selected_on, labels)
         title = _TITLES.get(name, f"fine-tuning, {self.dataset.name},")
-        return [each for split in results for each in accuracy_scores(name, title, results[split], split, text)]
+        scores: Scores = []
+        for split, accuracies in results.items():
+            scores += accuracy_scores(name, title, accuracies, split, text)
+        return scores
 
 
 class FineTuned:
@@ -170,19 +173,17 @@ class FineTuned:
             state: Keeps what is trained after each epoch; training goes on from what it holds.
         """
         config = self._config
-        modules = (self._backbone.module, self._head)
-        groups = [
-            {"params": list(module.parameters()), "lr": rate} for module, rate in zip(modules, self._rates, strict=True)
+        groups: list[dict[str, Any]] = [
+            {"params": list(self._backbone.module.parameters()), "lr": self._rates[0]},
+            {"params": list(self._head.parameters()), "lr": self._rates[1]},
         ]
         optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
         first = state.data.get("epoch", 0)
         if first:
             self.network.load_state_dict(state.data["network"])
             optimizer.load_state_dict(state.data["optimizer"])
-        quiet = not sys.stderr.isatty()
-        for epoch in tqdm(
-            range(first, config.epochs), "fine-tuning", config.epochs, initial=first, disable=quiet, leave=False
-        ):
+        left = range(first, config.epochs)
+        for epoch in tqdm(left, "fine-tuning", config.epochs, initial=first, disable=None, leave=False):
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * decay(epoch, config.epochs)
             self.network.train()
@@ -192,8 +193,9 @@ class FineTuned:
                 optimizer.zero_grad()
                 F.cross_entropy(self.network(x_NCHW), y_N).backward()
                 optimizer.step()
+            rates = f"learning rates {self._rates[0]:g} and {self._rates[1]:g}"
             state.save(
-                f"learning rates {self._rates[0]:g} and {self._rates[1]:g}, epoch {epoch + 1} of {config.epochs}",
+                f"{rates}, epoch {epoch + 1} of {config.epochs}",
                 last=epoch + 1 == config.epochs,
                 epoch=epoch + 1,
                 network=self.network.state_dict(),
@@ -204,12 +206,8 @@ class FineTuned:
     def accuracy(self, images: Images, split: str, batch_size: int) -> tuple[float, float]:
         """Return top-1 and top-5 accuracy on centre crops of a split, in per cent."""
         features, _ = images.features(self._backbone, split, self._config.interpolation, batch_size)
-        correct = torch.zeros(1, 2, dtype=torch.int64)
-        for x_ND, y_N in zip(features.x_ND.split(batch_size), features.y_N.split(batch_size), strict=True):
-            logits_NC = self._head(x_ND.to(self._device))
-            correct += correct_answers(logits_NC[None], y_N.to(self._device)).cpu()
-        top1, top5 = correct[0].tolist()
-        return 100 * top1 / len(features.y_N), 100 * top5 / len(features.y_N)
+        (accuracy,) = head_accuracies(features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device)
+        return accuracy
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights of backbone and head."""

@@ -6,7 +6,6 @@ C = classes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +21,9 @@ from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Positive, settings
 
+# Their similarities take 64 MiB, as integers twice that.
 QUERY_BLOCK, BANK_BLOCK = 2048, 8192
-_LOW = 2**32 - 1
+_LOW = 2**32 - 1  # the lower half of an integer of 64 bits
 
 
 @register("knn")
@@ -67,21 +67,24 @@ class KNN(Evaluation):
 
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split."""
-        return [score for split in subject.task.splits(name) for score in self._scores(split, subject)]
+        splits = subject.task.splits(name)
+        return self._scores(splits[0], subject) if splits else []
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the test split; none if that chose."""
         return [] if "test" in subject.task.splits(name) else self._scores("test", subject)
 
     def _scores(self, split: str, subject: Subject) -> Scores:
-        bank, queries = (subject.features(name, self.interpolation) for name in ("train", split))
-        found = weighted_knn(
-            bank, queries, self.all_k, self.temperature, subject.task.dataset.num_classes, subject.compute.device
-        )
+        bank = subject.features("train", self.interpolation)
+        queries = subject.features(split, self.interpolation)
+        num_classes, device = subject.task.dataset.num_classes, subject.compute.device
+        found = weighted_knn(bank, queries, self.all_k, self.temperature, num_classes, device)
         scores = []
         for k, accuracies in found.items():
             protocol = f"weighted kNN, k={k}, temperature={self.temperature:g}"
-            name, title = ("knn", "kNN") if k == self.k else (f"knn_k{k}", f"kNN (k = {k})")
+            name, title = "knn", "kNN"
+            if k != self.k:
+                name, title = f"knn_k{k}", f"kNN (k = {k})"
             scores += accuracy_scores(name, title, accuracies, split, protocol)
         return scores
 
@@ -125,20 +128,19 @@ def weighted_knn(
     """
     device = device or queries.x_ND.device
     correct = {k: torch.zeros(2, dtype=torch.int64, device=device) for k in neighbours}
-    bar: tqdm[Any] = tqdm(
-        total=-(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1]),
-        desc="nearest neighbours",
-        disable=not sys.stderr.isatty(),
-        leave=False,
-    )
+    steps = -(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1])
+    bar: tqdm[Any] = tqdm(total=steps, desc="nearest neighbours", disable=None, leave=False)
     with bar:
         for x_QD, y_Q in zip(queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0]), strict=True):
             similarity_QK, index_QK = _nearest(bank.x_ND, x_QD.to(device), max(neighbours), blocks[1], bar)
             voters_QK = bank.y_N[index_QK.to(bank.y_N.device)].to(device)
             for k in neighbours:
                 correct[k] += _hits(similarity_QK[:, :k], voters_QK[:, :k], y_Q.to(device), temperature, num_classes)
-    total = len(queries.y_N)
-    return {k: (100 * int(top1) / total, 100 * int(top5) / total) for k, (top1, top5) in correct.items()}
+    accuracies = {}
+    for k, hits in correct.items():
+        top1, top5 = hits.tolist()
+        accuracies[k] = (100 * top1 / len(queries.y_N), 100 * top5 / len(queries.y_N))
+    return accuracies
 
 
 def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) -> tuple[Tensor, Tensor]:
@@ -153,7 +155,7 @@ def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) 
         bank_BD = F.normalize(bank_ND[first : first + block].to(x_QD.device), dim=1)
         bits_QB = _turn((x_QD @ bank_BD.T).add_(0.0).view(torch.int32))  # -0.0 + 0.0 is 0.0
         pairs_QB = bits_QB.to(torch.int64)
-        del bits_QB
+        del bits_QB  # else three such blocks would lie in memory at once
         pairs_QB <<= 32
         pairs_QB |= _LOW - torch.arange(first, first + len(bank_BD), device=x_QD.device)
         best_QK = torch.cat((best_QK, pairs_QB.topk(min(k, len(bank_BD)), dim=1).values), dim=1)

@@ -68,18 +68,20 @@ class LabelFreeMeasures(Evaluation):
         x_ND = x_ND[torch.from_numpy(evenly(np.arange(len(x_ND)), self.images)).to(x_ND.device)]
         crops = f"representation of {len(x_ND):,} centre crops"
         views = f"representation of {len(views_NVD):,} images in {self.views} views"
+        first, last = ALPHA_RANKS
         how = {
             "alignment": ("alignment", f"{views}, normalised, squared distance"),
             "uniformity": ("uniformity", f"{crops}, normalised, t = 2"),
             "rankme": ("RankMe", f"{crops}, effective rank"),
-            "alpha_req": ("α-ReQ", f"{crops}, power law fitted to eigenvalues {ALPHA_RANKS[0]} to {ALPHA_RANKS[1]}"),
+            "alpha_req": ("α-ReQ", f"{crops}, power law fitted to eigenvalues {first} to {last}"),
             "lidar": ("LiDAR", f"{views}, δ = {LIDAR_DELTA:g}"),
             "feature_spread": ("feature spread", f"{crops}, normalised"),
         }
-        return [
-            Score(each, value, split, how[each][1], how[each][0], unit="", higher_is_better=None)
-            for each, value in measures(x_ND, views_NVD).items()
-        ]
+        scores = []
+        for each, value in measures(x_ND, views_NVD).items():
+            title, protocol = how[each]
+            scores.append(Score(each, value, split, protocol, title, unit="", higher_is_better=None))
+        return scores
 
 
 def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:
@@ -158,11 +160,13 @@ def alpha_req(x_ND: Tensor) -> float | None:
     # Both products have the same positive eigenvalues.
     eigenvalues = torch.linalg.eigvalsh(x.T @ x if d <= n else x @ x.T).flip(0)
     first, last = ALPHA_RANKS
+    # Eigenvalues below are rounding.
     positive = int((eigenvalues > 1e-10 * eigenvalues[0]).sum())
     if positive <= first:
         return None
     ranks = torch.arange(first, min(last, positive) + 1, dtype=torch.float64, device=x.device)
-    log_rank, log_value = ranks.log(), eigenvalues[first - 1 : first - 1 + len(ranks)].log()
+    log_rank = ranks.log()
+    log_value = eigenvalues[first - 1 : first - 1 + len(ranks)].log()
     weight = 1 / ranks / (1 / ranks).sum()
     log_rank = log_rank - weight @ log_rank
     slope: float = ((weight * log_rank) @ log_value / (weight @ log_rank.square())).item()
@@ -192,7 +196,9 @@ def lidar(views_NVD: Tensor) -> float | None:
     # With Σ_w = L Lᵀ the matrix L⁻¹ Σ_b L⁻ᵀ has the eigenvalues of Σ_w^(−½) Σ_b Σ_w^(−½).
     white_DN = torch.linalg.solve_triangular(torch.linalg.cholesky(within_DD), between_ND.T, upper=False)
     n, d = between_ND.shape
-    eigenvalues = torch.linalg.eigvalsh(white_DN @ white_DN.T if d <= n else white_DN.T @ white_DN).clamp_min(0)
+    # Both products have the same positive eigenvalues; the smaller is cheaper.
+    product = white_DN @ white_DN.T if d <= n else white_DN.T @ white_DN
+    eigenvalues = torch.linalg.eigvalsh(product).clamp_min(0)
     total = eigenvalues.sum()
     if total <= 0:
         return None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -37,7 +36,7 @@ from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, setti
 
 # Images whose logits are computed at a time.
 _BLOCK = 4096
-_INITIAL_STD = 0.01
+_INITIAL_STD = 0.01  # as in VICReg's evaluation
 
 
 def _ordered(crop_scale: tuple[float, float]) -> tuple[float, float]:
@@ -53,9 +52,16 @@ AreaRange = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
 
 def _places205() -> dict[str, object]:
     """Return the settings of the paper's appendix, "Linear probing on Places205", with the rate of its Table 11."""
-    schedule = {"epochs": 28, "milestones": (10, 20), "batch_norm": True, "weight_decay": 1e-4}
-    shown = {"features": "augmented", "interpolation": "bilinear"}
-    return {"dataset": dataset_preset("places205"), "learning_rates": (0.01,), **schedule, **shown}
+    return {
+        "dataset": dataset_preset("places205"),
+        "features": "augmented",
+        "interpolation": "bilinear",
+        "learning_rates": (0.01,),
+        "epochs": 28,
+        "milestones": (10, 20),
+        "batch_norm": True,
+        "weight_decay": 1e-4,
+    }
 
 
 _TITLES = {"places205": "Places205"}
@@ -124,15 +130,24 @@ class LinearProbe(Evaluation):
         subject.note(f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates)
         if final and "test" not in found:
             found["test"] = accuracies("test")
-        text = (
-            f"linear probing, {self.features} features{', BN without scale and shift' * self.batch_norm}, "
-            f"{self.epochs} epochs{_steps(self.milestones)}, learning rate {labels[chosen]}"
+        protocol = self._protocol(labels[chosen]) + chosen_from(selected_on, labels)
+        score, title = "linear", "linear"
+        if self.dataset is not None:
+            score, title = name, _TITLES.get(name, f"linear, {self.dataset.name},")
+        scores: Scores = []
+        for split, of_heads in found.items():
+            scores += accuracy_scores(score, title, of_heads[chosen], split, protocol)
+        return scores
+
+    def _protocol(self, rate: str) -> str:
+        """Word how the scores were found."""
+        batch_norm = ", BN without scale and shift" if self.batch_norm else ""
+        steps = ""
+        if self.milestones:
+            steps = f" with a tenth of the rate from epochs {', '.join(map(str, self.milestones))} on"
+        return (
+            f"linear probing, {self.features} features{batch_norm}, {self.epochs} epochs{steps}, learning rate {rate}"
         )
-        text += chosen_from(selected_on, labels)
-        kind = (
-            ("linear", "linear") if self.dataset is None else (name, _TITLES.get(name, f"linear, {self.dataset.name},"))
-        )
-        return [each for split in found for each in accuracy_scores(*kind, found[split][chosen], split, text)]
 
     def _fitted(self, name: str, subject: Subject) -> LinearHeads:
         """Train the linear layers."""
@@ -144,12 +159,13 @@ class LinearProbe(Evaluation):
             heads.fit(functools.partial(shuffled, features, self.batch_size, subject.seed, device), state)
         else:
             with images.augmented(self, subject.seed) as epochs:
-                heads.fit(lambda number: ((subject.encoder.represent(x), y) for x, y in epochs(number)), state)
+
+                def represented(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+                    for x_NCHW, y_N in epochs(number):
+                        yield subject.encoder.represent(x_NCHW), y_N
+
+                heads.fit(represented, state)
         return heads
-
-
-def _steps(milestones: tuple[int, ...]) -> str:
-    return f" with a tenth of the rate from epochs {', '.join(map(str, milestones))} on" if milestones else ""
 
 
 class LinearHeads:
@@ -198,13 +214,11 @@ class LinearHeads:
             first = state.data["epoch"]
             for tensor, saved in zip(tensors, state.data["heads"], strict=True):
                 tensor.copy_(saved)
-        quiet = not sys.stderr.isatty()
-        for epoch in tqdm(
-            range(first, config.epochs), "linear probing", config.epochs, initial=first, disable=quiet, leave=False
-        ):
+        left = range(first, config.epochs)
+        for epoch in tqdm(left, "linear probing", config.epochs, initial=first, disable=None, leave=False):
             rates_K1 = self._rates_K1 * decay(epoch, config.epochs, config.milestones)
             for x_ND, y_N in epochs(epoch):
-                if config.batch_norm and len(y_N) == 1:
+                if config.batch_norm and len(y_N) == 1:  # torch refuses it too
                     continue
                 x_ND = self._normalized(x_ND, training=True)
                 # The gradient of the mean cross-entropy is (softmax − one-hot)/n; heads do not mix.
@@ -236,12 +250,7 @@ class LinearHeads:
     @torch.no_grad()
     def accuracies(self, features: Features, block: int = _BLOCK) -> list[tuple[float, float]]:
         """Return top-1 and top-5 accuracy of each head, in per cent; with BN, by its running statistics."""
-        correct = torch.zeros(self._shape[0], 2, dtype=torch.int64)
-        for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
-            logits_HNC = self.logits(x_ND.to(self._device)).transpose(1, 2)
-            correct += correct_answers(logits_HNC, y_N.to(self._device)).cpu()
-        total = len(features.y_N)
-        return [(100 * top1 / total, 100 * top5 / total) for top1, top5 in correct.tolist()]
+        return head_accuracies(features, lambda x_ND: self.logits(x_ND).transpose(1, 2), block, self._device)
 
 
 def initial_weight(dim: int, num_classes: int, seed: int) -> Tensor:
@@ -256,8 +265,27 @@ def decay(epoch: int, epochs: int, milestones: tuple[int, ...] = ()) -> float:
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
 
 
+def head_accuracies(
+    features: Features, logits: Callable[[Tensor], Tensor], block: int, device: torch.device
+) -> list[tuple[float, float]]:
+    """Return top-1 and top-5 accuracy of each head, in per cent.
+
+    Args:
+        features: Features and labels, on any device.
+        logits: From features (N, D) to logits (H, N, C).
+        block: Images at a time.
+        device: Device that computes.
+    """
+    correct = torch.tensor(0)
+    for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):
+        correct = correct + correct_answers(logits(x_ND.to(device)), y_N.to(device)).cpu()
+    total = len(features.y_N)
+    return [(100 * top1 / total, 100 * top5 / total) for top1, top5 in correct.tolist()]
+
+
 def correct_answers(logits_HNC: Tensor, y_N: Tensor) -> Tensor:
     """Count the images that each head has right, (H, 2): first, and among the first five. NaN is no answer."""
+    # topk would count NaN as the greatest of all.
     answers = logits_HNC.nan_to_num(-torch.inf, torch.inf).topk(min(5, logits_HNC.shape[2]), dim=2)
     hits = answers.indices == y_N[None, :, None]
     hits &= answers.values > -torch.inf
@@ -268,6 +296,7 @@ def shuffled(
     features: Features, batch_size: int, seed: int, device: torch.device, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of an epoch over features that are kept, on `device`."""
+    # The factor is above any number of epochs, so that two seeds have no order in common.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(features.y_N), generator=generator).to(features.y_N.device)
     for batch in order.split(batch_size):

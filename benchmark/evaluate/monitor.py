@@ -30,7 +30,7 @@ class Monitor:
             attempt: At the run; a long evaluation keeps its state there.
         """
         self._cell, self._compute, self._attempt = cell, compute, attempt
-        # Off the device, where it would count as memory of the training.
+        # On the CPU: on the device it would count as memory of the training.
         self._backbone = copy.deepcopy(network.backbone).cpu()
 
     def scores(self, network: SiameseNetwork) -> Scores:
@@ -45,17 +45,18 @@ class Monitor:
         cell, compute, attempt = self._cell, self._compute, self._attempt
         backbone = copy.deepcopy(self._backbone).to(compute.device)
         backbone.load_state_dict(network.backbone.state_dict())
-        encoder = Encoder(backbone, network.representation_dim)
-        subject = _Subject(
-            cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, Choices(attempt), cell.seed
-        )
-        found = [cell.evaluation[name].select(name, subject)[0] for name in cell.evaluation.while_training]
+        encoder, choices = Encoder(backbone, network.representation_dim), Choices(attempt)
+        subject = _Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed)
+        found = []
+        for name in cell.evaluation.while_training:
+            found.append(cell.evaluation[name].select(name, subject)[0])
+        # The next point is another network's, so what is kept of a long evaluation is of no more use.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         return found
 
 
 class _Subject(Subject):
-    """What is chosen for a point of a curve is no choice of the run, and opens no test split."""
+    """A subject without a record: a choice for a point of a curve is no choice of the run, and opens no test split."""
 
     def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
         """Write nothing."""

@@ -47,10 +47,11 @@ class Retrieval(Evaluation):
         )
         rank_N = ranks(views_NVD)
         how = f"cosine similarity among {len(rank_N):,} images of the test split"
-        return [
-            Score(f"{name}_recall{k}", 100 * (rank_N < k).double().mean().item(), "test", how, f"recall@{k}")
-            for k in self.ranks
-        ]
+        scores = []
+        for k in self.ranks:
+            recall = 100 * (rank_N < k).double().mean().item()
+            scores.append(Score(f"{name}_recall{k}", recall, "test", how, f"recall@{k}"))
+        return scores
 
 
 @torch.no_grad()

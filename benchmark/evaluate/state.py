@@ -17,7 +17,7 @@ from regbench.benchmark.rundir.lease import Attempt
 log = logging.getLogger("regbench")
 
 SAVE_EVERY_S = 10.0
-"""Seconds between two writings: what takes longer than an epoch to be done again is kept after every epoch."""
+"""Least seconds between two writings; an epoch that takes longer is kept at once."""
 
 
 class State:
@@ -40,10 +40,12 @@ class State:
         self._written_s = time.monotonic()
         self._number = 0
         self.data: dict[str, Any] = {}
-        if (found := load_tensors(attempt.directory, state_kind(protocol), device)) is None:
+        found = load_tensors(attempt.directory, state_kind(protocol), device)
+        if found is None:
             return
         state, file = found
         self._number = file.step
+        # With other settings, images or weights it is another evaluation, which begins anew.
         if state.pop("key", None) == key:
             self.data = state
             attempt.began(**{protocol: state["done"]})

@@ -16,7 +16,8 @@ from regbench.benchmark.settings.cell import EvaluationConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
-from regbench.settings import plain, shown
+from regbench.settings import plain
+from regbench.wording import shown
 
 T = TypeVar("T")
 
@@ -95,14 +96,13 @@ class Subject:
         splits = self.task.splits(names[0])
         if not splits:
             return []
-        found = [self._config[name].select(name, self) for name in names]
-        scores = [each for scores in found for each in scores]
+        scores, firsts = [], []
+        for name in names:
+            found = self._config[name].select(name, self)
+            scores += found
+            firsts.append(found[0])
         if len(names) > 1:
-            firsts = [scores[0] for scores in found]
-            how = "mean of " + " and ".join(first.name for first in firsts)
-            title = "mean of " + " and ".join(first.title.removesuffix(" top-1") for first in firsts) + " top-1"
-            mean = sum(first.value for first in firsts) / len(firsts)
-            scores.append(Score("selection_top1", mean, splits[0], how, title))
+            scores.append(_mean_score(firsts, splits[0]))
         return scores
 
     def run(self, name: str) -> Scores:
@@ -121,11 +121,10 @@ class Subject:
             interpolation: Filter of the resize before the crop.
             dataset: None: the cell's own.
         """
-        if dataset:
+        if dataset:  # a single evaluation looks at it, and its features may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
-        return self.once(
-            f"features of {split}, {interpolation}", lambda: self._extract(self.images(), split, interpolation)
-        )
+        key = f"features of {split}, {interpolation}"
+        return self.once(key, lambda: self._extract(self.images(), split, interpolation))
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return what `make` gives, made once: what a choice and a final score share."""
@@ -155,6 +154,14 @@ class Subject:
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
         features, self.backend = images.features(self.encoder, split, interpolation, self.batch_size)
         return features
+
+
+def _mean_score(scores: Scores, split: str) -> Score:
+    """Return the mean of several scores, which hyperparameters are then chosen by."""
+    names = " and ".join(score.name for score in scores)
+    titles = " and ".join(score.title.removesuffix(" top-1") for score in scores)
+    mean = sum(score.value for score in scores) / len(scores)
+    return Score("selection_top1", mean, split, f"mean of {names}", f"mean of {titles} top-1")
 
 
 def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:

@@ -10,7 +10,8 @@ Shapes: N = images, D = representation, C = classes.
 
 from __future__ import annotations
 
-import sys
+import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Presence = npt.NDArray[np.int8]
 
 _EPSILON = 1e-5  # added to the norm that features are divided by, as VISSL does
-_POSITIVE_WEIGHT = 2
+_POSITIVE_WEIGHT = 2  # as VISSL does
 _RECALLS = np.linspace(0, 1, 11)
 
 
@@ -87,21 +88,25 @@ class VOC07(Evaluation):
 
         train = of("trainval")
         candidates = choose_costs(*train, self, threads)
-        chosen = {each: max(self.costs, key=lambda c: found[f"{c:g}"]) for each, found in candidates.items()}
+        chosen = {}
+        for each, precisions in candidates.items():
+            chosen[each] = _best(self.costs, precisions)
         subject.note(f"{name}_cost", selected_on="cross-validation", chosen=chosen, candidates=candidates)
-        eleven, full = (
-            sum(column) / len(column)
-            for column in zip(*svm_precisions(train, of("test"), list(chosen.values()), threads), strict=True)
-        )
-        how = (
-            f"linear SVMs on VOC2007, {self.image_size} px, C from {', '.join(f'{c:g}' for c in self.costs)} by "
-            f"{self.folds}-fold cross-validation"
-        )
-        kinds = {
-            "voc07_map": (eleven, "11-point average precision", "VOC07 mAP, 11-point"),
-            "voc07_map_full": (full, "average precision under the whole curve", "VOC07 mAP"),
-        }
-        return [Score(k, value, "test", f"{how}, {what}", title) for k, (value, what, title) in kinds.items()]
+        pairs = svm_precisions(train, of("test"), list(chosen.values()), threads)
+        eleven = sum(pair[0] for pair in pairs) / len(pairs)
+        full = sum(pair[1] for pair in pairs) / len(pairs)
+        costs = ", ".join(f"{cost:g}" for cost in self.costs)
+        how = f"linear SVMs on VOC2007, {self.image_size} px, C from {costs} by {self.folds}-fold cross-validation"
+        curve = f"{how}, average precision under the whole curve"
+        return [
+            Score("voc07_map", eleven, "test", f"{how}, 11-point average precision", "VOC07 mAP, 11-point"),
+            Score("voc07_map_full", full, "test", curve, "VOC07 mAP"),
+        ]
+
+
+def _best(costs: Sequence[float], precisions: dict[str, float]) -> float:
+    """Return the cost of the greatest precision; of equal ones the first."""
+    return max(costs, key=lambda cost: precisions[f"{cost:g}"])
 
 
 def features(
@@ -134,8 +139,10 @@ def features(
         workers=compute.workers,
     )
     length = -(-len(split.paths) // batch_size)
-    bar = tqdm(batches, f"features of VOC2007 {name}", length, disable=not sys.stderr.isatty(), leave=False)
-    parts = [encoder.represent(normalize(x.to(compute.device, torch.float32))).cpu() for x in bar]
+    parts = []
+    for x_NCHW in tqdm(batches, f"features of VOC2007 {name}", length, disable=None, leave=False):
+        normal_NCHW = normalize(x_NCHW.to(compute.device, torch.float32))
+        parts.append(encoder.represent(normal_NCHW).cpu())
     x_ND = torch.cat(parts).double().numpy()
     return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
 
@@ -180,7 +187,7 @@ def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: in
                 f"VOC2007: {name} is in {positives} of {len(y_N)} images of trainval, too few (or too many) for "
                 f"evaluation.voc07.folds={config.folds}"
             )
-    jobs = [(c, cost) for c in range(len(CLASSES)) for cost in config.costs]
+    jobs = list(itertools.product(range(len(CLASSES)), config.costs))
 
     def precision(job: tuple[int, float]) -> float:
         c, cost = job
@@ -188,9 +195,11 @@ def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: in
         return 100 * float(folds.mean())
 
     with ThreadPoolExecutor(threads) as pool:
-        bar = tqdm(pool.map(precision, jobs), "VOC2007: choosing C", len(jobs), disable=not sys.stderr.isatty())
-        values = iter(list(bar))
-    return {name: {f"{cost:g}": next(values) for cost in config.costs} for name in CLASSES}
+        values = list(tqdm(pool.map(precision, jobs), "VOC2007: choosing C", len(jobs), disable=None))
+    found: dict[str, dict[str, float]] = {name: {} for name in CLASSES}
+    for (c, cost), value in zip(jobs, values, strict=True):
+        found[CLASSES[c]][f"{cost:g}"] = value
+    return found
 
 
 def svm_precisions(
@@ -218,8 +227,8 @@ def svm_precisions(
         return average_precisions(answers_NC[easy, c] == 1, svm.decision_function(queries_ND[easy]))
 
     with ThreadPoolExecutor(threads) as pool:
-        bar = tqdm(pool.map(score, range(len(CLASSES))), "VOC2007: SVMs", len(CLASSES), disable=not sys.stderr.isatty())
-        return list(bar)
+        scores = pool.map(score, range(len(CLASSES)))
+        return list(tqdm(scores, "VOC2007: SVMs", len(CLASSES), disable=None))
 
 
 def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tuple[float, float]:
@@ -238,6 +247,7 @@ def average_precisions(positive_N: npt.NDArray[np.bool_], score_N: Floats) -> tu
     precision, recall, _ = precision_recall_curve(positive_N, score_N)  # by falling recall, down to (0, 1)
     precision, recall = precision[:-1], recall[:-1]
     best = np.maximum.accumulate(precision)
+    # The margin keeps a recall that rounding has put just below its point.
     eleven = [best[recall >= r - 1e-12].max(initial=0.0) for r in _RECALLS]
     widths = recall - np.append(recall[1:], 0.0)
     return 100 * float(np.mean(eleven)), 100 * float(widths @ best)

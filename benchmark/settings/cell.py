@@ -16,10 +16,11 @@ from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
 from regbench.files import cell_id
 from regbench.methods import METHODS, Regularizer
-from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, PlugIn, from_plain, plain, settings, shown
+from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
+from regbench.wording import PlugIn, shown
 
 MAX_SEED = 2**32
-"""Seeds are below this number: step seeds are multiples of them and must fit in 64 bits."""
+"""Seeds are below this number: seeds of steps are multiples of them and must fit in 64 bits."""
 
 
 BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised"}
@@ -70,9 +71,10 @@ class NetworkConfig:
 
 
 def _selects(name: str) -> bool:
-    """Whether hyperparameters can be chosen by an evaluation: it has a score for that, of the cell's own data set."""
-    known = name in EVALUATIONS.names() and bool(EVALUATIONS.of(name).selects)
-    return known and getattr(EVALUATIONS.build(name), "dataset", None) is None
+    """Tell whether hyperparameters can be chosen by an evaluation: it has a score on the cell's own data set."""
+    if name not in EVALUATIONS.names() or not EVALUATIONS.of(name).selects:
+        return False
+    return getattr(EVALUATIONS.build(name), "dataset", None) is None
 
 
 @settings
@@ -99,14 +101,15 @@ class EvaluationOptions:
     every_epochs: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        """Refuse evaluations that there are not, or that cannot be used so.
+        """Refuse evaluations that do not exist or cannot be used so.
 
         Raises:
             RegbenchError: Naming the setting and what it must be.
         """
         EVALUATIONS.refuse_unknown(self.protocols, "evaluation.protocols: ")
         for setting, names in (("select_by", self.select_by), ("while_training", self.while_training)):
-            if not all(map(_selects, names)) or len(set(names)) < len(names):
+            repeats = len(set(names)) < len(names)
+            if repeats or not all(map(_selects, names)):
                 able = ", ".join(filter(_selects, EVALUATIONS.names()))
                 raise RegbenchError(f"evaluation.{setting}={shown(names)} must be of {able}, each once")
         if self.every_epochs > 1 and not self.while_training:
@@ -148,8 +151,10 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
         return data
     if not isinstance(data, Mapping):
         raise RegbenchError(f"evaluation must be a group of settings, not {shown(data)}")
+    # Settings of an evaluation that is not used decide nothing, and are not kept.
     known = EVALUATIONS.names()
-    common = from_plain(EvaluationOptions, {k: v for k, v in data.items() if k not in known}, "evaluation.")
+    options = {name: value for name, value in data.items() if name not in known}
+    common = from_plain(EvaluationOptions, options, "evaluation.")
     made = {}
     for name in common.used:
         own = data.get(name, {})
@@ -162,7 +167,8 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
 def _plain_evaluation(config: EvaluationConfig) -> dict[str, Any]:
     data: dict[str, Any] = plain(config)
     data.update(data.pop("evaluations"))
-    if not config.while_training:  # then they decide nothing
+    # Without them no curve is drawn, and cells from before there were curves keep their ids.
+    if not config.while_training:
         del data["while_training"], data["every_epochs"]
     return data
 
@@ -220,8 +226,9 @@ class Cell:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
         if self.baseline == "supervised" and not self.epochs:
             raise RegbenchError("baseline=supervised is trained; set epochs=1 or more with it")
-        self.augmentation.kinds(self.dataset.image_size)  # which refuses what cannot be cut
-        if self.epochs and self.optimizer.warmup_steps is None:  # how many steps an epoch has, the images decide
+        self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
+        # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are opened.
+        if self.epochs and self.optimizer.warmup_steps is None:
             self.optimizer.refuse_long_warmup(1, self.epochs)
         if 0 < self.epochs < self.evaluation.every_epochs:
             raise RegbenchError(
@@ -231,7 +238,7 @@ class Cell:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether labels train it instead of a method."""
+        """Whether labels train the cell instead of a method."""
         return self.baseline == "supervised"
 
     @property
@@ -253,9 +260,13 @@ class Cell:
 
     @property
     def datasets(self) -> list[DatasetConfig]:
-        """The data sets that it trains on and is evaluated on."""
-        others = (getattr(evaluation, "dataset", None) for evaluation in self.evaluation.evaluations.values())
-        return [self.dataset, *filter(None, others)]
+        """The data sets that the cell trains on and is evaluated on."""
+        found = [self.dataset]
+        for evaluation in self.evaluation.evaluations.values():
+            other = getattr(evaluation, "dataset", None)
+            if other is not None:
+                found.append(other)
+        return found
 
     def plain(self) -> dict[str, Any]:
         """Return the cell as plain data, with the settings of those evaluations that it asks for.
@@ -263,10 +274,12 @@ class Cell:
         Settings of a data set that only say what `prepare` accepts are left out.
         """
         data: dict[str, Any] = plain(self)
-        if self.baseline is None:  # so that cells from before there were baselines keep their ids
+        # Cells from before there were baselines keep their ids.
+        if self.baseline is None:
             del data["baseline"]
         for group in (data, *data["evaluation"].values()):
-            if isinstance(group, dict) and isinstance(dataset := group.get("dataset"), dict):
+            dataset = group.get("dataset") if isinstance(group, dict) else None
+            if isinstance(dataset, dict):
                 group["dataset"] = decisive(dataset)
         return data
 
@@ -286,22 +299,25 @@ class Cell:
 
     @classmethod
     def stored(cls, data: object) -> Cell:
-        """Return the cell that a run directory or a job keeps: its plain data, of which nothing may be left out.
+        """Return the cell of plain data in a run directory or a job, which may leave nothing out.
 
         Raises:
             RegbenchError: If `from_plain` refuses it, or a setting is missing: its default may have changed since.
         """
         cell = cls.from_plain(data)
-        if missing := _first_difference(cell.plain(), data, ""):
+        missing = _first_missing(cell.plain(), data, "")
+        if missing:
             raise RegbenchError(f"the setting {missing} is missing")
         return cell
 
 
-def _first_difference(whole: Any, data: Any, path: str) -> str:
-    """The name of the first setting that `whole` has and `data` has not; empty if there is none."""
+def _first_missing(whole: Any, data: Any, path: str) -> str:
+    """Return the name of the first setting that `whole` has and `data` has not; empty if there is none."""
     for key, value in whole.items():
         if key not in data:
             return f"{path}{key}"
-        if isinstance(value, dict) and (found := _first_difference(value, data[key], f"{path}{key}.")):
-            return found
+        if isinstance(value, dict):
+            found = _first_missing(value, data[key], f"{path}{key}.")
+            if found:
+                return found
     return ""

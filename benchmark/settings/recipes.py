@@ -1,8 +1,8 @@
 """Published numbers: those of recipes, presets of sweeps whose cells have a number, and those of the SFRIK paper.
 
-A line of `conf/published.csv` is one printed number, or says that a cell has none. What its `cell` names are settings,
-such as `method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their
-seeds. The lines of the SFRIK paper have no preset: any sweep may have their cells.
+A line of `conf/published.csv` is one printed number, or says that a cell has none. Its `cell` holds settings, such as
+`method=vicreg embedding_dim=1024`: the line is about the cells of its preset that have them, whatever their seeds. The
+lines of the SFRIK paper have no preset: any sweep may have their cells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import yaml
 from regbench.benchmark.settings.presets import CONF
 from regbench.benchmark.settings.sweep import sweep_names
 from regbench.errors import RegbenchError
-from regbench.settings import from_plain, settings, unknown
+from regbench.settings import from_plain, settings
+from regbench.wording import unknown
 
 
 @settings
@@ -52,16 +53,21 @@ class PublishedNumber:
 
     def is_of(self, cell: Mapping[str, Any]) -> bool:
         """Tell whether it is about a cell, given as plain data."""
-        settings = (setting.partition("=") for setting in self.cell.split())
-        return all(_setting(cell, name) == yaml.safe_load(value) for name, _, value in settings)
+        for setting in self.cell.split():
+            name, _, value = setting.partition("=")
+            if _setting(cell, name) != yaml.safe_load(value):
+                return False
+        return True
 
 
 def _setting(cell: Mapping[str, Any], name: str) -> Any:
-    """Look up a setting of a cell by its full name; of a plug-in, its name."""
+    """Look up a setting of a cell by its full name; a plug-in is told by its own name."""
     value: Any = cell
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return value["name"] if isinstance(value, Mapping) and "name" in value else value
+    if isinstance(value, Mapping) and "name" in value:
+        return value["name"]
+    return value
 
 
 def published_numbers() -> tuple[PublishedNumber, ...]:

@@ -121,8 +121,9 @@ class Cluster:
         """Divide the stages of a run among jobs, one after the other."""
         if self.stages is not None:
             return [[stage] for stage in stages]
-        if self.processes > 1 and stages[0] == "pretrain":
-            return [["pretrain"], list(stages[1:])] if len(stages) > 1 else [["pretrain"]]
+        # One process evaluates: the others would hold their GPUs and wait.
+        if self.processes > 1 and stages[0] == "pretrain" and len(stages) > 1:
+            return [["pretrain"], list(stages[1:])]
         return [list(stages)]
 
     def at(self, stage: str) -> Cluster:
@@ -137,5 +138,5 @@ class Cluster:
 
     @property
     def processes(self) -> int:
-        """Of one run, over all nodes."""
+        """Number of processes of one run, over all nodes."""
         return self.nodes * max(1, self.gpus)

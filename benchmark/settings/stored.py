@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.compose import evaluation_defaults, merged, parse, put, resolved
+from regbench.benchmark.settings.compose import put
+from regbench.benchmark.settings.overrides import parse
+from regbench.benchmark.settings.preset_tree import evaluation_defaults, merged, resolved
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.fit import complete
@@ -49,6 +51,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtim
         node = tree
         for part in key.split("."):
             node = node.get(part, {}) if isinstance(node, dict) else {}
+        # A group would need a preset, and the run keeps the settings, not the names of its presets.
         if isinstance(node, dict) and node:
             raise RegbenchError(
                 f"{change.input_line}: give single settings of this run, such as {key}.{next(iter(node))}=3"

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regbench.benchmark.settings.cell import MAX_SEED, Cell
-from regbench.benchmark.settings.compose import Composer, points
+from regbench.benchmark.settings.compose import Composer
+from regbench.benchmark.settings.overrides import points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
-from regbench.settings import plain, read_yaml, shown, unknown
+from regbench.settings import plain, read_yaml
+from regbench.wording import shown, unknown
 
 log = logging.getLogger("regbench")
 
@@ -44,17 +46,17 @@ class Sweep:
 
     @property
     def scheduler(self) -> str:
-        """The scheduler of all cells, which cannot have different ones."""
+        """Scheduler of all cells, which cannot have different ones."""
         return self.clusters[0].scheduler
 
 
 def sweep_names() -> dict[str, str]:
-    """The sweeps that come with the package: name -> description."""
+    """Return the sweeps that come with the package: name -> description."""
     return {name: str(read_yaml(path)["description"]) for name, path in preset_files("sweep").items()}
 
 
 def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
-    """One cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`.
+    """Return one cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`.
 
     Raises:
         RegbenchError: If an override is unknown, malformed, a sweep, or gives a cell that cannot be run.
@@ -68,7 +70,7 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
 
 
 def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
-    """The data set that overrides give, and the runtime, as if nothing was prepared yet.
+    """Return the data set that overrides give, and the runtime, as if nothing was prepared yet.
 
     Raises:
         RegbenchError: If an override is refused.
@@ -79,7 +81,7 @@ def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
 
 
 def load_grid(overrides: Sequence[str]) -> Sweep:
-    """The cells that overrides give, without a sweep's file.
+    """Return the cells that overrides give, without a sweep's file.
 
     Raises:
         RegbenchError: If an override is refused.
@@ -111,13 +113,15 @@ class SweepFile:
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
-    """The sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
+    """Return the sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
 
-    A sweep file has a `description`, overrides `common` to all cells, and `cells`: a line of overrides each, in
-    Hydra's grammar, so that `seed=0,1,2` in any of these places multiplies the cells. A line of `epochs=0` stays
-    untrained, whatever epochs the overrides ask for. It may have `final_seeds` for a tuning, `trials` for one that
-    searches, `equal: passes` (`epochs` are those of two views then, and a cell of V views gets 2/V as many, which must
-    be a whole number), and `deviations` of a published recipe.
+    A sweep's file has a `description`, overrides `common` to all cells, and `cells`, a line of overrides each. They are
+    in Hydra's grammar: `seed=0,1,2` in any of these places multiplies the cells. A line of `epochs=0` stays untrained,
+    whatever epochs the overrides ask for.
+
+    The file may have `final_seeds` for a tuning, `trials` for one that searches, and `deviations` of a published
+    recipe. With `equal: passes`, `epochs` are those of two views: a cell of V views gets 2/V as many, which must be a
+    whole number.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.
@@ -127,7 +131,7 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
-    """The cells that rows of overrides give, under the name of a sweep's file.
+    """Return the cells that rows of overrides give, under the name of a sweep's file.
 
     Raises:
         RegbenchError: If an override is refused.
@@ -137,7 +141,7 @@ def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
 
 
 def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
-    """The file of the sweep `name` with each row changed by `overrides`; see `load_sweep`.
+    """Read the file of the sweep `name` with each row changed by `overrides`; see `load_sweep`.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file is refused.
@@ -151,31 +155,39 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
         raise RegbenchError(
             f"no sweep named {name!r}; known: {', '.join(presets)}, or give the path of a .yaml file of your own"
         )
+    return _read_file(path, overrides)
+
+
+def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
     file = read_yaml(path)
-    if strange := [key for key in file if key not in _SWEEP_KEYS]:
-        raise RegbenchError(
-            f"{path}: {unknown('key', strange[0], _SWEEP_KEYS)} (settings of all cells go under common)"
-        )
-    if not isinstance(description := file.get("description"), str):
+    for key in file:
+        if key not in _SWEEP_KEYS:
+            raise RegbenchError(f"{path}: {unknown('key', key, _SWEEP_KEYS)} (settings of all cells go under common)")
+    description = file.get("description")
+    if not isinstance(description, str):
         raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
     common = line_of_overrides(" ".join(_lines(path, "common", file.get("common") or [])), f"{path}: ")
-    rows = [line_of_overrides(line, f"{path}: ") for line in _lines(path, "cells", file.get("cells"))]
+    rows = []
+    for line in _lines(path, "cells", file.get("cells")):
+        row = line_of_overrides(line, f"{path}: ")
+        rows.append((*common, *row, *of_row(row, overrides)))
     final_seeds = _final_seeds(path, file.get("final_seeds") or [])
-    if (equal := file.get("equal", "images")) not in ("images", "passes"):
+    equal = file.get("equal", "images")
+    if equal not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
     trials = file.get("trials")
+    # YAML's true is an int of Python too.
     if trials is not None and (type(trials) is not int or trials < 1):
         raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    changed = tuple((*common, *row, *of_row(row, overrides)) for row in rows)
-    return SweepFile(path.stem, description, changed, final_seeds, trials, equal, deviations)
+    return SweepFile(path.stem, description, tuple(rows), final_seeds, trials, equal, deviations)
 
 
 _SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "trials", "equal", "deviations")
 
 
 def _lines(path: Path, key: str, lines: object) -> list[str]:
-    """The lines under a key of a sweep's file.
+    """Return the lines under a key of a sweep's file.
 
     Raises:
         RegbenchError: If they are something else.
@@ -199,8 +211,10 @@ def line_of_overrides(line: str, where: str = "") -> list[str]:
 
 
 def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides that change a row: an untrained network is a baseline, and stays untrained for any `epochs=`."""
-    return [override for override in overrides if not ("epochs=0" in row and override.startswith("epochs="))]
+    """Return the overrides that change a row: an untrained network is a baseline, and no `epochs=` trains it."""
+    if "epochs=0" not in row:
+        return list(overrides)
+    return [override for override in overrides if not override.startswith("epochs=")]
 
 
 def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
@@ -232,18 +246,19 @@ def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passe
             cell, runtime, cluster, fitting = composer.compose(point)
             if passes:
                 cell = _with_equal_passes(name, cell)
-            cells.setdefault(cell.id, (cell, cluster))
+            cells.setdefault(cell.id, (cell, cluster))  # two lines may give the same cell
             runtimes[runtime] = None
             notes[fitting] = None
     for note in filter(None, notes):
-        if not any(longer.startswith(f"{note} ") for longer in notes):  # as with epochs, which an untrained row has
+        # An untrained row fits fewer settings than the others, and the longer note says them too.
+        if not any(longer.startswith(f"{note} ") for longer in notes):
             log.info("chosen to fit: %s", note)
     if not cells:
         raise RegbenchError(f"sweep {name} has no cells")
     if len({cluster.scheduler for _, cluster in cells.values()}) > 1:
         raise RegbenchError(f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster=")
     if len(runtimes) > 1:
-        first, other = (plain(runtime) for runtime in [*runtimes][:2])
+        first, other = map(plain, [*runtimes][:2])
         differing = ", ".join(f"runtime.{key}" for key in first if first[key] != other[key])
         raise RegbenchError(f"sweep {name}: {differing} must be the same for all cells; give it once, for all of them")
     chosen, clusters = zip(*cells.values(), strict=True)

@@ -31,7 +31,8 @@ from regbench.datasets.sources.base import (
 )
 from regbench.datasets.sources.scene_pixels import PATTERNS, Floats, laid_over, pattern, rgb, sampled, to_levels
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, NonNegative, settings, shown
+from regbench.settings import AtLeastOne, NonNegative, settings
+from regbench.wording import shown
 
 # A block of this size keeps all its arrays below 100 MB at 96 px.
 _BLOCK = 128

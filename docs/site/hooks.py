@@ -27,11 +27,10 @@ from regbench import methods
 from regbench.benchmark.rundir.record import LaterEvaluation, Record
 from regbench.benchmark.rundir.signed_file import SCHEMA_VERSION, SignedFile
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
-from regbench.benchmark.settings.listing import listing
+from regbench.benchmark.settings.listing import listing, meanings
 from regbench.cli import main
 from regbench.cli.catalogue import KINDS
 from regbench.methods.spectrum import kernel_spectrum, spectrum_rows
-from regbench.settings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regbench import methods, settings
+from regbench import methods, wording
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.instruments.loss_checks import Views, draw_views, seeded
@@ -96,7 +96,7 @@ class Target:
     def __post_init__(self) -> None:
         """Refuse what names no way to call and no regularizer."""
         if isinstance(self.call, str) and self.call not in CALLS:
-            raise RegbenchError(settings.unknown("call", self.call, CALLS))
+            raise RegbenchError(wording.unknown("call", self.call, CALLS))
         if self.claims:
             build_claim(self.claims)
         if min(self.views, default=0) < 2 or 2 not in self.views:

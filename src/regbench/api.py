@@ -284,7 +284,7 @@ def _overrides(overrides: str | Sequence[str], settings: Mapping[str, Any]) -> l
     """Return all settings as overrides, as if those by keyword were written last."""
     from regbench.benchmark.settings.compose import PLUG_INS
     from regbench.benchmark.settings.sweep import line_of_overrides
-    from regbench.settings import written
+    from regbench.wording import written
 
     given = line_of_overrides(overrides) if isinstance(overrides, str) else list(overrides)
     for key, value in settings.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from regbench import settings
+from regbench import wording
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
 from regbench.instruments.audit.finding import MEANING, Finding, Report
@@ -84,7 +84,7 @@ def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) 
     """
     for name in probes:
         if name not in ALL_PROBES:
-            raise RegbenchError(settings.unknown("probe", name, ALL_PROBES))
+            raise RegbenchError(wording.unknown("probe", name, ALL_PROBES))
     severities = list(MEANING)
     with Ranks() as group:
         for target in losses:

@@ -22,7 +22,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from regbench import settings
+from regbench import settings, wording
 from regbench.errors import RegbenchError
 
 P = TypeVar("P")
@@ -90,8 +90,8 @@ class Registry(Generic[P]):
                     )
             settings.validated_json.cache_clear()
             self._classes[name] = cls
-            self._presets[name] = (cls, {})
-            self._presets.update({preset: (cls, values) for preset, values in presets.items()})
+            for new, values in {name: {}, **presets}.items():
+                self._presets[new] = (cls, values)
             return cls
 
         return decorate
@@ -120,19 +120,20 @@ class Registry(Generic[P]):
         before = {*self._classes}
         try:
             entry_point.load()
-            for name in self._classes.keys() - before:  # whose settings the commands list
+            # The commands list its settings: defaults that fail are found here.
+            for name in self._classes.keys() - before:
                 self.plain(self._build(name, {}))
         except Exception as error:
             for name in self._classes.keys() - before:
                 self.unregister(name)
             wheel = entry_point.dist.name if entry_point.dist else entry_point.value
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            told = (
+            refusal = (
                 f"{self.kind} {entry_point.name!r} cannot be loaded: {cause}. It is an entry point of {self.group} in "
                 f"the package {wheel}; mend that, or remove it: pip uninstall {wheel}"
             )
-            self._broken[entry_point.name] = told
-            log.warning("%s; all else goes on without it", told)
+            self._broken[entry_point.name] = refusal
+            log.warning("%s; all else goes on without it", refusal)
 
     def names(self) -> list[str]:
         """Return all names, presets included, sorted."""
@@ -155,7 +156,8 @@ class Registry(Generic[P]):
         """
         for name in names:
             if name not in self._all():
-                raise RegbenchError(where + (self._broken.get(name) or settings.unknown(self.kind, name, self.names())))
+                broken = self._broken.get(name)
+                raise RegbenchError(where + (broken or wording.unknown(self.kind, name, self.names())))
 
     def build(self, name: str, **values: Any) -> P:
         """Build the plug-in `name` with some settings changed.
@@ -173,7 +175,9 @@ class Registry(Generic[P]):
             if key not in known:
                 has = ", ".join(known) or "none"
                 raise RegbenchError(f"{self.kind} {name!r} has no setting {key!r}; it has {has}")
-        return cls(**{**(preset() if callable(preset) else preset), **values})
+        if callable(preset):
+            preset = preset()
+        return cls(**{**preset, **values})
 
     def name(self, plugin: P) -> str:
         """Return the name that the plug-in's class is registered under (not that of a preset)."""
@@ -198,26 +202,28 @@ class Registry(Generic[P]):
         Raises:
             RegbenchError: If a name or setting is unknown, or a value is refused.
         """
-        if not isinstance(data, Mapping) or not isinstance(name := data.get("name"), str):
+        name = data.get("name") if isinstance(data, Mapping) else None
+        if not isinstance(data, Mapping) or not isinstance(name, str):
             raise RegbenchError(
-                f"{prefix.rstrip('.')}={settings.shown(data)} must be a group of settings with the {self.kind}'s name"
+                f"{prefix.rstrip('.')}={wording.shown(data)} must be a group of settings with the {self.kind}'s name"
             )
         given = {key: value for key, value in data.items() if key != "name"}
         return settings.from_plain(self.of(name), {**self._plain_defaults(name), **given}, prefix)
 
+    # Called for every plug-in of every stored cell.
     @functools.cache  # noqa: B019  # as above
     def _plain_defaults(self, name: str) -> dict[str, Any]:
         plain: dict[str, Any] = settings.plain(self.build(name))
         return plain
 
-    def setting(self, prefix: str) -> settings.PlugIn:
+    def setting(self, prefix: str) -> wording.PlugIn:
         """Make the annotation of a setting that is a plug-in of this kind; see `from_plain` for the prefix."""
 
         def read(value: Any) -> P:
             ours = tuple(self._classes.values())
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
-        return settings.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
+        return wording.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
 
 
 def _group(kind: str) -> str:
@@ -229,18 +235,23 @@ def own_names(kind: str) -> list[str]:
     """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
     spec = importlib.util.find_spec(PACKAGES[kind])
     assert spec is not None
-    folders = spec.submodule_search_locations or []
-    texts = [file.read_text() for folder in folders for file in Path(folder).glob("*.py")]
-    return sorted(name for text in texts for name in _registered(text))
+    names: list[str] = []
+    for folder in spec.submodule_search_locations or []:
+        for file in Path(folder).glob("*.py"):
+            names += _registered(file.read_text())
+    return sorted(names)
 
 
 def _registered(source: str) -> list[str]:
     """Return what a module registers: `@register("name", preset=...)`."""
     names: list[str] = []
     for node in ast.parse(source).body:
-        for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for call in node.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
-                names += [ast.literal_eval(call.args[0]), *(str(keyword.arg) for keyword in call.keywords)]
+                names.append(ast.literal_eval(call.args[0]))
+                names += [str(keyword.arg) for keyword in call.keywords]
     return names
 
 
@@ -257,7 +268,7 @@ def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     known = own_names(kind)
     for name in names:
         if name not in known:
-            raise RegbenchError(where + settings.unknown(kind, name, known))
+            raise RegbenchError(where + wording.unknown(kind, name, known))
 
 
 def refuse_unknown_in(overrides: Sequence[str]) -> None:
@@ -269,6 +280,7 @@ def refuse_unknown_in(overrides: Sequence[str]) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
         names = value.strip("[]").split(",")
-        if key in _CHOSEN_BY and all(re.fullmatch(r"[\w-]+", name) for name in names):  # else it is for Hydra's grammar
+        # Values in quotation marks or with functions are left to Hydra's grammar.
+        if key in _CHOSEN_BY and all(re.fullmatch(r"[\w-]+", name) for name in names):
             kind = _CHOSEN_BY[key]
             refuse_unknown(kind, names, f"{key}: " if kind == "evaluation" else "")

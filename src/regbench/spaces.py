@@ -80,15 +80,20 @@ class Range:
         low, high = map(self._forward, (self.low, self.high))
         own = low + position * (high - low)
         if self.scale == "logit":
+            # Beyond 30 the smaller weight is below 1e-13, and far out exp would overflow.
             # Three digits of the smaller of both weights: 0.9991 is another value than 0.999.
             small = float(f"{1 / (1 + math.exp(min(abs(own), 30.0))):.3g}")
             return small if own < 0 else round(1 - small, 16)
-        return min(self.most, max(self.least, float(f"{math.exp(own) if self.scale == 'log' else own:.3g}")))
+        if self.scale == "log":
+            own = math.exp(own)
+        return min(self.most, max(self.least, float(f"{own:.3g}")))
 
     def _forward(self, value: float) -> float:
         if self.scale == "linear":
             return value
-        return math.log(value if self.scale == "log" else value / (1 - value))
+        if self.scale == "logit":
+            value = value / (1 - value)
+        return math.log(value)
 
     def __str__(self) -> str:
         """Word the range."""
@@ -125,7 +130,7 @@ Space = Mapping[str, Range | Choice]
 
 
 DIMENSIONS = 6
-"""The most that a search may have: in more, the first points of `spread` lie on few lines."""
+"""Most dimensions of a search: in more, the first points of `spread` lie on few lines."""
 
 
 def spread(index: int, dimensions: int) -> list[float]:

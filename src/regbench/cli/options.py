@@ -48,7 +48,7 @@ def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
         if runs_dir == "":
             raise RegbenchError("--runs-dir must name a folder; give . for this one")
         if runs_dir is not None:
-            from regbench.settings import quoted
+            from regbench.wording import quoted
 
             # The option counts more than a setting.
             overrides = (*overrides, f"runtime.runs_dir={quoted(runs_dir)}")

@@ -1,0 +1,159 @@
+"""Trees of settings that Hydra makes of presets: YAML files of the groups `GROUPS`, ours and the user's.
+
+A setting that no preset states has the default of its class.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from regbench.benchmark.backbones.base import BACKBONES
+from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.cell import Cell, EvaluationOptions, NetworkConfig
+from regbench.benchmark.settings.presets import preset_files
+from regbench.benchmark.settings.runtime import Cluster
+from regbench.datasets.config import AugmentationConfig, ViewsConfig
+from regbench.datasets.fit import complete
+from regbench.errors import RegbenchError
+from regbench.methods import METHODS
+from regbench.settings import defaults, plain, read_yaml
+from regbench.wording import unknown
+
+GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
+"""The groups of presets, and the default of each."""
+
+Tree = dict[str, Any]
+Presets = tuple[tuple[str, str], ...]
+OwnPresets = tuple[tuple[Path, int, int], ...]
+
+
+def config_folder() -> Path:
+    """Return the folder of a user's own presets, such as profiles of clusters in `cluster/`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "regbench"
+
+
+def own_presets() -> OwnPresets:
+    """List the user's presets, each with its time and size, which change when it changes."""
+    found = []
+    for path in sorted(config_folder().glob("*/*.yaml")):
+        stat = path.lstat()
+        found.append((path, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
+    """Return a new tree of the chosen presets, with all defaults.
+
+    Args:
+        chosen: Each group with the name of its preset.
+        own: The user's presets.
+
+    Raises:
+        RegbenchError: If there is no such preset, or it holds something else.
+    """
+    tree: Tree = orjson.loads(_preset_json(chosen, own))
+    return tree
+
+
+# Hydra takes 0.1 s. The cache holds JSON because callers change their trees.
+@functools.cache
+def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
+    for group, name in chosen:
+        known = {*preset_files(group), *(path.stem for path, *_ in own if path.parent.name == group)}
+        if name not in known:
+            raise RegbenchError(unknown(group, name, sorted(known)))
+    profile = config_folder() / "cluster" / f"{dict(chosen)['cluster']}.yaml"
+    if profile.is_file():
+        read_yaml(profile)  # which refuses more clearly than Hydra
+    groups = [f"{group}={name}" for group, name in chosen]
+    try:
+        data = _from_hydra(groups)
+    except Exception as error:  # Hydra documents no list of what it raises for a file that holds something else
+        where = f"{profile} is no profile of a cluster" if profile.is_file() else " ".join(groups)
+        raise RegbenchError(f"{where}: {first_line(error)}") from error
+    return orjson.dumps(_with_defaults(data))
+
+
+def _from_hydra(groups: list[str]) -> Tree:
+    node = {"defaults": ["_self_", *({group: name} for group, name in GROUPS.items())]}
+    ConfigStore.instance().store(name="run", node=node, provider="regbench")
+    folder = config_folder()
+    path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []
+    with initialize_config_module("regbench.benchmark.conf", version_base="1.3", job_name="regbench"):
+        return _container(compose("run", [*groups, *path]))
+
+
+def _container(config: Any) -> Tree:
+    data: Any = OmegaConf.to_container(config, resolve=True)
+    return {str(name): value for name, value in data.items()}
+
+
+def _with_defaults(tree: Tree) -> Tree:
+    """Return the tree with the settings that no preset states, those of its plug-ins too."""
+    network = tree.get("network")
+    if not isinstance(network, dict) or not isinstance(network.get("backbone"), dict):
+        raise RegbenchError("network: a preset of the network must hold backbone with its name")
+    backbone = BACKBONES.build(str(network["backbone"].get("name")))
+    whole = merged(copy.deepcopy(_defaults()), {"network": {"backbone": BACKBONES.plain(backbone)}})
+    whole = merged(whole, tree)
+    whole["dataset"] = complete(tree["dataset"])
+    kinds = tree["augmentation"].get("views")
+    if kinds:
+        if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):
+            raise RegbenchError("augmentation.views: a preset must hold the settings of each kind of view by its name")
+        # A preset's kinds of views take the place of the default ones; merged, both would be there.
+        whole["augmentation"]["views"] = {name: plain(ViewsConfig()) | kind for name, kind in kinds.items()}
+    return whole
+
+
+@functools.cache
+def _defaults() -> Tree:
+    """Return the settings that have a default, those of all registered evaluations too."""
+    return {
+        **defaults(Cell),
+        "method": METHODS.plain(METHODS.build("sfrik")),
+        "evaluation": evaluation_defaults(),
+        "augmentation": defaults(AugmentationConfig),
+        "network": defaults(NetworkConfig),
+        "cluster": defaults(Cluster),
+    }
+
+
+def evaluation_defaults() -> Tree:
+    """Return the settings that all evaluations share, and those of every registered one by its name."""
+    common: Tree = plain(EvaluationOptions())
+    return common | {name: plain(EVALUATIONS.build(name)) for name in EVALUATIONS.names()}
+
+
+def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
+    """Put the settings of `over` into `base`, group by group, and return it."""
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
+        base[key] = merged(base[key], value) if both else value
+    return base
+
+
+def resolved(tree: Tree) -> Tree:
+    """Return a tree whose interpolations, such as ${oc.env:HOME}, are resolved."""
+    try:
+        return _container(OmegaConf.create(tree))
+    except OmegaConfBaseException as error:
+        raise RegbenchError(first_line(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's own words, with the setting that it is about."""
+    words = str(error).strip().partition("\n")[0]
+    key = getattr(error, "full_key", None)
+    return f"{key}: {words}" if key else words

@@ -1,0 +1,164 @@
+"""Words for settings: values as an override has them, types and bounds, refusals of unknown names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic_core import core_schema
+
+from regbench.errors import RegbenchError
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """Annotates a setting that is not plain data, such as a plug-in.
+
+    Attributes:
+        read: From the setting or its plain data to the setting; raises `RegbenchError`.
+        plain: From the setting to its plain data.
+        words: What it must be, for messages and tables.
+    """
+
+    read: Callable[[Any], Any]
+    plain: Callable[[Any], Any]
+    words: str = "a group of settings"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Tell pydantic how to read the setting."""
+        return core_schema.no_info_plain_validator_function(self.read)
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+    """Return the annotations of a class by field, with their metadata."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def plug_in_of(hint: Any) -> PlugIn | None:
+    """Return the plug-in that an annotation names, if it does."""
+    if get_origin(hint) is Annotated:
+        for each in hint.__metadata__:
+            if isinstance(each, PlugIn):
+                return each
+    return None
+
+
+def shown(value: object) -> str:
+    """Write a value as an override has it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) or "''"
+
+
+def written(value: object) -> str:
+    """Write a value of Python as an override has it, text in quotation marks.
+
+    Raises:
+        RegbenchError: If no setting can have it.
+    """
+    if isinstance(value, str | os.PathLike):
+        return quoted(os.fspath(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(written, value))}]"
+    if value is None or isinstance(value, bool | int | float):
+        return shown(value)
+    raise RegbenchError(f"{value!r} is no setting; give a number, text, a list, a dictionary or None")
+
+
+def quoted(text: str) -> str:
+    """Write text in quotation marks, as an override has it."""
+    # Hydra reads a backslash as an escape only before a quotation mark, so only there it is doubled.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\*)$", r"\1\1", escaped)
+    return f"'{escaped}'"
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Word the refusal of a name: with the nearest known names, or else with all (of settings, the groups)."""
+    by_letters = {_letters(each): each for each in known}
+    near = [_letters(name)]
+    if near[0] not in by_letters:
+        near = difflib.get_close_matches(near[0], by_letters, n=3, cutoff=0.5)
+    if near:
+        names = ", ".join(by_letters[each] for each in near)
+        return f"unknown {what} {name!r}; did you mean {names}?"
+    groups = [each for each in known if "." not in each]
+    return f"unknown {what} {name!r}; known: {', '.join(groups or known)}"
+
+
+def _letters(name: str) -> str:
+    """Return a name without what people write in different ways: case, `_` and `-`."""
+    return re.sub("[-_]", "", name.lower())
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+_ITEMS = {int: "whole numbers", float: "numbers", str: "words"}
+_EXAMPLES = {int: "[1,2]", float: "[0.5,1]"}
+
+
+def type_words(hint: Any) -> str:
+    """Word a type and its bounds."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if plug_in := plug_in_of(hint):
+        return plug_in.words
+    if origin is Annotated:
+        return type_words(arguments[0]) + _bounds(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(type_words, arguments))
+    if origin is tuple:
+        return _list_words(arguments)
+    if origin is Literal:
+        *first, last = map(shown, arguments)
+        return f"{', '.join(first)} or {last}" if first else last
+    if origin is dict or is_dataclass(hint):
+        return "a group of settings"
+    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _list_words(arguments: tuple[Any, ...]) -> str:
+    """Word the type of a list; `arguments` are those of the tuple's type."""
+    item = first = arguments[0]
+    if get_origin(first) is Annotated:
+        item = get_args(first)[0]
+    number = "" if arguments[-1] is ... else f"{len(arguments)} "
+    bounds = _bounds(first).replace(", ", ", each ", 1)
+    return f"a list of {number}{_ITEMS.get(item, 'values')}{bounds}, such as {_EXAMPLES.get(item, '[a,b]')}"
+
+
+def _bounds(hint: Any) -> str:
+    """Word the bounds, such as ", at least 0 and below 1"; empty without bounds."""
+    if get_origin(hint) is not Annotated:
+        return ""
+    words = []
+    for each in hint.__metadata__:
+        # pydantic's Field holds its bounds as a list; annotated_types' stand alone.
+        for bound in getattr(each, "metadata", [each]):
+            match bound:
+                case MinLen():
+                    return ", not empty"
+                case Gt(gt=number):
+                    words.append(f"above {number}")
+                case Ge(ge=number):
+                    words.append(f"at least {number}")
+                case Lt(lt=number):
+                    words.append(f"below {number}")
+                case Le(le=number):
+                    words.append(f"at most {number}")
+    return f", {' and '.join(words)}" if words else ""
