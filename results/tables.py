@@ -20,7 +20,7 @@ from regbench import RegbenchError
 from regbench.files import write_text
 from regbench.reports.find.records import read_records, tidy
 from regbench.reports.rows.grouping import summarize
-from regbench.reports.rows.indicators import indications
+from regbench.reports.rows.indicators import against_chance, indications
 from regbench.reports.rows.sensitivity import Sensitivity, sensitivities
 from regbench.reports.rows.significance import MIN_PAIRS, Tukey, best
 from regbench.reports.rows.summary import Row, Summary, stat
@@ -130,12 +130,13 @@ def hyperparameters(summary: Summary, rows: Sequence[Row]) -> str:
 
 def label_free(summary: Summary) -> str:
     """Set what measures without labels tell of the score that chose."""
-    lines = []
-    for one in indications(summary):
-        if one.between is not None:
-            texts = [correlation_text(one.between), spread(one.lost, 2)]
-            lines.append([one.measure.title, one.measure.better, *texts])
-    return _table(["measure", "better is", "Spearman's ρ, all methods", "points lost"], lines, text_columns=2)
+    lines, found = [], indications(summary)
+    for one in found:
+        texts = [correlation_text(one.between), spread(one.lost, 2)]
+        lines.append([one.measure.title, one.measure.better, *texts])
+    table = _table(["measure", "better is", "Spearman's ρ, all methods", "points lost"], lines, text_columns=2)
+    p = [f"{title} {value:.2g}" for title, value in against_chance(found).items()]
+    return f"{table}\n\nLoses as much as random choice, p: {', '.join(p)}."
 
 
 def over_tasks(files: Sequence[Path]) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regbench.reports.rows.summary import Configuration, Stat, Summary, stat
+from regbench.reports.rows.significance import holm
+from regbench.reports.rows.summary import DASH, Configuration, Stat, Summary, stat
 
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""
@@ -49,6 +50,8 @@ class Measure:
 
     def of(self, configuration: Configuration) -> float | None:
         """Return its mean over the seeds, with the sign that makes more better."""
+        if self is RANDOM:
+            return 0.0  # all alike, so that any configuration may be chosen
         if self.is_score:
             found = configuration.score(self.key, "tuning") or configuration.score(self.key)
         else:
@@ -59,6 +62,9 @@ class Measure:
             return -abs(found.mean - 1)
         return found.mean if self.better == "higher" else -found.mean
 
+
+# What choosing costs without any measure: no measure is of use that does not lose less.
+RANDOM = Measure("", "random choice", DASH, comparable=False)
 
 # Alignment and uniformity stand for two measures each, of the embeddings and of the representation.
 MEASURES = (
@@ -71,6 +77,7 @@ MEASURES = (
     Measure("rankme", "RankMe", "higher", is_score=True),
     Measure("alpha_req", "α-ReQ", "nearest 1", is_score=True),
     Measure("lidar", "LiDAR", "higher", is_score=True),
+    RANDOM,
 )
 
 
@@ -124,7 +131,9 @@ def indications(summary: Summary) -> list[Indication]:
     name, split = accuracy_of(summary)
     groups = summary.scored(name, split)
     found = [_indication(measure, _measured(measure, groups)) for measure in MEASURES]
-    return [one for one in found if one.within or one.between]
+    if not any(one.within or one.between for one in found):
+        return []
+    return [one for one in found if one.within or one.between or one.lost]
 
 
 def _measured(
@@ -226,5 +235,22 @@ def _correlation(rhos: Array, methods: int, configurations: int) -> Correlation:
 
 def best_measure(found: Sequence[Indication]) -> Indication | None:
     """Return the measure by which choosing loses least; None without any."""
-    losing = [one for one in found if one.lost]
+    losing = [one for one in found if one.lost and one.measure is not RANDOM]
     return min(losing, key=lambda one: one.lost.mean if one.lost else 0.0, default=None)
+
+
+def against_chance(found: Sequence[Indication]) -> dict[str, float]:
+    """Test whether choosing by each measure loses as much as random choice does: title -> p.
+
+    The test is the paired t-test over the methods, two-sided, with Holm's correction over the measures. It takes two
+    methods of which several configurations have the measure.
+    """
+    from scipy.stats import ttest_1samp  # slow to import, and few reports need it
+
+    chance = next((one.lost_by_method for one in found if one.measure is RANDOM), {})
+    p = {}
+    for one in found:
+        gained = [chance[name] - lost for name, lost in one.lost_by_method.items()]
+        if one.measure is not RANDOM and len(gained) > 1 and np.ptp(gained):
+            p[one.measure.title] = float(ttest_1samp(gained, 0).pvalue)
+    return dict(zip(p, holm(list(p.values())), strict=True))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.significance import LEVEL
+from regbench.reports.rows.significance import LEVEL, POWER
 from regbench.reports.rows.summary import Summary
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and how many more.
@@ -201,6 +201,24 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
             shown.append(f"{len(untested) - _UNTESTED_SHOWN} more")
         notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
+
+
+def power_notes(summary: Summary) -> list[str]:
+    """Say which differences of the headline score these rows and seeds can find, and what smaller ones would take."""
+    headline = summary.headline
+    if headline is None or summary.scores[headline].unit != "%":
+        return []
+    tukey = summary.tukey(headline)
+    # Scores without any spread would promise to find any difference.
+    if tukey.rows < 2 or not tukey.deviation > 0:
+        return []
+    title, found = summary.scores[headline].title, tukey.detectable(tukey.seeds)
+    one, half = tukey.seeds_for(1.0), tukey.seeds_for(0.5)
+    return [
+        f"What this comparison can tell: with {tukey.seeds} seeds of each of {tukey.rows} rows, a true difference of "
+        f"{found:.2g} points of {title} is found with {100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's test "
+        f"with its spread; normal approximation). A difference of 1 point takes {one} seeds, one of 0.5 points {half}."
+    ]
 
 
 def machine(record: Record) -> str:

@@ -11,11 +11,15 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.05
+
+# The usual choice of who plans a comparison: one true difference in five is missed.
+POWER = 0.8
 
 MIN_PAIRS = 3
 
@@ -47,6 +51,7 @@ class Tukey:
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
         rows: Number of rows with `MIN_PAIRS` seeds or more, from which the spread is taken.
+        seeds: The fewest seeds that one of these has; 0 without any.
         freedom: Degrees of freedom of the spread.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without degrees of freedom.
     """
@@ -59,6 +64,7 @@ class Tukey:
             self._scores[place, np.searchsorted(seeds, list(row))] = list(row.values())
         counted = self._scores[np.sum(~np.isnan(self._scores), axis=1) >= MIN_PAIRS]
         self.rows = len(counted)
+        self.seeds = int(np.sum(~np.isnan(counted), axis=1).min(initial=len(seeds))) if self.rows else 0
         self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
         known = ~np.isnan(counted)
         own = np.sum(known, axis=1, keepdims=True)
@@ -92,6 +98,28 @@ class Tukey:
         if math.isnan(self.deviation):
             return math.nan
         return critical_range(self.rows, self.freedom) * self.deviation / math.sqrt(MIN_PAIRS)
+
+    def detectable(self, seeds: int) -> float:
+        """Return the true difference of two rows that is found significant with a chance of `POWER`.
+
+        The normal approximation: the spread is taken as known and equal in all rows, and every row has so many seeds.
+        NaN where nothing is tested.
+        """
+        if math.isnan(self.deviation):
+            return math.nan
+        error = self.deviation * math.sqrt(2 / seeds)
+        # The studentized range is in units of the error of one mean, and that of a difference is √2 times as large.
+        significant = critical_range(self.rows, (self.rows - 1) * (seeds - 1)) / math.sqrt(2) * error
+        return significant + NormalDist().inv_cdf(POWER) * error
+
+    def seeds_for(self, difference: float) -> int:
+        """Return how many seeds each row needs for `detectable` to be such a difference, `MIN_PAIRS` at least."""
+        # With the spread known for sure fewer would do: the search begins there.
+        quantiles = critical_range(self.rows, math.inf) / math.sqrt(2) + NormalDist().inv_cdf(POWER)
+        seeds = max(MIN_PAIRS, math.ceil(2 * (quantiles * self.deviation / difference) ** 2))
+        while self.detectable(seeds) > difference:
+            seeds += 1
+        return seeds
 
 
 @functools.cache

@@ -115,9 +115,9 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
         return None
     from scipy.stats import friedmanchisquare, rankdata  # slow to import, and few reports need it
 
-    scores = np.stack(list(means_of.values()))
+    means = np.stack(list(means_of.values()))
     # Means of the same counts of images may differ in their last bits; they rank alike.
-    ranks = rankdata(-np.round(scores, 9), axis=1)
+    ranks = rankdata(-np.round(means, 9), axis=1)
     mean_ranks = ranks.mean(axis=0)
     n, k = ranks.shape
     p, apart = math.nan, math.nan
@@ -130,7 +130,7 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
         alike = (mean_ranks - mean_ranks.min() <= apart) | (p > LEVEL)
         times_drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_SAMPLES)
         ends = np.percentile(times_drawn @ ranks / n, [2.5, 97.5], axis=0)
-    shortfalls = np.sort(scores.max(axis=1, keepdims=True) - scores, axis=0)
+    shortfalls = np.sort(means.max(axis=1, keepdims=True) - means, axis=0)
     standings = []
     for i in np.argsort(mean_ranks, kind="stable"):
         same = None if alike is None else bool(alike[i])

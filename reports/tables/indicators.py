@@ -8,12 +8,15 @@ import pandas as pd
 
 from regbench.reports.rows.indicators import (
     MIN_CONFIGURATIONS,
+    RANDOM,
     Correlation,
     Indication,
     accuracy_of,
+    against_chance,
     best_measure,
     indications,
 )
+from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import DASH, Summary
 from regbench.reports.tables.table import Table, entries, number_columns, spread, text_columns
 
@@ -78,7 +81,27 @@ def _notes(summary: Summary, found: Sequence[Indication]) -> list[str]:
             f"Of these, choosing by {best.measure.title} loses least: {best.lost.mean:.2f} points on average over "
             f"{best.lost.n} methods."
         )
+        notes.append(_chance_note(found))
     return notes
+
+
+def _chance_note(found: Sequence[Indication]) -> str:
+    """Say which measures are better than none."""
+    p = against_chance(found)
+    mean_lost = {one.measure.title: one.lost.mean for one in found if one.lost}
+    chance = f"random choice, which loses {mean_lost[RANDOM.title]:.2f}"
+    how = "paired t-test over the methods with Holm's correction"
+    beating = []
+    for title, value in p.items():
+        if value <= LEVEL and mean_lost[title] < mean_lost[RANDOM.title]:
+            beating.append(f"{title} (p = {value:.2g})")
+    if not p:
+        return (
+            f"For comparison, {chance} points. With fewer than two methods nothing tests whether a measure is better."
+        )
+    if beating:
+        return f"What loses significantly less than {RANDOM.title}: {', '.join(beating)} ({how})."
+    return f"No measure loses significantly less than {chance} points ({how})."
 
 
 def correlation_text(found: Correlation | None) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, spearmanr
+from scipy.stats import bootstrap, spearmanr, ttest_rel
 
 from regbench.reports import write_report
-from regbench.reports.rows.indicators import Indication, indications
+from regbench.reports.rows.indicators import Indication, against_chance, indications
+from regbench.reports.rows.significance import holm
 from regbench.reports.tables.indicators import indicators
 from tests.reports.conftest import METHODS, dataset, score
 from tests.reports.reading import Make, grid, task
@@ -61,6 +62,38 @@ def test_what_orders_configurations_as_labels_do(runs: Path, record: Make) -> No
     row = grid(made[0])["training loss"]
     assert row["ρ between all"] == "–" and row["points lost"] == "10.00 ± 14.14" and row["most"] == "20.00"
     assert any("choosing by effective rank, embedding loses least: 0.00 points" in note for note in made[0].notes)
+    chance = grid(made[0])["random choice"]
+    assert (chance["ρ within methods"], chance["points lost"], chance["most"]) == ("–", "9.50 ± 0.00", "9.50")
+
+
+def test_with_three_configurations_of_each_method_the_loss_is_held_against_chance(runs: Path, record: Make) -> None:
+    """Too few for a correlation within a method; what is lost by choosing can be said."""
+    for weight, accuracy in enumerate([50, 60, 70], 1):
+        tried(record, "VICReg", weight, accuracy, loss=accuracy, effective_rank=accuracy)
+        tried(record, "AUH", weight, accuracy, loss=-accuracy, effective_rank=accuracy)
+    found = by_title(indications(task(runs)))
+    assert found["training loss"].lost_by_method == {"VICReg": 20, "AUH": 0}
+    assert found["random choice"].lost_by_method == {"VICReg": 10, "AUH": 10}
+
+
+def test_a_measure_beats_chance_if_a_paired_test_over_methods_says_so(runs: Path, record: Make) -> None:
+    """p has Holm's correction over the measures; chance by itself beats nothing."""
+    rng = np.random.default_rng(0)
+    for label in ("RBF kernel", "generalized distance", "AUH", "SimCLR", "VICReg"):
+        for weight, accuracy in enumerate(60 + rng.normal(size=4), 1):
+            tried(record, label, weight, accuracy, loss=-accuracy, effective_rank=rng.normal())
+    found = indications(task(runs))
+    p = against_chance(found)
+    assert list(p) == ["training loss", "effective rank, embedding"]
+    chance, own = by_title(found)["random choice"].lost_by_method, []
+    for title in p:
+        lost = by_title(found)[title].lost_by_method
+        own.append(ttest_rel(list(chance.values()), [lost[name] for name in chance]).pvalue)
+    assert list(p.values()) == pytest.approx(holm(own))
+    assert p["training loss"] < 0.05 < p["effective rank, embedding"]
+    made = indicators(task(runs))
+    assert made is not None
+    assert any("What loses significantly less than random choice: training loss (p" in note for note in made[0].notes)
 
 
 def test_interval_and_correlation_are_those_of_scipy(runs: Path, record: Make) -> None:
