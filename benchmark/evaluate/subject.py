@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from regbench.benchmark.compute import Compute
@@ -22,51 +23,47 @@ from regbench.wording import shown
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Subject:
-    """What evaluations look at; what several of them need is computed once.
+    """What evaluations look at; results that several of them need are computed once.
 
     Attributes:
-        task: What is evaluated on what.
-        encoder: The frozen backbone.
+        config: Settings of the evaluations.
+        dataset: Data set that is evaluated on.
         augmentation: Augmentation of the views that some evaluations look at.
+        encoder: The backbone, which is frozen here.
         compute: Device and folders that evaluations compute with.
+        choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
         seed: Seed of all random numbers that evaluations draw.
-        batch_size: Images a step of feature extraction.
-        backend: What read the images ("ffcv" or "torchvision"), once some were read.
         embedder: From images to embeddings; None where there is no projector, as with raw pixels.
+        backend: Library that read the images ("ffcv" or "torchvision"), once some were read.
     """
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        dataset: DatasetConfig,
-        augmentation: AugmentationConfig,
-        encoder: Encoder,
-        compute: Compute,
-        choices: Choices,
-        seed: int,
-        embedder: Encoder | None = None,
-    ) -> None:
-        """Freeze the backbone.
+    config: EvaluationConfig
+    dataset: DatasetConfig
+    augmentation: AugmentationConfig
+    encoder: Encoder
+    compute: Compute
+    choices: Choices
+    seed: int
+    embedder: Encoder | None = None
+    backend: str = field(init=False)
+    _kept: dict[str, Any] = field(init=False, default_factory=dict)
 
-        Args:
-            config: Settings of the evaluations.
-            dataset: Data set that is evaluated on.
-            augmentation: Augmentation of views.
-            encoder: The backbone.
-            compute: Device and folders to compute with.
-            choices: Record of how the hyperparameters were chosen; choices of the evaluations are added to it.
-            seed: Seed of all random numbers.
-            embedder: From images to embeddings, if there is a projector.
-        """
-        encoder.module.requires_grad_(False)
-        self.task = Task(dataset, config.select_on, compute.data_dir)
-        self.encoder, self.augmentation, self.compute, self.seed = encoder, augmentation, compute, seed
-        self.batch_size = config.batch_size
-        self.backend: str = compute.runtime.loader
-        self._config, self._choices = config, choices
-        self.embedder = embedder
-        self._kept: dict[str, Any] = {}
+    def __post_init__(self) -> None:
+        """Freeze the backbone."""
+        self.encoder.module.requires_grad_(False)
+        self.backend = self.compute.runtime.loader
+
+    @property
+    def task(self) -> Task:
+        """The data set and the split that everything is chosen on."""
+        return Task(self.dataset, self.config.select_on, self.compute.data_dir)
+
+    @property
+    def batch_size(self) -> int:
+        """Images a step of feature extraction."""
+        return self.config.batch_size
 
     @property
     def layers(self) -> dict[str, Encoder]:
@@ -92,13 +89,13 @@ class Subject:
             The scores of the evaluations of `select_by` on that split. If there are several: also `selection_top1`, the
             mean of the first score of each.
         """
-        names = self._config.select_by
+        names = self.config.select_by
         splits = self.task.splits(names[0])
         if not splits:
             return []
         scores, firsts = [], []
         for name in names:
-            found = self._config[name].select(name, self)
+            found = self.config[name].select(name, self)
             scores += found
             firsts.append(found[0])
         if len(names) > 1:
@@ -107,11 +104,11 @@ class Subject:
 
     def run(self, name: str) -> Scores:
         """Return the scores of one evaluation, on the test split and on the one that it chose on."""
-        return self._config[name].run(name, self)
+        return self.config[name].run(name, self)
 
     def images(self, dataset: DatasetConfig | None = None) -> Images:
         """Return the images of a data set; None: the cell's own."""
-        return Images(dataset or self.task.dataset, self.compute, self._choices.path)
+        return Images(dataset or self.dataset, self.compute, self.choices.path)
 
     def features(self, split: str, interpolation: str, dataset: DatasetConfig | None = None) -> Features:
         """Return the representations of a split's centre crops; those of the cell's own data set are kept.
@@ -135,7 +132,7 @@ class Subject:
 
     def note(self, what: str, *, selected_on: str, chosen: Any, candidates: Any) -> None:
         """Write down a choice, before the test split is opened."""
-        self._choices.note(what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates})
+        self.choices.note(what, {"selected_on": selected_on, "chosen": chosen, "candidates": candidates})
 
     def state(self, name: str, config: Any, dataset: DatasetConfig | None = None) -> State:
         """Return what an earlier attempt at an evaluation has done, with these settings, images and weights.
@@ -145,11 +142,11 @@ class Subject:
             config: Settings of the evaluation.
             dataset: None: the cell's own.
         """
-        dataset = dataset or self.task.dataset
+        dataset = dataset or self.dataset
         splits = Manifest.load(self.compute.data_dir, dataset).splits
         content = {name: entry["content_sha256"] for name, entry in splits.items()}
-        settings = [plain(config), plain(dataset), content, self.task.select_on, self.seed]
-        return State(self._choices.attempt, name, fingerprint(self.encoder.module, settings), self.compute.device)
+        settings = [plain(config), plain(dataset), content, self.config.select_on, self.seed]
+        return State(self.choices.attempt, name, fingerprint(self.encoder.module, settings), self.compute.device)
 
     def _extract(self, images: Images, split: str, interpolation: str) -> Features:
         features, self.backend = images.features(self.encoder, split, interpolation, self.batch_size)

@@ -21,12 +21,9 @@ import torch
 from pydantic import Field
 from tqdm import tqdm
 
-from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
-from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.photometric import Normalize
 from regbench.datasets.voc import CLASSES, VOCSplit, open_voc07, whole_images
 from regbench.errors import RegbenchError
@@ -81,18 +78,14 @@ class VOC07(Evaluation):
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the mean average precision on the test images, C chosen by cross-validation on trainval."""
         splits, threads = self._splits(name, subject.task), torch.get_num_threads()
-
-        def of(split: str) -> tuple[Floats, Presence]:
-            dataset, batch_size = subject.task.dataset, subject.batch_size
-            return features(splits[split], split, subject.encoder, dataset, self, batch_size, subject.compute)
-
-        train = of("trainval")
+        train = self._features(splits["trainval"], "trainval", subject)
         candidates = choose_costs(*train, self, threads)
         chosen = {}
         for each, precisions in candidates.items():
             chosen[each] = _best(self.costs, precisions)
         subject.note(f"{name}_cost", selected_on="cross-validation", chosen=chosen, candidates=candidates)
-        pairs = svm_precisions(train, of("test"), list(chosen.values()), threads)
+        test = self._features(splits["test"], "test", subject)
+        pairs = svm_precisions(train, test, list(chosen.values()), threads)
         eleven = sum(pair[0] for pair in pairs) / len(pairs)
         full = sum(pair[1] for pair in pairs) / len(pairs)
         costs = ", ".join(f"{cost:g}" for cost in self.costs)
@@ -103,48 +96,31 @@ class VOC07(Evaluation):
             Score("voc07_map_full", full, "test", curve, "VOC07 mAP"),
         ]
 
+    def _features(self, split: VOCSplit, name: str, subject: Subject) -> tuple[Floats, Presence]:
+        """Return a split's representations (n, d), each divided by its norm + 1e-5, and its presence (n, 20)."""
+        # The backbone knows images of its own data set's mean and standard deviation.
+        dataset, compute = subject.dataset, subject.compute
+        normalize = Normalize(dataset.mean, dataset.std, compute.device)
+        batches = whole_images(
+            split.paths,
+            shorter=self.resize,
+            size=self.image_size,
+            interpolation=self.interpolation,
+            batch_size=subject.batch_size,
+            workers=compute.workers,
+        )
+        length = -(-len(split.paths) // subject.batch_size)
+        parts = []
+        for x_NCHW in tqdm(batches, f"features of VOC2007 {name}", length, disable=None, leave=False):
+            normal_NCHW = normalize(x_NCHW.to(compute.device, torch.float32))
+            parts.append(subject.encoder.represent(normal_NCHW).cpu())
+        x_ND = torch.cat(parts).double().numpy()
+        return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
+
 
 def _best(costs: Sequence[float], precisions: dict[str, float]) -> float:
     """Return the cost of the greatest precision; of equal ones the first."""
     return max(costs, key=lambda cost: precisions[f"{cost:g}"])
-
-
-def features(
-    split: VOCSplit,
-    name: str,
-    encoder: Encoder,
-    dataset: DatasetConfig,
-    config: VOC07,
-    batch_size: int,
-    compute: Compute,
-) -> tuple[Floats, Presence]:
-    """Return a split's representations (n, d), each divided by its norm + 1e-5, and its presence (n, 20).
-
-    Args:
-        split: The images.
-        name: Name of the split, for the progress bar.
-        encoder: Gives the representations.
-        dataset: Data set that the backbone was trained on: the images get its mean and standard deviation.
-        config: Sizes and filter.
-        batch_size: Images a step.
-        compute: Where and with how many workers.
-    """
-    normalize = Normalize(dataset.mean, dataset.std, compute.device)
-    batches = whole_images(
-        split.paths,
-        shorter=config.resize,
-        size=config.image_size,
-        interpolation=config.interpolation,
-        batch_size=batch_size,
-        workers=compute.workers,
-    )
-    length = -(-len(split.paths) // batch_size)
-    parts = []
-    for x_NCHW in tqdm(batches, f"features of VOC2007 {name}", length, disable=None, leave=False):
-        normal_NCHW = normalize(x_NCHW.to(compute.device, torch.float32))
-        parts.append(encoder.represent(normal_NCHW).cpu())
-    x_ND = torch.cat(parts).double().numpy()
-    return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
 
 
 def linear_svm(cost: float) -> Any:
