@@ -1,4 +1,4 @@
-"""What every backbone is: settings, and how it is built."""
+"""The base class of backbones, and their registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Backbone(ABC):
     """
 
     reference: ClassVar[str]
-    """Where it is from: authors and year."""
+    """Source: authors and year."""
 
     @property
     def architecture(self) -> str:
@@ -41,7 +41,7 @@ class Backbone(ABC):
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Find the width of the representation by an image.
+    """Find the width of the representation: that of a black image.
 
     Args:
         source: What the network is, for messages.
@@ -55,6 +55,7 @@ def representation_dim(source: str, module: nn.Module, channels: int, image_size
     import torch
 
     training = module.training
+    # In evaluation mode, as batch norm refuses one image in training and would count it in its statistics.
     try:
         with torch.no_grad():
             out = module.eval()(torch.zeros(1, channels, image_size, image_size))
@@ -70,6 +71,6 @@ def representation_dim(source: str, module: nn.Module, channels: int, image_size
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone")
-"""The backbones there are."""
+"""All backbones, by name."""
 
 register = BACKBONES.register

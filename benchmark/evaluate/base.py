@@ -1,4 +1,4 @@
-"""What every evaluation is: settings, a check before the training, scores afterwards."""
+"""The base class of evaluations: settings, a check before the training, scores afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scores = list[Score]
 
 @dataclass(frozen=True)
 class Task:
-    """What a backbone is evaluated on.
+    """The images and splits that a backbone is evaluated on.
 
     Attributes:
         dataset: Data set of the cell.
@@ -51,7 +51,8 @@ class Task:
                 f"{name}: {dataset.name!r} has {dataset.channels} channels and the backbone is for the "
                 f"{self.dataset.channels} of {self.dataset.name!r}; leave {name} out of evaluation.protocols"
             )
-        return [self.select_on] if self.select_on in Manifest.load(self.data_dir, dataset).splits else []
+        splits = Manifest.load(self.data_dir, dataset).splits
+        return [self.select_on] if self.select_on in splits else []
 
 
 class Evaluation(ABC):
@@ -65,7 +66,7 @@ class Evaluation(ABC):
     title: ClassVar[str]
     """Display name."""
     reference: ClassVar[str]
-    """Where the protocol is from: authors, venue and year."""
+    """Source of the protocol: authors, venue and year."""
     selects: ClassVar[str] = ""
     """Score that hyperparameters can be chosen by and curves drawn of, if any; then `select` is implemented."""
 
@@ -96,7 +97,7 @@ class Evaluation(ABC):
 
 
 EVALUATIONS: Registry[Evaluation] = Registry("evaluation")
-"""The evaluations there are."""
+"""All evaluations, by name."""
 
 register = EVALUATIONS.register
 
@@ -125,11 +126,13 @@ def choose(found: dict[str, list[tuple[float, float]]], labels: list[str]) -> tu
     Returns:
         The candidate's number, the split ("given" without a choice), and the top-1 of each candidate.
     """
-    for split, accuracies in found.items():
-        top1 = [accuracy[0] for accuracy in accuracies]
-        selected_on = split if len(labels) > 1 else "given"
-        return top1.index(max(top1)), selected_on, dict(zip(labels, top1, strict=True))
-    return 0, "given", {}
+    if not found:
+        return 0, "given", {}
+    ((split, accuracies),) = found.items()
+    top1 = [accuracy[0] for accuracy in accuracies]
+    # Of equally good candidates the first wins, whatever the machine.
+    best = top1.index(max(top1))
+    return best, split if len(labels) > 1 else "given", dict(zip(labels, top1, strict=True))
 
 
 def chosen_from(selected_on: str, labels: list[str]) -> str:
@@ -150,6 +153,7 @@ def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates
         RegbenchError: With the settings that would do.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
+        # The middle candidate is the likeliest: candidates reach from too small to too large.
         single = []
         for key, rates in candidates.items():
             middle = rates[len(rates) // 2]

@@ -157,6 +157,7 @@ class FineTuned:
             device: Device that computes.
         """
         self._config, self._rates, self._device = config, rates, device
+        # The backbone is also evaluated by others, so it must not change.
         self._backbone = Encoder(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)
         self._head = nn.Linear(backbone.dim, num_classes)
         with torch.no_grad():
@@ -188,7 +189,7 @@ class FineTuned:
                 group["lr"] = rate * decay(epoch, config.epochs)
             self.network.train()
             for x_NCHW, y_N in epochs(epoch):
-                if len(y_N) == 1:
+                if len(y_N) == 1:  # BN needs two images for a variance
                     continue
                 optimizer.zero_grad()
                 F.cross_entropy(self.network(x_NCHW), y_N).backward()

@@ -130,6 +130,7 @@ def uniformity(x_ND: Tensor, block: int = 1024) -> float:
     """
     u_ND = F.normalize(x_ND.float(), dim=1)
     n = len(u_ND)
+    # The exponentials are added up as logarithms, which neither overflow nor vanish.
     parts = []
     for start in range(0, n, block):
         # −2‖u − v‖² = 4 u·v − 4

@@ -34,7 +34,7 @@ from regbench.benchmark.settings.presets import dataset_preset
 from regbench.datasets.config import DatasetConfig
 from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
 
-# Images whose logits are computed at a time.
+# Images whose logits are computed at a time: for ImageNet and five rates they take 82 MB.
 _BLOCK = 4096
 _INITIAL_STD = 0.01  # as in VICReg's evaluation
 
@@ -47,7 +47,7 @@ def _ordered(crop_scale: tuple[float, float]) -> tuple[float, float]:
 
 Area = Annotated[float, Field(gt=0, le=1)]
 AreaRange = Annotated[tuple[Area, Area], AfterValidator(_ordered)]
-"""The least and the largest area of random crops, as a fraction of the image's."""
+"""Least and largest area of random crops, as a fraction of the image's."""
 
 
 def _places205() -> dict[str, object]:
@@ -128,6 +128,7 @@ class LinearProbe(Evaluation):
         chosen, selected_on, candidates = choose(found, labels)
         rate = self.learning_rates[chosen]
         subject.note(f"{name}_learning_rate", selected_on=selected_on, chosen=rate, candidates=candidates)
+        # The choice is written down, so the test split may be opened.
         if final and "test" not in found:
             found["test"] = accuracies("test")
         protocol = self._protocol(labels[chosen]) + chosen_from(selected_on, labels)
@@ -212,6 +213,7 @@ class LinearHeads:
         first = 0
         if state is not None and "heads" in state.data:
             first = state.data["epoch"]
+            # Copied in place, as the training below changes the tensors in place.
             for tensor, saved in zip(tensors, state.data["heads"], strict=True):
                 tensor.copy_(saved)
         left = range(first, config.epochs)

@@ -21,10 +21,10 @@ SAVE_EVERY_S = 10.0
 
 
 class State:
-    """What one evaluation has done so far, kept in files of its own.
+    """The progress of one evaluation, kept in files of its own.
 
     Attributes:
-        data: What was kept; empty at the beginning.
+        data: Tensors and plain data that were kept; empty at the beginning.
     """
 
     def __init__(self, attempt: Attempt, protocol: str, key: str, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class State:
             attempt: At the run.
             protocol: The evaluation's name.
             key: Fingerprint of all that decides the outcome of the evaluation, see `fingerprint`.
-            device: Where the tensors are wanted.
+            device: Device that tensors are loaded to.
         """
         self._attempt, self._protocol, self._key = attempt, protocol, key
         self._written_s = time.monotonic()

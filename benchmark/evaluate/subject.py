@@ -79,7 +79,7 @@ class Subject:
             return self
         other = copy.copy(self)
         other.encoder = encoder
-        other._kept = {}
+        other._kept = {}  # features of this encoder are none of the other's
         return other
 
     def select(self) -> Scores:
@@ -90,6 +90,7 @@ class Subject:
             mean of the first score of each.
         """
         names = self.config.select_by
+        # All evaluations of `select_by` are of the cell's own data set, so they have the same split.
         splits = self.task.splits(names[0])
         if not splits:
             return []

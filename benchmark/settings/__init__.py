@@ -1,1 +1,1 @@
-"""What can be set: the cell, which decides a run's outcome; the runtime and the cluster, which do not."""
+"""Settings: the cell, which decides a run's outcome; the runtime and the cluster, which do not."""

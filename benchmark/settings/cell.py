@@ -120,7 +120,7 @@ class EvaluationOptions:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The names of all evaluations that decide something."""
+        """Names of all evaluations that decide something."""
         return tuple(dict.fromkeys((*self.select_by, *self.protocols, *self.while_training)))
 
 

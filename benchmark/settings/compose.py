@@ -42,7 +42,7 @@ _GROUP_NAMES = (*(field.name for field in dataclasses.fields(Cell)), "runtime", 
 
 
 class Composed(NamedTuple):
-    """The settings that overrides give; `fitting` holds further overrides that were chosen to fit the images."""
+    """Settings that overrides give; `fitting` holds further overrides that were chosen to fit the images."""
 
     cell: Cell
     runtime: Runtime
@@ -76,6 +76,7 @@ class Composer:
         tree = {name: group.plain for name, group in groups.items()}
         chosen = _fitted(tree, point, prepared=self._prepared)
         fitted = [f"{name}={shown(value)}" for name, value in chosen.items()]
+        # Again from the start, as a fitted setting may be that of a plug-in or a group.
         if fitted:
             groups = self._groups_of([*point, *fitted])
         made = {name: group.settings for name, group in groups.items()}
@@ -132,7 +133,7 @@ class _Group:
 
     @functools.cached_property
     def settings(self) -> Any:
-        """The settings.
+        """Settings made of the data.
 
         Raises:
             RegbenchError: If they are refused.
@@ -187,6 +188,7 @@ def _fitted(tree: Tree, point: Sequence[str], *, prepared: bool) -> dict[str, An
     epochs, batch_size = tree.get("epochs"), tree.get("batch_size")
     warmup = tree["optimizer"].get("warmup_epochs")
     in_epochs = tree["optimizer"].get("warmup_steps") is None
+    # Values of other types are refused later, by the classes.
     if in_epochs and isinstance(epochs, int) and isinstance(warmup, int | float) and 0 < epochs < 2 * warmup:
         fitted["optimizer.warmup_epochs"] = epochs / 2
     data_dir = Path(str(tree["runtime"].get("data_dir"))) if prepared else None

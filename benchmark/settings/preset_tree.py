@@ -31,7 +31,7 @@ from regbench.settings import defaults, plain, read_yaml
 from regbench.wording import unknown
 
 GROUPS = {"dataset": "fashion_mnist", "augmentation": "small_grey", "network": "resnet_tiny", "cluster": "local"}
-"""The groups of presets, and the default of each."""
+"""Groups of presets, and the default of each."""
 
 Tree = dict[str, Any]
 Presets = tuple[tuple[str, str], ...]
@@ -70,7 +70,10 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
 @functools.cache
 def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
     for group, name in chosen:
-        known = {*preset_files(group), *(path.stem for path, *_ in own if path.parent.name == group)}
+        known = {*preset_files(group)}
+        for path, *_ in own:
+            if path.parent.name == group:
+                known.add(path.stem)
         if name not in known:
             raise RegbenchError(unknown(group, name, sorted(known)))
     profile = config_folder() / "cluster" / f"{dict(chosen)['cluster']}.yaml"
@@ -87,6 +90,7 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
 
 def _from_hydra(groups: list[str]) -> Tree:
     node = {"defaults": ["_self_", *({group: name} for group, name in GROUPS.items())]}
+    # Hydra can choose a preset only in place of another one, so every group has a default.
     ConfigStore.instance().store(name="run", node=node, provider="regbench")
     folder = config_folder()
     path = [f"hydra.searchpath=[file://{folder}]"] if folder.is_dir() else []

@@ -82,13 +82,14 @@ def paper_numbers() -> tuple[PublishedNumber, ...]:
 
 @functools.cache
 def _all_numbers() -> tuple[PublishedNumber, ...]:
+    found = []
     with (CONF / "published.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(from_plain(PublishedNumber, _without_blanks(line)) for line in csv.DictReader(file))
-
-
-def _without_blanks(line: Mapping[str, str]) -> dict[str, Any]:
-    numbers = {key: float(line[key]) if line[key] else None for key in ("number", "deviation")}
-    return {**line, **numbers}
+        for line in csv.DictReader(file):
+            fields: dict[str, Any] = dict(line)
+            for key in ("number", "deviation"):
+                fields[key] = float(line[key]) if line[key] else None
+            found.append(from_plain(PublishedNumber, fields))
+    return tuple(found)
 
 
 def numbers_of(recipe: str) -> tuple[PublishedNumber, ...]:

@@ -134,7 +134,8 @@ class Cluster:
         """
         if self.stages is None:
             return self if stage == "pretrain" else replace(self, nodes=1, gpus=min(self.gpus, 1))
-        return from_plain(Cluster, {**plain(self), "stages": None, **self.stages[stage]}, f"cluster.stages.{stage}.")
+        settings = {**plain(self), "stages": None, **self.stages[stage]}
+        return from_plain(Cluster, settings, f"cluster.stages.{stage}.")
 
     @property
     def processes(self) -> int:

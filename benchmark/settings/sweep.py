@@ -166,7 +166,8 @@ def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
     description = file.get("description")
     if not isinstance(description, str):
         raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
-    common = line_of_overrides(" ".join(_lines(path, "common", file.get("common") or [])), f"{path}: ")
+    common_lines = _lines(path, "common", file.get("common") or [])
+    common = line_of_overrides(" ".join(common_lines), f"{path}: ")
     rows = []
     for line in _lines(path, "cells", file.get("cells")):
         row = line_of_overrides(line, f"{path}: ")
@@ -176,7 +177,7 @@ def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
     if equal not in ("images", "passes"):
         raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
     trials = file.get("trials")
-    # YAML's true is an int of Python too.
+    # isinstance would take true for a number.
     if trials is not None and (type(trials) is not int or trials < 1):
         raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
     deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
@@ -218,11 +219,15 @@ def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
-    if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < MAX_SEED for seed in seeds):
+    if not isinstance(seeds, list) or not all(map(_is_seed, seeds)):
         raise RegbenchError(f"{path}: final_seeds={shown(seeds)} must be a list of seeds, such as [0,1,2]")
     if len({*seeds}) < len(seeds):
         raise RegbenchError(f"{path}: final_seeds={shown(seeds)} names a seed twice; each seed is one run")
     return tuple(seeds)
+
+
+def _is_seed(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_SEED  # isinstance would take true for a number
 
 
 def _with_equal_passes(name: str, cell: Cell) -> Cell:

@@ -22,7 +22,7 @@ from regbench.errors import RegbenchError
 T = TypeVar("T")
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
-"""The name of a file or a folder, for `read_json`; it is no path."""
+"""Name of a file or a folder, for `read_json`: it is no path, so it cannot lead out of a folder."""
 
 DIGITS = 16
 """Number of digits of the SHA-256 in a file's name; 64 bits meet no other file of a run by chance."""

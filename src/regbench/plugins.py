@@ -39,7 +39,7 @@ PACKAGES = {
     "optimizer": "regbench.benchmark.training.optimizers",
     "source": "regbench.datasets.sources",
 }
-"""The kinds, and the package of regbench whose modules hold our own of each."""
+"""Kinds of plug-ins, and the package of regbench whose modules hold our own of each."""
 
 _CHOSEN_BY = {
     "method": "method",
