@@ -11,7 +11,6 @@ from regbench.benchmark.backbones.base import Backbone, register
 from regbench.benchmark.training.layers import SmallMaxPool
 from regbench.settings import AtLeastOne, settings
 
-# torchvision is imported where networks are built: it takes longer than reading a sweep.
 if TYPE_CHECKING:
     from torchvision.models import ResNet as TorchvisionResNet
 
@@ -32,7 +31,12 @@ class ResNet(Backbone):
 
     reference = "He et al., CVPR 2016"
 
-    def _adapted(self, network: TorchvisionResNet, channels: int) -> tuple[nn.Module, int]:
+    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
+        """Return the network and the width of its representation: 512 of a ResNet-18, 2048 of a ResNet-50."""
+        from torchvision import models  # takes longer than reading a sweep
+
+        make = getattr(models, self.architecture)  # registered under torchvision's names
+        network: TorchvisionResNet = make(weights=None, zero_init_residual=self.zero_init_residual)
         dim = network.fc.in_features
         network.fc = nn.Identity()
         if self.stem == "small":
@@ -52,23 +56,11 @@ class ResNet(Backbone):
 class ResNet18(ResNet):
     """torchvision's ResNet-18."""
 
-    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
-        """Return the network and the width of its representation, 512."""
-        from torchvision.models import resnet18
-
-        return self._adapted(resnet18(weights=None, zero_init_residual=self.zero_init_residual), channels)
-
 
 @register("resnet50")
 @settings
 class ResNet50(ResNet):
     """torchvision's ResNet-50."""
-
-    def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
-        """Return the network and the width of its representation, 2048."""
-        from torchvision.models import resnet50
-
-        return self._adapted(resnet50(weights=None, zero_init_residual=self.zero_init_residual), channels)
 
 
 @register("resnet_tiny")

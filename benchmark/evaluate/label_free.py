@@ -56,15 +56,7 @@ class LabelFreeMeasures(Evaluation):
         """Return the measures on the selection split (the test split where there is none)."""
         split = (subject.task.splits(name) or ["test"])[0]
         x_ND = subject.features(split, self.interpolation).x_ND
-        views_NVD, subject.backend = subject.images().views(
-            subject.encoder,
-            subject.augmentation,
-            split,
-            images=self.view_images,
-            views=self.views,
-            seed=subject.seed,
-            batch_size=subject.batch_size,
-        )
+        views_NVD = subject.views(split, images=self.view_images, views=self.views)
         x_ND = x_ND[torch.from_numpy(evenly(np.arange(len(x_ND)), self.images)).to(x_ND.device)]
         crops = f"representation of {len(x_ND):,} centre crops"
         views = f"representation of {len(views_NVD):,} images in {self.views} views"

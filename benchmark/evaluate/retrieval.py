@@ -36,15 +36,7 @@ class Retrieval(Evaluation):
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return recall@k on the test split, in per cent."""
-        views_NVD, subject.backend = subject.images().views(
-            subject.encoder,
-            subject.augmentation,
-            "test",
-            images=self.images,
-            views=2,
-            seed=subject.seed,
-            batch_size=subject.batch_size,
-        )
+        views_NVD = subject.views("test", images=self.images, views=2)
         rank_N = ranks(views_NVD)
         how = f"cosine similarity among {len(rank_N):,} images of the test split"
         scores = []

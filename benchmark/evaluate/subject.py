@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from regbench.benchmark.compute import Compute
 from regbench.benchmark.evaluate.base import Scores, Task
 from regbench.benchmark.evaluate.features import Encoder, Features, Images
@@ -123,6 +125,19 @@ class Subject:
             return self._extract(self.images(dataset), split, interpolation)
         key = f"features of {split}, {interpolation}"
         return self.once(key, lambda: self._extract(self.images(), split, interpolation))
+
+    def views(self, split: str, *, images: int, views: int) -> Tensor:
+        """Return the representations (n, views, d) of augmented views of images of a split."""
+        views_NVD, self.backend = self.images().views(
+            self.encoder,
+            self.augmentation,
+            split,
+            images=images,
+            views=views,
+            seed=self.seed,
+            batch_size=self.batch_size,
+        )
+        return views_NVD
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return what `make` gives, made once: what a choice and a final score share."""
