@@ -191,9 +191,9 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
             least.append(f"{best.least:.2g} ({summary.scores[name].title})")
         untested.update(dict.fromkeys(summary.rows[place].name for place in best.untested))
     notes = [
-        f"Bold: the best mean of its column, and every row that Tukey's test (all rows, seeds as blocks) cannot tell "
-        f"from it at {100 * LEVEL:.0f} %. Means over three seeds can be told apart from a difference of "
-        f"{', '.join(least)}."
+        f"Bold: the best mean of its column, and every row that Tukey's test (all rows, seeds as blocks, own spread "
+        f"added) cannot tell from it at {100 * LEVEL:.0f} %. Two rows that scatter as all do on average can be told "
+        f"apart from a difference of {', '.join(least)} on, over three seeds."
     ]
     if untested:
         shown = list(untested)[:_UNTESTED_SHOWN]

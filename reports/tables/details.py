@@ -88,7 +88,7 @@ def significance_table(summary: Summary) -> Table:
         body.append(entries(f"{place}. {summary.rows[i].name}", *texts))
     notes = [
         "p: the chance that of rows that are all equally good any two differ by so much. Tukey's test over all rows "
-        f"with {MIN_PAIRS} seeds or more, seeds as blocks.",
+        f"with {MIN_PAIRS} seeds or more, seeds as blocks, own spread added.",
         f"A dash: too few seeds to say (fewer than {MIN_PAIRS} shared).",
     ]
     if len(scored) > len(rows):

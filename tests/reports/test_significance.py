@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regbench.reports.rows.notes import power_notes
-from regbench.reports.rows.significance import LEVEL, POWER, Tukey
+from regbench.reports.rows.significance import LEVEL, POWER, Tukey, best
 from regbench.reports.tables.leaderboard import leaderboard
 from tests.reports.reading import Make, task
 
@@ -61,3 +61,15 @@ def test_without_a_spread_nothing_is_promised(runs: Path, record: Make) -> None:
     for label in LABELS:
         record(label)
     assert power_notes(task(runs)) == []
+
+
+@pytest.mark.parametrize("spread", ["equal", "1 to 3", "few of 3"])
+def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_best(spread: str) -> None:
+    """54 rows with three seeds, also where some rows scatter three times as much as others."""
+    deviations = {"equal": np.ones(54), "1 to 3": np.linspace(1, 3, 54), "few of 3": np.repeat([1.0, 3.0], [49, 5])}
+    rng = np.random.default_rng(0)
+    false = []
+    for scores in rng.normal(size=(400, 54, 3)) * deviations[spread][:, None] + rng.normal(size=(400, 1, 3)):
+        found = best(Tukey([dict(enumerate(row)) for row in scores]))
+        false.append(any(p <= LEVEL for p in found.p.values()))
+    assert np.mean(false) <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / 400)

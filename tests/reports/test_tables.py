@@ -200,12 +200,16 @@ def test_golden_hyperparameters(golden: Summary) -> None:
 
 
 def test_golden_significance(runs: Path, record: Make) -> None:
-    """Without the means of rows −3 0 3, −2 0 2 and −1 0 1 remain; without those of seeds, squares of 4 in all."""
+    """Without the means of rows −3 0 3, −2 0 2 and −1 0 1 remain; without those of seeds −1 0 1, 0 and 1 0 −1.
+
+    The variance of all is 4 / 4, those of rows 3 / 2, 0 and 3 / 2, and half of a pair's mean of these is added.
+    """
     for seed in range(3):
         record("AUH", seed, linear=80.0 + 3 * seed, knn=None)
         record("SimCLR", seed, linear=76.0 + 2 * seed, knn=None)
         record("VICReg", seed, linear=70.0 + seed, knn=None)
-    ranges = [difference / math.sqrt(4 / 4 / 3) for difference in (5, 12, 7)]  # four degrees of freedom, three seeds
+    variances = [1 + 0.75 / 2, 1 + 1.5 / 2, 1 + 0.75 / 2]
+    ranges = np.array([5, 12, 7]) / np.sqrt(np.array(variances) / 3)  # four degrees of freedom, three seeds
     p = stats.studentized_range.sf(ranges, 3, 4)
     frame = significance_frame(task(runs))
     assert frame.drop(columns=["p"]).to_numpy().tolist() == [
@@ -261,14 +265,14 @@ def test_no_row_is_tested_against_the_untrained_network(runs: Path, record: Make
 @pytest.mark.parametrize(("lost", "bold"), [(0.99, True), (1.01, False)])
 def test_bold_is_by_the_difference_that_the_notes_state(runs: Path, record: Make, lost: float, bold: bool) -> None:
     remainder = np.array([[1, -1, 0], [-1, 0, 1], [0, 1, -1]])  # sums of rows and columns are 0
-    least = stats.studentized_range.ppf(0.95, 3, 4) * math.sqrt(np.sum(remainder**2) / 4 / 3)
+    least = stats.studentized_range.ppf(0.95, 3, 4) * math.sqrt(1.5 * np.sum(remainder**2) / 4 / 3)
     means = [80.0, 80.0 - lost * least, 60.0]
     for label, mean, luck in zip(("AUH", "SimCLR", "VICReg"), means, remainder, strict=True):
         for seed in range(3):
             record(label, seed, linear=mean + luck[seed] + 3 * seed)
     table = leaderboard(task(runs))
     assert [row[2].bold for row in table.rows] == [True, bold, False]
-    assert any(f", {least:.2g} (linear top-1)." in note for note in table.notes)
+    assert any(f", {least:.2g} (linear top-1) on, over three seeds." in note for note in table.notes)
 
 
 def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make) -> None:
@@ -296,8 +300,10 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     design = np.concatenate([np.eye(3)[rows], np.eye(5)[seeds][:, 1:]], axis=1)
     given, *_ = np.linalg.lstsq(design, values)
     freedom = len(values) - design.shape[1]
-    variance = float(np.sum((values - design @ given) ** 2)) / freedom
-    apart = abs(frame["difference"]) * np.sqrt(frame["pairs"] / variance)
+    squares = (values - design @ given) ** 2
+    own = dict(zip(("AUH", "SimCLR", "VICReg"), np.bincount(rows, squares) / (4, 4, 2) * 3 / 2, strict=True))
+    of_pair = np.array([(own.get(one, 0) + own.get(other, 0)) / 2 for one, other in frame.index])
+    apart = abs(frame["difference"]) * np.sqrt(frame["pairs"] / (np.sum(squares) / freedom + of_pair / 2))
     p = np.where(frame["pairs"] < 3, np.nan, stats.studentized_range.sf(apart, 3, freedom))
     assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
     of_three_seeds = significance_table(task(runs))
