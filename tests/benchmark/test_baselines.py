@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,18 @@ def test_a_hue_just_below_a_turn_is_near_one_just_above(subject: Subject, monkey
     """The hue itself as a feature is not enough: it jumps where the circle closes."""
     found = probe(subject, monkeypatch, lambda factors: [factors["hue_turns"]])
     assert 0.2 < found["factor_hue_turns_representation"] < 0.6
+
+
+def test_the_scale_of_features_does_not_matter(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties are shares of their variance; a power of two changes no digit."""
+
+    def columns(factors: dict[str, Any], unit: float) -> Any:
+        rng = np.random.default_rng(0)
+        noise = rng.normal(size=(20, len(factors["scale"])))
+        return [unit * (factors["scale"] + noise[0]), *(unit * noise[1:])]
+
+    one = probe(subject, monkeypatch, partial(columns, unit=1.0))
+    assert probe(subject, monkeypatch, partial(columns, unit=2.0**-10)) == pytest.approx(one, rel=1e-6)
 
 
 def test_a_data_set_without_factors_is_refused_before_training(tmp_path: Path) -> None:

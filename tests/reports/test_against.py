@@ -15,7 +15,7 @@ from regbench.cli import main
 from regbench.reports.rows.against import Change, changes, differ
 from regbench.reports.rows.significance import holm
 from regbench.reports.tables.against import against
-from tests.reports.conftest import METHODS, dataset
+from tests.reports.conftest import METHODS, dataset, settings
 from tests.reports.reading import Make, grid, task
 
 
@@ -81,6 +81,16 @@ def test_rows_that_came_went_and_changed(runs: Path, record: Make) -> None:
     assert rows["AUH"]["linear top-1: difference"] == "+0.00 [+0.00, +0.00]"
     assert [rows[label]["changed"] for label in ("SimCLR", "RBF kernel")] == ["new", "gone"]
     assert rows["SimCLR"]["seeds"] == "– → 1"
+
+
+def test_what_changes_no_score_is_no_change(runs: Path, record: Make) -> None:
+    """The settings of a method whose network was not trained, and other protocols than before."""
+    evaluation = settings("VICReg")["evaluation"]
+    for sweep, weight, protocols in (("old", 10.0, ["knn"]), ("new", 25.0, ["knn", "probe"])):
+        record("untrained", sweep=sweep, cell=weighted("untrained", weight))
+        record("VICReg", sweep=sweep, cell={"evaluation": evaluation | {"protocols": protocols}})
+    found = by_label(changes(task(runs / "new"), [task(runs / "old")]))
+    assert {label: change.settings for label, change in found.items()} == {"VICReg": {}, "untrained": {}}
 
 
 def test_a_row_that_may_belong_to_any_of_several_is_new(runs: Path, record: Make) -> None:

@@ -167,6 +167,17 @@ def test_the_same_cell_from_two_labs(site: Path) -> None:
     assert sorted(differences, key=str) == [0.75, *[None] * 5]
 
 
+def test_runs_of_a_cell_differ_by_as_much_as_the_score_that_differs_most(bundles: Path, tmp_path: Path) -> None:
+    """Here kNN's by 2 points, where linear probing's differs by 0.75."""
+    shutil.copy(bundles / "lab-a.zip", tmp_path)
+    parts = Parts(bundles / "other" / "lab-b.zip")
+    parts.score(parts.records[0])["value"] -= 2.0
+    parts.write(tmp_path / "lab-b.zip")
+    (page,) = pages(tmp_path, "tasks")
+    differences = {runs[0]["differs"] for runs in cells_of_site(page.parents[1]).values()}
+    assert differences == {2.0, None}
+
+
 def test_a_cell_has_all_its_runs(site: Path) -> None:
     cells = cells_of_site(site)
     assert len(cells) == 6
@@ -267,6 +278,18 @@ def test_later_evaluations_count_from_whichever_bundle_has_them(bundles: Path, t
     names = [score["name"] for (run,) in cells_of_site(page.parents[1]).values() for score in run["scores"]]
     assert names.count("voc07_map") == 1
     assert "VOC07 mAP, 11-point (%)" in page.read_text()
+
+
+def test_the_untrained_network_takes_no_place(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "other" / "lab-b.zip")
+    untrained = parts.copy(parts.records[0])
+    untrained |= {"label": "untrained", "metrics": None, "checkpoint": None}
+    untrained["cell"]["epochs"] = 0
+    untrained["cell"]["optimizer"]["warmup_epochs"] = 0
+    parts.settle(untrained)
+    parts.write(tmp_path / "lab.zip")
+    (page,) = pages(tmp_path, "methods")
+    assert [row["place"] for row in tables_in(page)["Results"]] == ["1 of 1"]
 
 
 def test_places_in_a_score_of_which_less_is_better(bundles: Path, tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_the_same_cells_give_the_same_file(honest: Path, tmp_path: Path) -> None
     assert run("verify", light).exit_code == 0
 
 
+def test_the_order_of_sweeps_does_not_change_the_file(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs")
+    tuned_sweep(tmp_path / "runs", "other", "evaluation.select_on=test")
+    files = []
+    for names in (("mine", "other"), ("other", "mine")):
+        out = tmp_path / f"{names[0]}.zip"
+        done = run("submit", *names, "--runs-dir", tmp_path / "runs", "--out", out)
+        assert done.exit_code == 0, done.stderr
+        files.append(out.read_bytes())
+    assert files[0] == files[1]
+
+
 def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "lab.zip"
     sweep = tuned_sweep(runs)
@@ -476,6 +488,21 @@ def test_seeds_that_a_tuning_did_not_have_are_none_of_its_values(honest: Path, t
     assert run("verify", parts.write(tmp_path / "other.zip")).exit_code == 0
 
 
+def test_a_configuration_of_which_a_seed_diverged_has_no_value(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.choices[0]["seeds"] = [0, 1]
+    tried = next(record for record in parts.records if record["status"] == "tuned")
+    other = parts.copy(tried)
+    other |= {"status": "diverged", "scores": [], "checkpoint": None, "seed": 1}
+    other["cell"]["seed"] = 1
+    parts.settle(other)
+    parts.history(other, lambda rows: rows.pop())
+    (entry,) = (entry for entry in parts.choices[0]["choices"] if entry["method"] == tried["method"])
+    entry["ranking"][1] |= {"status": "diverged", "value": None}
+    done = run("verify", parts.write(tmp_path / "diverged.zip"))
+    assert done.exit_code == 0, done.output
+
+
 def test_a_search_tries_all_methods_on_equally_many_images(honest: Path, tmp_path: Path) -> None:
     """However many configurations these are, unless a run diverged."""
     parts = Parts(honest)
@@ -520,6 +547,15 @@ def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Pa
     found = read_bundle(honest)
     others = [replace(found, sha256=f"{i:064x}") for i in range(8)]
     assert len({tuple(record.cell_id for record in drawn_cells(other, 2)) for other in others}) > 1
+
+
+def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again(honest: Path) -> None:
+    found = read_bundle(honest)
+    first, *others = (record for record in found.records if record.status == "done")
+    tuned = [record for record in found.records if record.status == "tuned"]
+    published = replace(first, cell={**first.cell, "external": {}})
+    drawn = drawn_cells(replace(found, records=(published, *tuned, *others)), 9)
+    assert {record.cell_id for record in drawn} == {record.cell_id for record in others}
 
 
 def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:

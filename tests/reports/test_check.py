@@ -38,6 +38,16 @@ def test_a_choice_that_is_not_here_is_named(runs: Path, record: Make) -> None:
     assert line.endswith("chosen in gone/t.json, which is not here")
 
 
+def test_a_choice_may_lie_in_the_sweep_that_a_cell_came_from(runs: Path, record: Make) -> None:
+    """Where the chosen cell was trained again under another name."""
+    path = record("VICReg", sweep="again")
+    record("VICReg", sweep="mine")
+    digest = tuning_choice(runs / "mine", chosen("VICReg", ranked(path.parent.name)))
+    origin = {"selected_on": "tuning", "record": "mine/tuning_choice.json", "sha256": digest}
+    resign(path, choice={"hyperparameters": origin})
+    assert check_records([runs]).misfits == ()
+
+
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     record("VICReg")
     record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))

@@ -44,6 +44,12 @@ def test_tidy_data_has_one_row_per_score(runs: Path, record: Make) -> None:
     assert row["hardware"] == "1 x Example CPU"
 
 
+def test_a_number_that_no_column_can_hold_is_text(runs: Path, record: Make) -> None:
+    record("AUH", environment={"serial": 7})
+    record("VICReg", environment={"serial": 2**63})
+    assert set(load_records(runs)["serial"]) == {"7", str(2**63)}
+
+
 def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(runs: Path, record: Make) -> None:
     one, two = record(seed=0), record(seed=1, sweep="other")
     assert [len(load_records(folder)) for folder in (runs, runs / "quickstart", one.parent)] == [4, 2, 2]

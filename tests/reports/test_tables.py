@@ -465,6 +465,19 @@ def test_settings_that_vary_become_columns(runs: Path, record: Make) -> None:
     assert [row[2].text for row in table.rows] == ["1", "3", "3"]
 
 
+def test_how_statistics_were_taken_makes_a_row_and_no_task(runs: Path, record: Make) -> None:
+    for taken in ("view", "size"):
+        record("VICReg", cell={"network": backbone("resnet_tiny", statistics=taken)})
+    head, *rows = texts(leaderboard(task(runs)))
+    assert sorted(row[head.index("statistics")] for row in rows) == ["size", "view"]
+
+
+def test_a_seed_that_is_only_tuned_is_not_in_the_row(runs: Path, record: Make) -> None:
+    record("VICReg", 0, tuning=65.0)
+    record("VICReg", 1, tuning=66.0, status="tuned", knn=None, linear=None)
+    assert grid(leaderboard(task(runs)))["VICReg"]["n"] == "1"
+
+
 def test_the_tuning_split_chooses_not_the_test_split(runs: Path, record: Make) -> None:
     for seed in (0, 1):
         record("VICReg", seed, cell=weight(1.0), tuning=60.0, linear=99.0)
@@ -604,6 +617,14 @@ def test_missing_cells_show_as_missing(runs: Path, record: Make) -> None:
     assert read_records(runs).unfinished == {"quickstart": 6}
     frame = leaderboard_frame(task(runs)).set_index("label")
     assert frame["n_missing"].to_dict() == {"VICReg": 2, "AUH": 0, "SimCLR": 3}
+
+
+def test_a_cell_whose_plan_fits_two_tasks_is_in_neither(runs: Path, record: Make) -> None:
+    evaluation = settings("VICReg")["evaluation"]
+    for k in (5, 200):
+        record("VICReg", cell={"evaluation": evaluation | {"knn": {"k": k}}})
+    planned(runs, {"id": "a" * 12, "label": "SimCLR", "seed": 0})
+    assert [list(grid(leaderboard(each))) for each in tasks(runs)] == [["VICReg"], ["VICReg"]]
 
 
 def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make) -> None:

@@ -112,6 +112,15 @@ def test_the_states_of_cells(tmp_path: Path) -> None:
     assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
 
 
+def test_what_evaluates_has_no_speed_of_training(tmp_path: Path) -> None:
+    plan(tmp_path, "cell")
+    trained = {"epoch": 5, "img_per_s": 100.0, "remaining_s": 0.0}
+    attempt(tmp_path / "cell", progress={**trained, "stage": "final", "detail": "linear"})
+    (cell,) = sweep_status(tmp_path)
+    assert (cell.state, cell.detail, cell.epochs_done) == ("running", "linear", 5)
+    assert (cell.img_per_s, cell.remaining_s) == (None, None)
+
+
 def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
     plan(tmp_path, "cell")
     attempt(tmp_path / "cell", ended="failed", error="OSError: once")
