@@ -103,7 +103,7 @@ def _requeue(end_s: float) -> None:
             call("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
             return
         except SlurmError as error:
-            log.warning("%s", error)
+            log.warning("scontrol requeue: %s; trying again", error)
             time.sleep(_RETRY_S)
 
 
