@@ -129,6 +129,16 @@ def test_a_later_attempt_hides_an_earlier_error(tmp_path: Path) -> None:
     assert sweep_status(tmp_path)[0].state == "running"
 
 
+def test_the_job_of_the_last_stage_says_how_a_cell_ended(tmp_path: Path) -> None:
+    plan(tmp_path, "cell")
+    logs = tmp_path / "jobs" / "logs"
+    logs.mkdir(parents=True)
+    for name, error in (("1_0", "OSError: in training"), ("3_0", "RegbenchError: in the evaluation")):
+        (logs / f"{name}_error").write_text(error)
+    (cell,) = sweep_status(tmp_path, {"cell": Job("1_0", None, chain=("1_0", "3_0", "5_0"))})
+    assert (cell.state, cell.detail) == ("failed", "RegbenchError: in the evaluation")
+
+
 def test_who_is_alive(tmp_path: Path) -> None:
     cases: dict[str, tuple[dict[str, Any], float, str]] = {
         "seen": (HERE, 1000.0, "running"),  # the process is seen to live, whatever its heartbeat
@@ -357,7 +367,7 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     [
         (None, ["0", "1"]),
         pytest.param("2,3", ["2", "3"], marks=pytest.mark.slow),
-        pytest.param("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"], marks=pytest.mark.slow),
+        ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"]),
     ],
 )
 def test_runs_take_the_gpus_that_the_shell_allows(

@@ -705,14 +705,23 @@ def test_a_grid_whose_best_lies_at_its_end_says_so(cells: tuple[Cell, ...], fold
         assert tune.how_chosen(folder / cell.id, cell, final=True)["edges"] == edges[cell.label]
 
 
-def test_a_value_that_none_lies_beyond_is_no_edge(tmp_path: Path, settings: list[str], folder: Path) -> None:
-    path = sweep_file(tmp_path, ["method=mmcr method.local_weight=0,0.01,0.1"], settings)
-    grid = load_sweep(str(path))
+@pytest.mark.parametrize(
+    ("row", "name", "sign"),
+    [
+        ("method=mmcr method.local_weight=0,0.01,0.1", "local_weight", -1),
+        ("method=auh method.scale=10,15,20", "scale", 1),
+    ],
+)
+def test_a_value_that_none_lies_beyond_is_no_edge(
+    tmp_path: Path, settings: list[str], folder: Path, row: str, name: str, sign: int
+) -> None:
+    """The smallest of its method, or the largest."""
+    grid = load_sweep(str(sweep_file(tmp_path, [row], settings)))
     tune.begin(grid.cells, folder, Path(grid.runtime.data_dir), unequal=False)
     for cell in grid.cells:
-        score(folder, cell, 50 - cell.plain()["method"]["local_weight"])
+        score(folder, cell, 50 + sign * cell.plain()["method"][name])
     (entry,) = choose(folder).choices
-    assert (entry.chosen, entry.edges) == (grid.cells[0].id, {})
+    assert (entry.chosen, entry.edges) == (grid.cells[0 if sign < 0 else -1].id, {})
 
 
 def test_a_search_that_cannot_be_made_is_refused(
