@@ -114,7 +114,8 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         title = "training loss, scaled" if key == "loss" else key.replace("_", " ")
         curves = []
         for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
-            by_epoch = _logged(row, key)
+            # The loss of a row that is no method compares with no other.
+            by_epoch = [] if row.is_reference else _logged(row, key)
             if by_epoch:
                 epoch, last = by_epoch[-1]
                 tooltip = f"{stat_text(last)} in epoch {epoch}, n = {last.n}"
@@ -162,7 +163,7 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
     for name, score in curve_scores(summary).items():
         found = {}
         for place, row in enumerate(summary.rows[:DRAWN_CURVES]):
-            points = curve(row, name)
+            points = [] if row.is_reference else curve(row, name)
             if points:
                 found[place] = points
         if not found:

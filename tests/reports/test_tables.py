@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -884,6 +885,18 @@ def test_a_row_has_come_a_share_of_the_way_from_the_best_trivial_row_to_labels(b
     assert frame["knn_top1_share_percent"].tolist()[0] == pytest.approx(100 / 29)  # by kNN, PCA is the best trivial row
     assert any("0 is raw pixels" in note for note in table.notes)
     assert table.warning == "Not better than raw pixels by linear top-1: SFRIK (L=1)."
+
+
+def test_a_report_of_rows_that_are_no_methods_is_written(beside: Summary, runs: Path, record: Make) -> None:
+    measured = {"name": "knn_top1", "split": "tuning", "protocol": "", "title": "kNN top-1"}
+    for label, baseline in (("supervised", {"baseline": "supervised"}), ("VICReg", {})):
+        history = [{"epoch": e, "loss": 1.0, "epoch_s": 1.0, "scores": [{**measured, "value": 50.0}]} for e in (1, 2)]
+        record(label, 3, cell=baseline, history=history)
+    written = write_report(runs, runs / "report")
+    assert "supervised" in written.leaderboard
+    drawn = re.findall(r'<g class="[^>]*><title>([^<:]*)', written.page.read_text())
+    assert "VICReg" in drawn
+    assert "supervised" not in drawn
 
 
 def test_labels_are_no_competitor_of_methods(beside: Summary) -> None:
