@@ -36,6 +36,8 @@ class Storm:
         self.retried: list[int] = []
         # A node that is down or taken, and when it may come back.
         self.lost: tuple[str, Callable[[], bool]] | None = None
+        # Jobs of each cell since it was last submitted: one that failed takes the next in its chain with it.
+        self.jobs: dict[int, set[str]] = {}
         # How often the cells had begun when their faults came: until they begin again, they go slowly.
         self.lives: dict[int, int] = {}
         self.pending: dict[int, Callable[[CellStatus], None]] = {
@@ -154,7 +156,8 @@ class Storm:
         log = (self.slurm.directory / "slurmctld.log").read_text()
         ends = r"WTERMSIG 9|WEXITSTATUS 2"  # 2: there is no such file
         own = re.search(rf"JobId={job}\((\d+)\)", log)  # the number of a task of an array
-        either = f"{job}|{own[1]}" if own else job
+        # Slurm may name the whole array, whose tasks it gives up together.
+        either = "|".join([job, job.partition("_")[0], *([own[1]] if own else [])])
         return re.search(rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b", log) is not None
 
     def look(self) -> bool:
@@ -167,6 +170,9 @@ class Storm:
                 self.lost = None
         for status in found:
             number = self.numbers[status.cell_id]
+            jobs = self.jobs.setdefault(number, set())
+            if status.job:
+                jobs.add(status.job)
             if "held" in status.detail:
                 # Slurm does so to a job, and drains the node, if its launch fails while daemons go and come.
                 for node in self.slurm.nodes:
@@ -178,7 +184,8 @@ class Storm:
                     self.heal.pop(number)(status)
                     self.retried.append(number)
                     self.cluster.run("retry", "own", status.cell_id)
-                elif self._was_given_up(status.job):
+                elif any(map(self._was_given_up, jobs)):
+                    jobs.clear()
                     self.cluster.run("retry", "own", status.cell_id)
                 continue
             if self.lost is not None and number in (3, 4, 5, 6, 8, 9):
