@@ -66,7 +66,7 @@ def evaluate_backbone(
     manifest = Manifest.load(compute.data_dir, cell.dataset)
     # Refuse what cannot be evaluated before the weights are downloaded.
     selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, compute.data_dir))
-    published = load_backbone(source, cell.network.backbone, cell.dataset.channels, cell.dataset.image_size)
+    published = load_backbone(source, cell.network.backbone, cell.dataset.input_channels, cell.dataset.image_size)
     # The weights expect the colours that they were trained with.
     dataset = replace(cell.dataset, mean=published.mean or cell.dataset.mean, std=published.std or cell.dataset.std)
     cell = replace(cell, dataset=dataset)

@@ -44,7 +44,7 @@ def subject_of(cell: Cell, network: SiameseNetwork, compute: Compute, choices: C
         encoder = Encoder(network.backbone, network.representation_dim)
         embedder = Encoder(nn.Sequential(network.backbone, network.projector), cell.output_dim)
     else:
-        encoder, embedder = baselines.pixels(cell.dataset.channels, cell.dataset.image_size), None
+        encoder, embedder = baselines.pixels(cell.dataset.input_channels, cell.dataset.image_size), None
     subject = Subject(cell.evaluation, cell.dataset, cell.augmentation, encoder, compute, choices, cell.seed, embedder)
     return subject.of(baselines.chosen_pca(subject)) if cell.baseline == "pca" else subject
 

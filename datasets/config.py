@@ -185,6 +185,9 @@ class DatasetConfig:
         channels: 3, or 1 for grey images (stored as RGB; the first channel is taken).
         mean: Of each channel, of values in [0, 1]; it is subtracted.
         std: Of each channel; it is divided by.
+        shared_bits: Number of random bits that all views of an image share, each a further, constant channel: a
+            shortcut that a network can take in place of what the image shows (Chen, Luo and Li, "Intriguing properties
+            of contrastive losses", NeurIPS 2021).
         num_classes: Number of classes; 0 of one's own images: as many as there are, which `prepare` finds.
         eval_resize: For evaluation the shorter side is resized to so many px, then image_size px are cut from the
             centre. (The paper writes "256 × 256"; the code that it names, DINO's and VICReg's, does this.)
@@ -197,6 +200,7 @@ class DatasetConfig:
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...]
     std: tuple[Positive, ...]
+    shared_bits: Annotated[int, Field(ge=0, le=12)] = 0
     num_classes: AtLeastZero
     eval_resize: AtLeastOne
     train_per_class: AtLeastOne | None = None
@@ -214,6 +218,11 @@ class DatasetConfig:
             raise RegbenchError(
                 f"{where}: eval_resize ({self.eval_resize} px) is smaller than image_size ({self.image_size} px)"
             )
+
+    @property
+    def input_channels(self) -> int:
+        """How many channels the network is given: those of the images, and the shared bits."""
+        return self.channels + self.shared_bits
 
     @property
     def prepare_command(self) -> str:
@@ -234,4 +243,9 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data set's plain data without what decides nothing about a run, such as what `prepare` accepts."""
     source = SOURCES.of(dataset["source"]["name"])
     left_out = {each.name for each in dataclasses.fields(source) if not each.compare}  # type: ignore[arg-type]
-    return {**dataset, "source": {key: value for key, value in dataset["source"].items() if key not in left_out}}
+    source_settings = {key: value for key, value in dataset["source"].items() if key not in left_out}
+    found = {**dataset, "source": source_settings}
+    # Cells from before there were shared bits keep their ids.
+    if not found.get("shared_bits"):
+        found.pop("shared_bits", None)
+    return found

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regbench.datasets.config import DatasetConfig
+from regbench.datasets.loading import draws
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
@@ -55,7 +56,11 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     with path.open(newline="") as file:
         names, *lines = csv.reader(file)
     columns = zip(*lines, strict=True)
-    return {name: _column(values) for name, values in zip(names, columns, strict=True)}
+    found = {name: _column(values) for name, values in zip(names, columns, strict=True)}
+    bits = draws.shared_bits(split, np.arange(len(lines)), dataset.shared_bits)
+    for number, column in enumerate(bits.T):
+        found[f"bit_{number}"] = column
+    return found
 
 
 def _column(values: Sequence[str]) -> npt.NDArray[np.generic]:

@@ -95,7 +95,7 @@ def predict(
         )
     with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
         network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
-            cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
+            cell.network, cell.embedding_dim, cell.dataset.input_channels, cell.dataset.image_size, cell.seed
         )
         parameters = list(network.parameters())
         accounts.file("weights", network.state_dict().values())
@@ -113,7 +113,7 @@ def predict(
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
         )
-        images, channels = cell.batch_size // world_size, cell.dataset.channels
+        images, channels = cell.batch_size // world_size, cell.dataset.input_channels
         sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
         views = [torch.empty(images, channels, side_px, side_px) for side_px in sides_px]
         accounts.file("images", views)

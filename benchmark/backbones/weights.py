@@ -72,7 +72,7 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
     library, colon, name = source.partition(":")
     if colon and library in ("torchvision", "timm"):
         if channels != 3:
-            raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel; choose another")
+            raise RegbenchError(f"{source} takes colour images and the data set has {channels} channel(s)")
         if library == "torchvision":
             module, mean, std = _torchvision(source, name)
         else:

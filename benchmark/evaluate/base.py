@@ -46,10 +46,10 @@ class Task:
             RegbenchError: If the data set is not prepared, or has other channels than the backbone takes.
         """
         dataset = own or self.dataset
-        if dataset.channels != self.dataset.channels:
+        if dataset.input_channels != self.dataset.input_channels:
             raise RegbenchError(
-                f"{name}: {dataset.name!r} has {dataset.channels} channels and the backbone is for the "
-                f"{self.dataset.channels} of {self.dataset.name!r}; leave {name} out of evaluation.protocols"
+                f"{name}: {dataset.name!r} has {dataset.input_channels} channels and the backbone is for the "
+                f"{self.dataset.input_channels} of {self.dataset.name!r}; leave {name} out of evaluation.protocols"
             )
         splits = Manifest.load(self.data_dir, dataset).splits
         return [self.select_on] if self.select_on in splits else []

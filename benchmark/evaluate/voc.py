@@ -64,14 +64,15 @@ class VOC07(Evaluation):
     reference = "Goyal et al., VISSL, 2021"
 
     def check(self, name: str, task: Task) -> None:
-        """Refuse if VOC2007 is not there or not complete, or the backbone takes grey images."""
+        """Refuse if VOC2007 is not there or not complete, or the backbone takes other than colour images."""
         self._splits(name, task)
 
     def _splits(self, name: str, task: Task) -> dict[str, VOCSplit]:
-        if task.dataset.channels != 3:
+        channels = task.dataset.input_channels
+        if channels != 3:
             raise RegbenchError(
-                f"VOC2007 has colour images and a backbone trained on {task.dataset.name} takes grey ones; leave "
-                f"{name} out of evaluation.protocols"
+                f"VOC2007 has colour images and a backbone trained on {task.dataset.name} takes {channels} channels; "
+                f"leave {name} out of evaluation.protocols"
             )
         return open_voc07(task.data_dir, self.num_images)
 

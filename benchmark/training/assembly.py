@@ -31,7 +31,7 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
     config = cell.network
     if cell.is_supervised:
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
-    network = SiameseNetwork(config, cell.output_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed)
+    network = SiameseNetwork(config, cell.output_dim, cell.dataset.input_channels, cell.dataset.image_size, cell.seed)
     if state is not None:
         network.load_state_dict(state["network"])
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter

@@ -7,6 +7,7 @@ coordinates one after the other into a key, and number d of a key is output d of
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ Keys = npt.NDArray[np.uint64]
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _CROP_ATTEMPTS = 10
 # What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
-ORDER, CROP, PHOTOMETRIC = 0, 1, 2
+ORDER, CROP, PHOTOMETRIC, BITS = 0, 1, 2, 3
 EVALUATION_VIEW = 2
 
 
@@ -41,7 +42,7 @@ def keys(seed: int, epoch: int, indices: Ints, purpose: int, view: int = 0) -> K
         seed: Of the run.
         epoch: Its number.
         indices: (N,) the images' places in their split's file.
-        purpose: `ORDER`, `CROP` or `PHOTOMETRIC`.
+        purpose: `ORDER`, `CROP`, `PHOTOMETRIC` or `BITS`.
         view: Its number, or `EVALUATION_VIEW`.
     """
     key = np.zeros(1, np.uint64)
@@ -62,6 +63,13 @@ def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
     """Put the images `indices` into the random order of this epoch."""
     # A stable sort, so that the order is defined even if two keys should be equal.
     return indices[np.argsort(keys(seed, epoch, indices, ORDER), kind="stable")]
+
+
+def shared_bits(split: str, indices: Ints, count: int) -> Ints:
+    """Draw the bits of images of a split, (N, count): the same in every epoch and for every seed of a run."""
+    # A split has numbers of its own, so that nothing learned of one split's bits tells of another's.
+    key = keys(0, zlib.crc32(split.encode()), indices, BITS)
+    return (uniforms(key, 0, count) < 0.5).astype(np.int64)
 
 
 def view_numbers(count: int) -> list[int]:

@@ -168,6 +168,7 @@ class EpochLoader:
         self._views = views
         self._seed = seed
         self._dtype = dtype
+        self._bits = dataset.shared_bits
         sizes = tuple(view.kind.side for view in self._views)
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._transfer = _Transfer(device)
@@ -209,17 +210,30 @@ class EpochLoader:
 
         def finish(indices: Ints, flat: Tensor) -> Batch:
             if self._crops.finishes:
-                return give(indices, [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)])
-            todo = chains_of(indices)
-            views = []
-            for number, crop in enumerate(self._shape.split(self._transfer(flat))):
-                views.append(self._normalize(photometric(crop, todo[:, number]), self._dtype))
-            return give(indices, views)
+                views = [view.permute(0, 3, 1, 2).to(self._dtype) for view in self._shape.split(flat)]
+            else:
+                todo = chains_of(indices)
+                views = []
+                for number, crop in enumerate(self._shape.split(self._transfer(flat))):
+                    views.append(self._normalize(photometric(crop, todo[:, number]), self._dtype))
+            return give(indices, self._with_bits(indices, views))
 
         chains_then = chains_of if self._crops.finishes else None
         epoch = Epoch(self._crops.stream(order, self.batch_size, boxes, chains_then), finish)
         self._open.add(epoch)
         return epoch
+
+    def _with_bits(self, indices: Ints, views: list[Tensor]) -> list[Tensor]:
+        """Append the shared bits to each view (N, C, S, S) as channels of -1 or 1, about as large as pixels are."""
+        if not self._bits:
+            return views
+        bits = 2 * draws.shared_bits(self._beton.path.stem, indices, self._bits) - 1
+        bits_NK11 = self._transfer(torch.from_numpy(bits).to(self._dtype))[:, :, None, None]
+        found = []
+        for x_NCSS in views:
+            planes_NKSS = bits_NK11.expand(-1, -1, *x_NCSS.shape[2:])
+            found.append(torch.cat([x_NCSS, planes_NKSS], dim=1))
+        return found
 
     def close(self) -> None:
         """Stop every epoch that is still open."""

@@ -114,6 +114,21 @@ def test_factors_are_probed_from_representation_and_embedding(run: Callable[...,
     assert "factors_penalties_embedding" in record.choice
 
 
+def test_a_network_is_trained_on_shared_bits_and_probed_for_them(run: Callable[..., Record]) -> None:
+    options = ("epochs=1", "batch_size=50", "dataset.shared_bits=12", "evaluation.protocols=[factors]")
+    scores = {score.name: score.value for score in run(*options).scores}
+    found = [scores[f"factor_bit_{bit}_representation"] for bit in range(12)]
+    assert sum(found) / 12 > 65  # half of all would be right by chance
+
+
+def test_cells_without_shared_bits_keep_their_ids() -> None:
+    cell, _ = load_run(SCENES)
+    assert "shared_bits" not in cell.plain()["dataset"]
+    assert load_run([*SCENES, "dataset.shared_bits=1"])[0].id != cell.id
+    with pytest.raises(RegbenchError, match="shared_bits"):
+        load_run([*SCENES, "dataset.shared_bits=13"])
+
+
 @pytest.fixture
 def subject(data_dir: Path, tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Subject:
     cell, runtime = load_run([*SCENES, f"runtime.data_dir={data_dir}"])

@@ -596,3 +596,40 @@ def test_the_image_of_obow_is_its_centre_and_may_be_flipped() -> None:
     assert 30 < boxes[:, 4].sum() < 70
     expected = center_boxes(np.full(100, 375), np.full(100, 500), 256, 224)
     np.testing.assert_array_equal(np.delete(boxes, 4, axis=1), np.delete(expected, 4, axis=1))
+
+
+# ------------------------------------------------------------------ shared bits
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_share_the_bits_of_their_image_whatever_is_cut_and_coloured(
+    two_views: Open, evaluation: Callable[..., EvalLoader], folder_config: Config, backend: str
+) -> None:
+    config = folder_config(shared_bits=12)
+    expected_NK = torch.from_numpy(2 * draws.shared_bits("train", np.arange(24), 12) - 1)
+    seen = evaluation(config=config, backend=backend)
+    tested = torch.cat([images for images, _ in batches(seen)])
+    assert torch.equal(tested[:, 3:, 0, 0].long(), expected_NK)
+    for epoch in (0, 1):
+        with two_views(config, preset("small_color"), backend=backend) as loader, loader.epoch(epoch) as items:
+            first, second = (torch.cat(views) for views in zip(*items, strict=True))
+        order = draws.epoch_order(3, epoch, np.arange(24))[: len(first)]
+        for views_NCSS in (first, second):
+            planes_NKSS = views_NCSS[:, 3:]
+            assert torch.equal(planes_NKSS, planes_NKSS[:, :, :1, :1].expand_as(planes_NKSS))
+            assert torch.equal(planes_NKSS[:, :, 0, 0].long(), expected_NK[order])
+
+
+def test_shared_bits_leave_images_as_they_are(two_views: Open, folder_config: Config) -> None:
+    plain, marked = (batches(two_views(folder_config(shared_bits=bits), backend="torchvision")) for bits in (0, 4))
+    for without, with_bits in zip(plain, marked, strict=True):
+        assert torch.equal(without[0], with_bits[0][:, :3])
+
+
+def test_bits_of_images_and_splits_are_independent() -> None:
+    """Of 4,096 images half have a bit in common with another split's, and no bit is another one."""
+    train, test = (2 * draws.shared_bits(split, np.arange(4096), 12) - 1 for split in ("train", "test"))
+    bound = 5 / np.sqrt(4096)  # five standard deviations
+    assert np.abs(train.T @ train / 4096 - np.eye(12)).max() < bound
+    assert np.abs(train.T @ test / 4096).max() < bound
+    assert np.abs(train[1:].T @ train[:-1] / 4096).max() < bound
