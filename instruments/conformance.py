@@ -35,7 +35,8 @@ from regbench.instruments.loss_checks import (
     worst,
 )
 from regbench.methods import Engine, Regularizer
-from regbench.methods.base import LOCAL_ROWS, Loss
+from regbench.methods.base import Loss
+from regbench.methods.engine import LOCAL_ROWS
 from regbench.processes import Place, Processes, WorkFailed, one_line
 from regbench.spaces import Range, spread
 

@@ -8,28 +8,22 @@ first G are global: they show most of it. Two views, both global, are the usual 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.methods.engine import Engine, Shard
+from regbench.methods.engine import Engine, Shard, drawing, warn_of_local_rows
+from regbench.methods.gradients import ValueWithGradient, differentiate
 from regbench.methods.module import LossModule
-from regbench.methods.pairwise import fusing
 from regbench.methods.views import pairs
 from regbench.plugins import Registry
 from regbench.spaces import Space
-
-LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
-"""How the warning begins that a loss sees this process's rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,13 +206,13 @@ class Regularizer(ABC):
         global_views = count if global_views is None else global_views
         self._check(views_NQ, engine, global_views)
         if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            _warn_of_local_rows()
+            warn_of_local_rows()
         dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
         with torch.autocast(views_NQ[0].device.type, enabled=False):
             if engine.form == "textbook":
                 shard = Shard.of(views_NQ[0], engine)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
-                with self._drawing(shard, engine, views_NQ[0].device):
+                with drawing(self.random, shard, engine, views_NQ[0].device):
                     terms = self.view_terms(gathered_NQ, global_views)
                 total = torch.stack(list(terms.values())).sum()
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
@@ -265,7 +259,7 @@ class Regularizer(ABC):
 
     def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
         terms: dict[str, Tensor] = {}
-        total: Tensor = _Eager.apply(self, engine, global_views, dtype, terms, *views_NQ)
+        total: Tensor = ValueWithGradient.apply(self, engine, global_views, dtype, terms, *views_NQ)
         return Loss(total, terms)
 
     def form_at(self, form: str, n: int, q: int) -> str:
@@ -277,20 +271,6 @@ class Regularizer(ABC):
             return "covariance" if q < n else "gram"
         return streamed[0] if streamed else "textbook"
 
-    @contextmanager
-    def _drawing(self, shard: Shard, engine: Engine, device: torch.device) -> Iterator[None]:
-        """Let a random method draw the same numbers on every rank; the caller's generators stay as they are.
-
-        Unless the engine gives the seed, one number of the caller's stream is taken for it.
-        """
-        if not self.random:
-            yield
-            return
-        seed = _first_ranks_seed(shard) if engine.draw_seed is None else engine.draw_seed()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            yield
-
     def require(self, condition: bool, what: str) -> None:
         """Refuse a hyperparameter.
 
@@ -300,25 +280,6 @@ class Regularizer(ABC):
         if not condition:
             values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))  # type: ignore[arg-type]
             raise RegbenchError(f"{self.metadata.title}: {what} (got {values})")
-
-
-def _first_ranks_seed(shard: Shard) -> int:
-    seed = torch.randint(2**62, ())
-    if shard.group is not None:
-        on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
-        dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
-        seed = on_device.cpu()
-    return int(seed)
-
-
-@cache
-def _warn_of_local_rows() -> None:
-    warnings.warn(
-        f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the {dist.get_world_size()} processes share. "
-        "Give the group, loss(z1, z2, engine=methods.Engine(group=torch.distributed.group.WORLD)), or ignore this "
-        "warning if that is what you want",
-        stacklevel=4,
-    )
 
 
 class Native(Regularizer):
@@ -344,78 +305,9 @@ class Native(Regularizer):
         return differentiate(lambda views: self.view_terms(views, global_views), views_NQ, shard)
 
 
-def differentiate(
-    terms_of: Callable[[Sequence[Tensor]], dict[str, Tensor]], views_NQ: Sequence[Tensor], shard: Shard
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Compute addends of the whole batch and their sum's gradients by autograd.
-
-    Args:
-        terms_of: From the embeddings of the whole batch, by view, to the addends.
-        views_NQ: This rank's embeddings of each view, shape (n_rank, q).
-        shard: The ranks that share the batch.
-
-    Returns:
-        The addends, detached, and the gradients with respect to this rank's rows.
-    """
-    whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
-    with torch.enable_grad():
-        terms = terms_of(whole_NQ)
-        total = torch.stack(list(terms.values())).sum()
-    gradients_NQ: list[Tensor] = []
-    for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
-        # Callers write over them, and autograd gives one tensor twice where views are only added up.
-        shared = any(gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ)
-        own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
-        gradients_NQ.append(own_NQ)
-    return {name: term.detach() for name, term in terms.items()}, [g_NQ[shard.rows] for g_NQ in gradients_NQ]
-
-
 def _add(total: dict[str, Tensor], terms: dict[str, Tensor], share: float) -> None:
     for name, term in terms.items():
         total[name] = share * term + total.get(name, 0.0)
-
-
-class _Eager(torch.autograd.Function):
-    """A loss whose gradient is computed with its value."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        method: Regularizer,
-        engine: Engine,
-        global_views: int,
-        dtype: torch.dtype,
-        out: dict[str, Tensor],
-        *views_NQ: Tensor,
-    ) -> Tensor:
-        shard = Shard.of(views_NQ[0], engine)
-        if shard.n < 2:
-            raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
-        form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
-        with method._drawing(shard, engine, views_NQ[0].device), fusing(engine.compile):
-            terms, gradients_NQ = method.value_and_gradient(
-                [z_NQ.detach().to(dtype) for z_NQ in views_NQ], global_views, shard, form
-            )
-        out.update({name: term.to(dtype) for name, term in terms.items()})
-        if shard.world > 1:
-            for gradient_NQ in gradients_NQ:
-                gradient_NQ.mul_(shard.world)  # DistributedDataParallel takes the mean over ranks
-        ctx.save_for_backward(*gradients_NQ)
-        ctx.dtype, ctx.label = views_NQ[0].dtype, method.label
-        return torch.stack(list(terms.values())).sum().to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RegbenchError(
-                f"{ctx.label}: the streamed loss has no second derivative; "
-                'give engine=Engine(form="textbook") to differentiate twice'
-            )
-        (scale,) = outputs
-        # In place unless backward may come again: the scaled copy would be the largest scratch of all.
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
-        return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)
 
 
 METHODS: Registry[Regularizer] = Registry("method")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from regbench.errors import RegbenchError
-from regbench.methods.base import Regularizer, differentiate
+from regbench.methods.base import Regularizer
 from regbench.methods.engine import Shard
+from regbench.methods.gradients import differentiate
 from regbench.methods.pairwise import inverse_lengths, normalize, to_embedding_gradient
 from regbench.methods.views import add_alignment, mean_squared_spread
 

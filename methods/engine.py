@@ -5,8 +5,11 @@ Shapes: N = rows of the batch (n over all ranks, fewer on each), Q = embedding d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ from regbench.errors import RegbenchError
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 FORMS = ("auto", "gram", "covariance", "textbook")
+
+LOCAL_ROWS = "torch.distributed is initialised and the loss was given no group"
+"""How the warning begins that a loss sees this process's rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +158,48 @@ class Shard:
             return local_NQ
         gathered: Tensor = _Gather.apply(local_NQ, self)
         return gathered
+
+
+@contextmanager
+def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) -> Iterator[None]:
+    """Let a random method draw the same numbers on every rank; the caller's generators stay as they are.
+
+    Unless the engine gives the seed, one number of the caller's stream is taken for it.
+
+    Args:
+        random: Whether the method draws; else nothing changes.
+        shard: The ranks that share the batch.
+        engine: Where the seed may come from.
+        device: The device whose generator the method draws from.
+    """
+    if not random:
+        yield
+        return
+    seed = _first_ranks_seed(shard) if engine.draw_seed is None else engine.draw_seed()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _first_ranks_seed(shard: Shard) -> int:
+    seed = torch.randint(2**62, ())
+    if shard.group is not None:
+        # NCCL sends what lies on a GPU only.
+        on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
+        dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
+        seed = on_device.cpu()
+    return int(seed)
+
+
+@cache  # once per process, not once per step
+def warn_of_local_rows() -> None:
+    """Warn that a loss is that of this process's rows, though several processes run."""
+    warnings.warn(
+        f"{LOCAL_ROWS}: of each process's own rows, not of the batch that the {dist.get_world_size()} processes share. "
+        "Give the group, loss(z1, z2, engine=methods.Engine(group=torch.distributed.group.WORLD)), or ignore this "
+        "warning if that is what you want",
+        stacklevel=4,  # the line of the user, who called `loss`
+    )
 
 
 class _Gather(torch.autograd.Function):

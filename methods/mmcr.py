@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regbench.methods.base import Metadata, Native, differentiate, register
+from regbench.methods.base import Metadata, Native, register
 from regbench.methods.engine import Shard
+from regbench.methods.gradients import differentiate
 from regbench.methods.pairwise import normalize
 from regbench.spaces import Range, Space
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from regbench import methods
 from regbench.benchmark.meters import Stopwatch, peak_extra_bytes
 from regbench.instruments.cost.harness import take_turns
-from regbench.methods.base import LOCAL_ROWS
-from regbench.methods.engine import Engine
+from regbench.methods.engine import LOCAL_ROWS, Engine
 from regbench.processes import Place, one_line
 
 # n q max(n, q) of a probe at most: some milliseconds of a core, well above the fixed costs of a call.
