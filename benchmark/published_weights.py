@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.backbones.weights import Published, load_backbone
+from regbench.benchmark.backbones.weights import PublishedWeights, load_backbone
 from regbench.benchmark.compute import Compute, resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import Subject, selection_splits
@@ -97,7 +97,7 @@ def evaluate_backbone(
 
 
 def _evaluate(
-    attempt: Attempt, compute: Compute, cell: Cell, plain: Mapping[str, Any], published: Published, label: str
+    attempt: Attempt, compute: Compute, cell: Cell, plain: Mapping[str, Any], published: PublishedWeights, label: str
 ) -> dict[str, Any]:
     """Score the weights; return the fields of the record that this decides."""
     surroundings = environment(compute.device)
@@ -125,7 +125,7 @@ def _shown(source: str) -> str:
     return source if source.startswith(("torchvision:", "timm:")) else Path(source).name
 
 
-def _plain(cell: Cell, source: str, published: Published) -> dict[str, Any]:
+def _plain(cell: Cell, source: str, published: PublishedWeights) -> dict[str, Any]:
     """Return the settings that decide the scores, in the form of a cell whose training is not known."""
     nothing = dict.fromkeys(("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer"))
     return {

@@ -11,7 +11,7 @@ from regbench.datasets.encode import in_order
 from regbench.datasets.prepare import locked
 from regbench.datasets.progress import shown
 from regbench.datasets.published import PUBLISHED, few
-from regbench.datasets.voc import SPLITS, VOCSplit, read_image, read_voc07
+from regbench.datasets.voc_files import SPLITS, VOCSplit, read_image, read_voc07
 from regbench.errors import RegbenchError
 
 ARCHIVES = ("VOCtrainval_06-Nov-2007.tar", "VOCtest_06-Nov-2007.tar")

@@ -49,7 +49,7 @@ TEXTBOOK = Engine(form="textbook")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The outcome of one check.
 
     Attributes:
@@ -279,7 +279,7 @@ def check_names() -> list[str]:
     return list(CHECKS)
 
 
-def run_check(method: Regularizer, check: str) -> Finding | None:
+def run_check(method: Regularizer, check: str) -> CheckResult | None:
     """Run one check of one method; None if it claims nothing that the check is about."""
     function, bound, claim = CHECKS[check]
     if claim and not getattr(method.metadata, claim):
@@ -288,13 +288,13 @@ def run_check(method: Regularizer, check: str) -> Finding | None:
         outcome = function(method)
     except Exception as error:  # whatever a method raises is a finding
         outcome = math.inf, f"{type(error).__name__}: {error}"
-    return Finding(check, bound, *outcome) if outcome else None
+    return CheckResult(check, bound, *outcome) if outcome else None
 
 
 # Over ranks.
 
 
-def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
+def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
     """Check whether 1, 2, 3 and 4 processes with uneven shares give the value and gradients of one, in every form.
 
     Args:
@@ -311,7 +311,7 @@ def check_sharded(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
                 outcome = worst(ranks.ask(_compare_with_one, method))
             except WorkFailed as error:
                 outcome = math.inf, str(error)
-            found[name] = Finding("sharded", 1e-9, *outcome)
+            found[name] = CheckResult("sharded", 1e-9, *outcome)
     return found
 
 

@@ -34,7 +34,7 @@ from regbench.instruments.cost import loaders, losses
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS
 from regbench.instruments.cost.grid import Grid
 from regbench.instruments.cost.harness import table
-from regbench.instruments.cost.images import SCENARIOS, Images, Scenario, make_images
+from regbench.instruments.cost.images import SCENARIOS, PreparedImages, Scenario, make_images
 from regbench.processes import Place, Processes, WorkFailed
 
 METHODS = ("sfrik_l1", "sfrik_l2", "sfrik_l3", "rbf", "auh", "simclr", "vicreg", "barlow_twins", "sigreg")
@@ -59,7 +59,7 @@ class Bench:
         """Whether sizes are those for a CPU."""
         return self.device.type == "cpu"
 
-    def images(self) -> Images:
+    def images(self) -> PreparedImages:
         """Make images to load."""
         return make_images(SMALL if self.small else SCENARIOS["256"], self.folder)
 
@@ -101,7 +101,7 @@ epoch, and the parts are medians over steps. Peak: {cost.peak_memory_kind}. Thre
 Bare loop: the same layers in plain PyTorch, on a batch that lies on the device, without a loss over pairs."""
 
 
-def train(bench: Bench, images: Images, network: str, batch: int, q: int) -> Record:
+def train(bench: Bench, images: PreparedImages, network: str, batch: int, q: int) -> Record:
     """Train two epochs by a command of its own, and read its record."""
     settings = [*images.overrides, "method=sfrik_l3", "augmentation=imagenet", "precision=bf16", "epochs=2"]
     settings += [f"network={network}", f"embedding_dim={q}", f"batch_size={batch}"]

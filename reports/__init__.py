@@ -15,7 +15,7 @@ from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.latest import LATEST, Report, keep, latest, state_of
 
 if TYPE_CHECKING:
-    from regbench.reports.contents import Contents
+    from regbench.reports.contents import ReportFiles
 
 __all__ = ["Report", "write_report"]
 
@@ -68,7 +68,7 @@ def write_report(
         return report
 
 
-def _write(contents: Contents, out: Path) -> None:
+def _write(contents: ReportFiles, out: Path) -> None:
     try:
         for name, content in contents.items():
             if callable(content):

@@ -30,7 +30,7 @@ from regbench.reports.tables.table import Table, to_latex, to_markdown, to_termi
 if TYPE_CHECKING:
     from regbench.reports.page.cost_curves import Line
 
-Contents = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
+ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
 """File name -> its content, or a function that writes it to an open file."""
 
 _Numbers = tuple[Table, pd.DataFrame]
@@ -39,7 +39,7 @@ _WIDTH = 118  # of notes, beside a table of 120 columns
 
 def report_contents(
     found: Records, former: Records | None, costs: Sequence[Line], *, whole_paper: bool
-) -> tuple[Contents, str]:
+) -> tuple[ReportFiles, str]:
     """Make a report.
 
     Args:
@@ -78,7 +78,7 @@ def report_contents(
     return contents, "\n\n".join(texts)
 
 
-def _tidy_files(records: Sequence[Record]) -> Contents:
+def _tidy_files(records: Sequence[Record]) -> ReportFiles:
     data = tidy(records)
     return {
         "tidy.csv": lambda file: csv.write_csv(data, file, csv.WriteOptions(quoting_style="needed")),
@@ -105,15 +105,15 @@ def _task_tables(summary: Summary, since: _Numbers | None) -> dict[str, tuple[Ta
     return found
 
 
-def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> Contents:
-    files: Contents = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
+def _table_files(stem: str, table: Table, numbers: pd.DataFrame | None) -> ReportFiles:
+    files: ReportFiles = {f"{stem}.md": to_markdown(table), f"{stem}.tex": to_latex(table)}
     if numbers is not None:
         files[f"{stem}.csv"] = numbers.to_csv(index=False)
     return files
 
 
-def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> Contents:
-    files: Contents = {}
+def _figure_files(summary: Summary, style: Mapping[str, Style], suffix: str) -> ReportFiles:
+    files: ReportFiles = {}
     for name, quantity in (("time", figures.TRAINING_TIME), ("effective_rank", figures.EFFECTIVE_RANK)):
         png = figures.scatter_png(summary, style, quantity)
         if png is not None:

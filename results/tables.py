@@ -20,11 +20,11 @@ from regbench import RegbenchError
 from regbench.files import write_text
 from regbench.reports.find.records import read_records, tidy
 from regbench.reports.rows.grouping import summarize
-from regbench.reports.rows.indicators import against_chance, indications
-from regbench.reports.rows.sensitivity import Sensitivity, sensitivities
+from regbench.reports.rows.indications import against_chance, indications
 from regbench.reports.rows.significance import MIN_PAIRS, Tukey, best
 from regbench.reports.rows.summary import Row, Summary, stat
 from regbench.reports.rows.tasks import MIN_TESTED_TASKS, compare_over
+from regbench.reports.rows.tolerance import Sensitivity, sensitivities
 from regbench.reports.tables.indicators import correlation_text
 from regbench.reports.tables.sensitivity import SUFFIX, ends_text, width_text
 from regbench.reports.tables.table import mean, spread

@@ -91,12 +91,12 @@ def test_the_sweep_and_its_records(
     quick = [*tiny, "epochs=0", "evaluation.protocols=[knn]"]
     for seed in (0, 1):  # the sweep leaves alone what is finished, and starts no process
         regbench.train(quick, seed=seed, name="losses")
-    run("sweep.py", *quick, "seed=0,1", monkeypatch=monkeypatch)
+    run("run_sweep.py", *quick, "seed=0,1", monkeypatch=monkeypatch)
     folder = tmp_path / "runs" / "losses"
     output = capsys.readouterr().out
     assert f"report: {folder / 'report' / 'index.html'}" in output
     assert re.search(r"untrained +knn_top1 +[\d.]+ +[\d.]+ +2", output)
-    run("records.py", str(folder), monkeypatch=monkeypatch)
+    run("read_records.py", str(folder), monkeypatch=monkeypatch)
     assert "2 cells with " in capsys.readouterr().out
 
 

@@ -39,7 +39,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedWeights:
     """A backbone with published weights.
 
     Attributes:
@@ -57,7 +57,7 @@ class Published:
     std: tuple[float, ...] | None = None
 
 
-def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> Published:
+def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> PublishedWeights:
     """Load the backbone that `source` names.
 
     Args:
@@ -79,11 +79,11 @@ def load_backbone(source: str, network: Backbone, channels: int, image_size: int
             module, mean, std = _timm(source, name, image_size)
         dim = representation_dim(source, module, channels, image_size)
         sha256 = _digest(module.state_dict())
-        return Published(Encoder(module, dim), name.partition("@")[0], sha256, mean, std)
+        return PublishedWeights(Encoder(module, dim), name.partition("@")[0], sha256, mean, std)
     module, dim = network.build(channels, image_size)
     path = Path(source)
     _fill(module, _read(path), path, network.architecture)
-    return Published(Encoder(module, dim), network.architecture, file_sha256(path))
+    return PublishedWeights(Encoder(module, dim), network.architecture, file_sha256(path))
 
 
 def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:

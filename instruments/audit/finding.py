@@ -39,7 +39,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class AuditReport:
     """What was found of one loss, the worst first.
 
     Attributes:
@@ -60,7 +60,7 @@ class Report:
         return f"{self.command} --probe {finding.probe}"
 
 
-def table(reports: Sequence[Report]) -> str:
+def table(reports: Sequence[AuditReport]) -> str:
     """Set what was found for the terminal."""
     rows = []
     for report in reports:
@@ -70,7 +70,7 @@ def table(reports: Sequence[Report]) -> str:
     return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
 
 
-def markdown(reports: Sequence[Report], machine: str) -> str:
+def markdown(reports: Sequence[AuditReport], machine: str) -> str:
     """Set what was found as a page."""
     lines = ["# Audit of losses", "", machine, ""]
     lines += [f"- **{severity}**: {meaning}." for severity, meaning in MEANING.items()]
@@ -86,7 +86,7 @@ def markdown(reports: Sequence[Report], machine: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plain(reports: Sequence[Report], machine: str) -> str:
+def plain(reports: Sequence[AuditReport], machine: str) -> str:
     """Write what was found as JSON."""
     entries = []
     for report in reports:

@@ -32,7 +32,7 @@ from regbench.datasets.loading.crops import CropLoader, CropShape, Ints, boxes_o
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.datasets.loading.photometric import blur_taps
 from regbench.datasets.loading.torchvision_crops import TorchvisionCrops
-from regbench.instruments.cost.images import Images
+from regbench.instruments.cost.images import PreparedImages
 
 Pair = tuple[Tensor, Tensor]
 # Gives at least so many batches; when it ends, nothing is at work any more.
@@ -50,13 +50,13 @@ class Task:
         batch_size: Images a batch.
     """
 
-    images: Images
+    images: PreparedImages
     workers: int
     device: str
     batch_size: int
 
     @staticmethod
-    def of(images: Images, workers: int, device: str) -> Task:
+    def of(images: PreparedImages, workers: int, device: str) -> Task:
         """Choose the batch: small images come in larger batches, as they would in training."""
         at_once = 64 if images.dataset.image_size > 96 else 512
         return Task(images=images, workers=workers, device=device, batch_size=min(at_once, len(Beton(images.file))))

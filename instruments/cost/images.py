@@ -110,7 +110,7 @@ def _sample(scenario: Scenario, number: int) -> Sample:
     return Sample(JPEG, height, width, 0, buffer.getvalue(), f"image {number}")
 
 
-def make_images(scenario: Scenario, data_dir: Path) -> Images:
+def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
     """Make the images of a scenario and write them as a prepared data set."""
     config = DatasetConfig(
         name=scenario.name,
@@ -153,11 +153,11 @@ def make_images(scenario: Scenario, data_dir: Path) -> Images:
         regbench_version=__version__,
         created="",
     ).save(data_dir)
-    return Images(name=scenario.name, dataset=config, augmentation=scenario.augmentation, data_dir=data_dir)
+    return PreparedImages(name=scenario.name, dataset=config, augmentation=scenario.augmentation, data_dir=data_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class PreparedImages:
     """A prepared data set to load.
 
     Attributes:
@@ -200,7 +200,9 @@ class Images:
 
 
 @contextmanager
-def chosen_images(scenarios: Sequence[str], data: str | None, overrides: Sequence[str] = ()) -> Iterator[list[Images]]:
+def chosen_images(
+    scenarios: Sequence[str], data: str | None, overrides: Sequence[str] = ()
+) -> Iterator[list[PreparedImages]]:
     """Return what to load; images that are made lie in a temporary folder.
 
     Args:
@@ -221,7 +223,7 @@ def chosen_images(scenarios: Sequence[str], data: str | None, overrides: Sequenc
     if data:
         cell, runtime = load_run([f"dataset={data}", *overrides])
         chosen.append(
-            Images(
+            PreparedImages(
                 name=cell.dataset.name,
                 dataset=cell.dataset,
                 augmentation=cell.augmentation,

@@ -29,7 +29,7 @@ from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Task
 from regbench.instruments.cost.harness import Column, Machine, median, number, ratios, span, table, take_turns, to_csv
-from regbench.instruments.cost.images import Images
+from regbench.instruments.cost.images import PreparedImages
 from regbench.processes import Place, Processes, WorkFailed
 
 log = logging.getLogger("regbench")
@@ -141,7 +141,7 @@ def _only_cores(count: int) -> Iterator[None]:
 
 
 def measure(
-    chosen: Sequence[Images],
+    chosen: Sequence[PreparedImages],
     *,
     workers: int,
     seconds: float,

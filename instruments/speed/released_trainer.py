@@ -31,7 +31,7 @@ from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
 from regbench.instruments.cost.harness import Machine, median, number, ratios, span, take_turns
-from regbench.instruments.cost.images import SCENARIOS, Images, make_images
+from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 
 ROUNDS, BATCH, SIDE_PX, Q = 3, 64, 64, 2048
 WEIGHT_OF_ALIGNMENT, WEIGHTS = 4000.0, (1.0, 40.0, 40.0)
@@ -130,7 +130,7 @@ class ReleasedTrainer:
         return time.perf_counter() - began_s
 
 
-def regbench_epoch_s(images: Images, precision: str) -> float:
+def regbench_epoch_s(images: PreparedImages, precision: str) -> float:
     """Train two epochs by regbench, and return the seconds of the second."""
     settings = [
         *images.overrides,

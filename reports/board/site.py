@@ -19,8 +19,8 @@ from regbench.reports.garbage import without_garbage_collection
 from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
 from regbench.reports.page.template import Linked, render, simple_table
-from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.rows.tolerance import sensitivities
 from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.sensitivity import sensitivity, width_text
 from regbench.reports.tables.table import Entry, spread

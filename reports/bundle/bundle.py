@@ -57,7 +57,7 @@ F = TypeVar("F", Record, LaterEvaluation, TuningChoice)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Manifest(SignedFile):
+class BundleManifest(SignedFile):
     """The list of what a bundle holds.
 
     Attributes:
@@ -97,7 +97,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Contents:
+class BundleContents:
     """Parts of a bundle that is to be written. Records, evaluations and choices are text in one line each.
 
     Attributes:
@@ -117,7 +117,7 @@ def one_line(content: bytes) -> str:
     return signed_line(parse_json(content))
 
 
-def write_bundle(contents: Contents, out: Path) -> str:
+def write_bundle(contents: BundleContents, out: Path) -> str:
     """Write a bundle and return its SHA-256."""
     histories = list(map(json.dumps, contents.histories))
     lists = (contents.records, contents.evaluations, contents.choices, histories)
@@ -126,7 +126,7 @@ def write_bundle(contents: Contents, out: Path) -> str:
         members[name] = "".join(f"{line}\n" for line in lines).encode()
         files[name] = hashlib.sha256(members[name]).hexdigest()
     weights = {f"weights/{sha256}.pt": sha256 for sha256 in sorted(contents.weights)}
-    manifest = Manifest(files=files | weights).text().encode()
+    manifest = BundleManifest(files=files | weights).text().encode()
 
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
@@ -173,7 +173,7 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
 
 
 def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
-    manifest = Manifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
+    manifest = BundleManifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
     weights = _checked_weights(archive, manifest)
     records, evaluations, choices, histories = (_lines(archive, manifest, name) for name in _LISTS)
     of_cell = _records(records)
@@ -190,7 +190,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
     )
 
 
-def _checked_weights(archive: zipfile.ZipFile, manifest: Manifest) -> frozenset[str]:
+def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> frozenset[str]:
     """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
     names = archive.namelist()
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
@@ -267,7 +267,7 @@ def _place(file: SignedFile) -> Path:
     return Path(TUNING_CHOICE)
 
 
-def _lines(archive: zipfile.ZipFile, manifest: Manifest, name: str) -> list[bytes]:
+def _lines(archive: zipfile.ZipFile, manifest: BundleManifest, name: str) -> list[bytes]:
     content = _content(archive, name)
     if hashlib.sha256(content).hexdigest() != manifest.files[name]:
         raise ValueError(f"{name} is not what the manifest's SHA-256 was taken of; it was changed or damaged")

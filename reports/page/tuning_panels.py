@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from regbench.reports.page.drawing import UNTRAINED, Drawing, Marks, Style, Styles, draw_line, grid, panels_drawing
 from regbench.reports.page.lines import DRAWN_CURVES
-from regbench.reports.rows.sensitivity import POINTS, Sensitivity, forward, sensitivities
 from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.tolerance import POINTS, Sensitivity, forward, sensitivities
 from regbench.reports.tables.sensitivity import width_text
 
 _COLUMNS = 3

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
-from regbench.reports.rows.against import RATIOS, Change, Difference, changes
+from regbench.reports.rows.changes import RATIOS, Change, Difference, changes
 from regbench.reports.rows.notes import machine
 from regbench.reports.rows.significance import LEVEL
 from regbench.reports.rows.summary import DASH, Row, Summary

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from regbench.reports.rows.indicators import (
+from regbench.reports.rows.indications import (
     MIN_CONFIGURATIONS,
     RANDOM,
     Correlation,

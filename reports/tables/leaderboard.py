@@ -10,8 +10,8 @@ import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
-from regbench.reports.rows.sensitivity import sensitivities
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.tolerance import sensitivities
 from regbench.reports.tables import paper
 from regbench.reports.tables.sensitivity import widths
 from regbench.reports.tables.table import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from regbench.reports.rows.sensitivity import MIN_VALUES, POINTS, Sensitivity, sensitivities
 from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.rows.tolerance import MIN_VALUES, POINTS, Sensitivity, sensitivities
 from regbench.reports.tables.table import Table, entries, number_columns, text_columns
 
 SUFFIX = {"log": "", "linear": " (linear)", "logit": " (odds)"}

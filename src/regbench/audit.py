@@ -12,13 +12,13 @@ import torch
 from regbench import wording
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
-from regbench.instruments.audit.finding import MEANING, Finding, Report
+from regbench.instruments.audit.finding import MEANING, AuditReport, Finding
 from regbench.instruments.audit.group import Ranks
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
 
-__all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
+__all__ = ["ALL_PROBES", "AuditReport", "Finding", "assert_sound", "audit"]
 
 ALL_PROBES = (*PROBES, "ranks")
 
@@ -30,7 +30,7 @@ def audit(
     gathers: bool = False,
     views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
-) -> list[Report]:
+) -> list[AuditReport]:
     """Audit losses, as `regbench audit` does.
 
     Args:
@@ -76,7 +76,7 @@ def assert_sound(
     assert not defects, "\n".join(defects)
 
 
-def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[Report]:
+def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[AuditReport]:
     """Audit losses, one after the other; `options` are those of the command that shows it again.
 
     Raises:
@@ -96,7 +96,7 @@ def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) 
                 for name in probes:
                     found = ranks(target, group) if name == "ranks" else run_probe(target, name)
                     findings += [replace(finding, probe=name) for finding in found]
-            yield Report(
+            yield AuditReport(
                 loss=target.name,
                 version=target.version,
                 claims=target.claims,

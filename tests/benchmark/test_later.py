@@ -32,7 +32,7 @@ from regbench.benchmark.rundir.record import LaterEvaluation, Record, read_recor
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
-from regbench.datasets.voc import open_voc07, whole_images
+from regbench.datasets.voc_files import open_voc07, whole_images
 from tests.conftest import TINY
 from tests.records import chosen, ranked, tuning_choice
 from tests.voc import TEST, TRAINVAL, write_voc07

@@ -13,7 +13,7 @@ import torch
 
 from regbench.datasets.config import AugmentationConfig, ViewsConfig
 from regbench.datasets.loading.loaders import PretrainingLoader
-from regbench.instruments.cost.images import SCENARIOS, Images, make_images
+from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 from regbench.processes import Place, Processes
 
 BATCH, BATCHES = 32, 40  # of each rank
@@ -28,7 +28,7 @@ def private_bytes() -> int:
     return 1024 * (int(kibibytes["Pss_Anon:"]) + int(kibibytes["Pss_Shmem:"]))
 
 
-def read_some(here: Place, images: Images) -> Iterator[int]:
+def read_some(here: Place, images: PreparedImages) -> Iterator[int]:
     """Read batches from all over the file, and give the most private bytes between two of them."""
     warnings.simplefilter("ignore")
     with PretrainingLoader(
@@ -45,7 +45,7 @@ def read_some(here: Place, images: Images) -> Iterator[int]:
         yield max(private_bytes() for _ in itertools.islice(batches, BATCHES))
 
 
-def most(images: Images) -> int:
+def most(images: PreparedImages) -> int:
     """Return the private bytes of that of two ranks which needs more."""
     with Processes(2, read_some, images) as readers:
         found: list[int] = readers.ask(lambda reader: next(reader))

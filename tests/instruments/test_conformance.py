@@ -16,7 +16,7 @@ from torch import Tensor
 from regbench import methods
 from regbench.cli import main
 from regbench.instruments import conformance
-from regbench.instruments.conformance import Finding, check_names, check_sharded, run_check
+from regbench.instruments.conformance import CheckResult, check_names, check_sharded, run_check
 from regbench.methods import Metadata, Regularizer
 from regbench.methods.engine import Shard
 from regbench.methods.rbf import RBF
@@ -249,8 +249,8 @@ def test_hyperparameters_that_do_not_come_back_are_named(undocumented: str) -> N
 
 @pytest.fixture
 def sharded_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(many: Mapping[str, Regularizer]) -> dict[str, Finding]:
-        return {name: Finding("sharded", 1e-9, 0.0, "") for name in many}
+    def found(many: Mapping[str, Regularizer]) -> dict[str, CheckResult]:
+        return {name: CheckResult("sharded", 1e-9, 0.0, "") for name in many}
 
     monkeypatch.setattr(conformance, "check_sharded", found)
 

@@ -20,7 +20,7 @@ from regbench.datasets.beton import Beton
 from regbench.instruments.cost import loaders
 from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS, Contestant, Task
 from regbench.instruments.cost.harness import Machine
-from regbench.instruments.cost.images import SCENARIOS, Images, chosen_images, make_images
+from regbench.instruments.cost.images import SCENARIOS, PreparedImages, chosen_images, make_images
 from regbench.instruments.cost.loaders import LoaderSpeed
 
 FFCV = importlib.util.find_spec("ffcv") is not None
@@ -34,16 +34,16 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def jpegs(data_dir: Path) -> Images:
+def jpegs(data_dir: Path) -> PreparedImages:
     return make_images(JPEGS, data_dir)
 
 
 @pytest.fixture(scope="module")
-def raws(data_dir: Path) -> Images:
+def raws(data_dir: Path) -> PreparedImages:
     return make_images(RAW, data_dir)
 
 
-def task_of(images: Images) -> Task:
+def task_of(images: PreparedImages) -> Task:
     return replace(Task.of(images, 1, "cpu"), batch_size=4)
 
 
@@ -61,7 +61,7 @@ def test_the_images_are_as_hard_to_code_as_photographs(tmp_path: Path) -> None:
         assert f"{name}: 8 images, {sides[1]} x {sides[0]} px, JPEG, " in str(images)
 
 
-def test_the_images_are_the_same_each_time(tmp_path: Path, jpegs: Images) -> None:
+def test_the_images_are_the_same_each_time(tmp_path: Path, jpegs: PreparedImages) -> None:
     again = make_images(JPEGS, tmp_path)
     files = [images.file for images in (jpegs, again)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -96,7 +96,7 @@ def test_it_delivers_two_different_views(
 ) -> None:
     if contestant.needs_ffcv and not FFCV:
         pytest.skip("needs FFCV")
-    images: Images = request.getfixturevalue(form)
+    images: PreparedImages = request.getfixturevalue(form)
     task = task_of(images)
     size = task.dataset.image_size
     batches = contestant.make(task, part, contestant.interpolation)
@@ -118,7 +118,7 @@ def test_it_delivers_two_different_views(
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
-def test_ffcv_is_left_out_by_name_where_it_is_missing(jpegs: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ffcv_is_left_out_by_name_where_it_is_missing(jpegs: PreparedImages, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ffcv" else find(name, *rest))
     chosen = [
@@ -147,7 +147,7 @@ def test_a_contestant_that_fails_is_left_out(tmp_path: Path) -> None:
     assert not row.img_per_s and not row.ratio
 
 
-def test_numbers_that_cannot_be_are_refused(jpegs: Images) -> None:
+def test_numbers_that_cannot_be_are_refused(jpegs: PreparedImages) -> None:
     with pytest.raises(RegbenchError, match="--workers is 1000; choose 1 to "):
         loaders.measure([jpegs], workers=1000, seconds=1, rounds=1)
     with pytest.raises(RegbenchError, match="--rounds is 0"):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from scipy.stats import ttest_ind, ttest_rel
 
 from regbench.cli import main
-from regbench.reports.rows.against import Change, changes, differ
+from regbench.reports.rows.changes import Change, changes, differ
 from regbench.reports.rows.significance import holm
 from regbench.reports.tables.against import against
 from tests.reports.conftest import METHODS, dataset, settings

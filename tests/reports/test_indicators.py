@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import bootstrap, spearmanr, ttest_rel
 
 from regbench.reports import write_report
-from regbench.reports.rows.indicators import Indication, against_chance, indications
+from regbench.reports.rows.indications import Indication, against_chance, indications
 from regbench.reports.rows.significance import holm
 from regbench.reports.tables.indicators import indicators
 from tests.reports.conftest import METHODS, dataset, score

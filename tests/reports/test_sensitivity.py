@@ -12,7 +12,7 @@ import pytest
 
 from regbench.benchmark.rundir.record_parts import Searched
 from regbench.reports import write_report
-from regbench.reports.rows.sensitivity import Sensitivity, Tolerance, sensitivities
+from regbench.reports.rows.tolerance import Sensitivity, Tolerance, sensitivities
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.sensitivity import sensitivity
 from tests.reports.conftest import METHODS, score, settings

@@ -9,14 +9,14 @@ from regbench.cli import (  # noqa: F401
     auditing,
     catalogue,
     data,
+    doctor,
     jobs,
-    machine,
     measuring,
     reporting,
     reproducing,
-    runs,
     sharing,
     sweeps,
+    train,
     watching,
 )
 from regbench.cli.group import main

@@ -29,7 +29,7 @@ def submit(names: Sequence[str], runs_dir: Path, out: Path, weights: bool) -> No
       regbench submit quickstart --out results/our-lab.zip
       regbench verify results/our-lab.zip
     """
-    from regbench.reports.bundle.submit import submit
+    from regbench.reports.bundle.pack import submit
 
     done = submit([runs_dir / name for name in names], out, weights=weights)
     click.echo(f"{out}: {done.cells} cells, {done.size_bytes / done.cells / 1000:.1f} kB each; sha256 {done.sha256}")

@@ -1,4 +1,4 @@
-"""A sweep from Python: python examples/sweep.py, or with settings of your own, such as epochs=20.
+"""A sweep from Python: python examples/run_sweep.py, or with settings of your own, such as epochs=20.
 
 The same command goes on where it was stopped, and leaves alone what is finished.
 """

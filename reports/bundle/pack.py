@@ -10,7 +10,7 @@ from pathlib import Path
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE
 from regbench.errors import RegbenchError
-from regbench.reports.bundle.bundle import Contents, one_line, read_bundle, write_bundle
+from regbench.reports.bundle.bundle import BundleContents, one_line, read_bundle, write_bundle
 from regbench.reports.bundle.claims import claim_misfits
 from regbench.reports.find.check import check_records
 from regbench.reports.find.runs import Found, find_missing, find_runs
@@ -69,9 +69,9 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
     return Submitted(bundle.sha256, len(bundle.records), len(find_missing(found)), size_bytes)
 
 
-def _contents(found: Found, *, weights: bool) -> Contents:
+def _contents(found: Found, *, weights: bool) -> BundleContents:
     records: dict[str, tuple[Record, bytes]] = {}
-    contents = Contents([], [], [], [], {})
+    contents = BundleContents([], [], [], [], {})
     for run in found.runs:
         if run.record is None:
             continue
