@@ -20,6 +20,7 @@ from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
 from regbench.reports.tables.against import compared
 from regbench.reports.tables.details import significance_frame, tables_of
+from regbench.reports.tables.factors import factors_frame
 from regbench.reports.tables.indicators import indicators
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
@@ -68,6 +69,9 @@ def report_contents(
         for slug, (table, numbers) in of_task.items():
             contents |= _table_files(slug + suffix, table, numbers)
         contents |= _figure_files(summary, style, suffix)
+        kept = factors_frame(summary)
+        if len(kept):
+            contents[f"factors{suffix}.csv"] = kept.to_csv(index=False)
         shown = {slug: table for slug, (table, _) in of_task.items()}
         tables.append(shown)
         texts.append(_terminal_text(summary, shown))
@@ -134,15 +138,15 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
-    """Write the leaderboard of a task, and what changed since former runs, with their notes."""
+    """Write the leaderboard of a task, what is kept of factors and what changed since former runs, with their notes."""
     leaderboard = tables["leaderboard"]
     lines = [f"{summary.name}: {len(summary.records)} cells"]
     if leaderboard.warning:
         lines.append(leaderboard.warning)
     lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]
-    if "against" in tables:
-        since = tables["against"]
-        lines += ["", since.title, to_terminal(since), *map(_note, since.notes)]
+    for slug, table in tables.items():
+        if slug == "against" or slug.startswith("factors"):
+            lines += ["", table.title, to_terminal(table), *map(_note, table.notes)]
     return "\n".join(lines)
 
 

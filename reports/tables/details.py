@@ -12,6 +12,7 @@ from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, rea
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.tables.factors import factors_tables, is_factor
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import (
@@ -34,13 +35,14 @@ SIGNIFICANCE_ROWS = 40
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Set every score of the test split, and those of the tuning split that selection saw."""
+    """Set every score of the test split but probes of factors, and those of the tuning split that selection saw."""
     measured: set[tuple[str, str]] = set()
     for row in summary.rows:
         for record in row.records:
             measured.update((score.name, score.split) for score in record.scores)
-    tested = [name for name in summary.scores if (name, "test") in measured]
-    tuned = [name for name in summary.scores if (name, "tuning") in measured]
+    named = [name for name in summary.scores if not is_factor(name)]  # those have a table of their own
+    tested = [name for name in named if (name, "test") in measured]
+    tuned = [name for name in named if (name, "tuning") in measured]
     ranked = [name for name in tested if summary.scores[name].higher_is_better is not None]
     columns = accuracies(summary, tested, ", test")
     for name in tuned:
@@ -198,4 +200,5 @@ def tables_of(summary: Summary) -> dict[str, Table]:
     made = [leaderboard(summary), accuracy_table(summary), time_table(summary), memory_table(summary)]
     made += [significance_table(summary), hyperparameters_table(summary)]
     made += filter(None, [convergence_table(summary), energy_table(summary)])
+    made += factors_tables(summary)
     return {table.slug: table for table in made}

@@ -1,0 +1,102 @@
+"""What representations and embeddings keep of the factors that images are made of: a heat map and its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from regbench.benchmark.rundir.record import Score
+from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.tables.table import Entry, Table, entries, number_columns, spread, text_columns
+
+_NAME = re.compile(r"factor_(.+)_([a-z]+)")
+
+_NOTES = (
+    "Linear probes on the test split, mean over the seeds. R² of a quantity is 1 where it is predicted exactly, and 0 "
+    "where the mean of all images is as good a guess; accuracy is of a factor that is a choice.",
+    "The page shades a place from 0 to R² = 1 or 100 %. Nothing is bold: whether a factor should be kept is a "
+    "question of what the representation is for.",
+)
+
+
+@dataclass(frozen=True)
+class Shaded(Entry):
+    """The text in one place of a heat map, and how dark the page makes the place, from 0 to 100."""
+
+    shade: int = 0
+
+
+def is_factor(name: str) -> bool:
+    """Tell whether a score is a linear probe of a factor."""
+    return _NAME.fullmatch(name) is not None
+
+
+def factors_tables(summary: Summary) -> list[Table]:
+    """Set methods against factors, in a table for each layer that was probed."""
+    tables = []
+    for layer, scores in _layers(summary).items():
+        heads = [f"{factor.replace('_', ' ')}, {_measure(score)}" for factor, score in scores.items()]
+        columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings, *heads)]
+        body = []
+        for row, found in _probed(summary, scores):
+            texts = [_entry(found.get(factor), score) for factor, score in scores.items()]
+            body.append(entries(row.label, *row.settings.values(), *texts))
+        tables.append(Table(f"factors_{layer}", f"Kept in the {layer}", columns, body, list(_NOTES)))
+    return tables
+
+
+def factors_frame(summary: Summary) -> pd.DataFrame:
+    """Make the same as numbers; empty where no factor was probed.
+
+    Returns:
+        Columns label and the settings that vary, layer, factor, measure ("R²" or "accuracy, %"), mean, std (sample
+        standard deviation; missing for one seed), n.
+    """
+    lines = []
+    for layer, scores in _layers(summary).items():
+        for row, found in _probed(summary, scores):
+            start = {"label": row.label, **row.settings, "layer": layer}
+            for factor, stat in found.items():
+                numbers = {"mean": stat.mean, "std": stat.spread, "n": stat.n}
+                lines.append({**start, "factor": factor, "measure": _measure(scores[factor]), **numbers})
+    return pd.DataFrame(lines)
+
+
+def _layers(summary: Summary) -> dict[str, dict[str, Score]]:
+    """Find the probes that were made: layer -> factor -> score."""
+    layers: dict[str, dict[str, Score]] = {}
+    for name, score in summary.scores.items():
+        parts = _NAME.fullmatch(name)
+        if parts is not None and any(row.score(name) for row in summary.rows):
+            factor, layer = parts.groups()
+            layers.setdefault(layer, {})[factor] = score
+    return layers
+
+
+def _probed(summary: Summary, scores: Mapping[str, Score]) -> Iterator[tuple[Row, dict[str, Stat]]]:
+    """Yield the rows that were probed and what they keep of each factor, on the test split."""
+    for row in summary.rows:
+        found = {}
+        for factor, score in scores.items():
+            stat = row.score(score.name)
+            if stat is not None:
+                found[factor] = stat
+        if found:
+            yield row, found
+
+
+def _measure(score: Score) -> str:
+    return "accuracy, %" if score.unit == "%" else "R²"
+
+
+def _entry(stat: Stat | None, score: Score) -> Entry:
+    if stat is None:
+        return Entry(DASH)
+    decimals, whole = (1, 100.0) if score.unit == "%" else (2, 1.0)
+    rounded = round(stat.mean, decimals) + 0.0  # what rounds to −0 is 0
+    shade = round(100 * min(max(stat.mean / whole, 0.0), 1.0))
+    text = f"{rounded:.{decimals}f}".replace("-", "−")
+    return Shaded(text, why=f"{spread(stat, decimals + 1)}, n = {stat.n}", shade=shade)
