@@ -159,7 +159,7 @@ for (const table of $$("table.sortable")) {
 // --- filters ---
 
 const show = (row) => { row.hidden = row.notFound || row.notSelected; };
-const label = (text) => text.replace(/[ †‡*]+$/, "");
+const label = (text) => text.replace(/[ †‡≡≈*]+$/, "");
 
 for (const box of $$("figure.table > .tools input")) {
   const rows = $$("tbody tr", box.closest("figure"));

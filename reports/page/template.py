@@ -30,7 +30,7 @@ MARKER_PATHS = {
     "X": "M-5-2.5L-2.5-5L0-2.5L2.5-5L5-2.5L2.5 0L5 2.5L2.5 5L0 2.5L-2.5 5L-5 2.5L-2.5 0z",
 }
 _SEARCHED_ROWS = 10  # a table with more has a box to filter it
-_FOOTNOTES = " †‡*"  # that may follow a label
+_FOOTNOTES = " †‡≡≈*"  # that may follow a label
 _HERE = Path(__file__).parent
 
 

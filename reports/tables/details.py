@@ -10,6 +10,7 @@ import pandas as pd
 
 from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes
+from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables.factors import factors_tables, is_factor
@@ -50,6 +51,7 @@ def accuracy_table(summary: Summary) -> Table:
     notes = ["The tuning split chooses; it is no result.", *best_notes(summary, ranked)]
     if any(summary.scores[name].higher_is_better is None for name in (*tested, *tuned)):
         notes.append("Measures without labels have no best.")
+    notes += same_loss_notes(summary)
     return table_of_rows(summary, "accuracy", "Accuracy", columns, notes, whole=True)
 
 
@@ -97,6 +99,7 @@ def significance_table(summary: Summary) -> Table:
         notes.append(f"Left out: {len(scored) - len(rows)} rows with fewer than {MIN_PAIRS} seeds.")
     if len(rows) > len(shown):
         notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
+    notes += same_loss_notes(summary)
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
     columns = [*text_columns(""), *number_columns(*(str(place) for place in range(1, len(shown) + 1)))]
     return Table("significance", title, columns, body, notes)

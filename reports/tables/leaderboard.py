@@ -10,6 +10,7 @@ import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
+from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.rows.tolerance import sensitivities
 from regbench.reports.tables import paper
@@ -71,6 +72,7 @@ def leaderboard(summary: Summary) -> Table:
     if beside:
         columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
     notes = [*_notes(summary, at_end=bool(measured), beside=beside), *task_notes(summary), *power_notes(summary)]
+    notes += same_loss_notes(summary)
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
     table = table_of_rows(summary, "leaderboard", title, columns, notes, whole=True)
     return replace(table, warning=no_better_than_trivial(summary))

@@ -12,6 +12,7 @@ from textwrap import wrap
 
 from tabulate import tabulate
 
+from regbench.reports.rows.same_loss import same_loss_marks
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
 from regbench.reports.tables.units import Unit
 from regbench.text import printable
@@ -91,10 +92,12 @@ def table_of_rows(
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
     heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
-    body = []
+    body, same = [], same_loss_marks(summary)
     for row in summary.rows:
         if whole or not row.is_reference:
             marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
+            if id(row) in same:
+                marked += f" {same[id(row)]}"
             body.append(entries(marked, *row.settings.values(), *(fill(row) for _, fill in columns)))
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
@@ -222,6 +225,8 @@ _LATEX = {
     "±": r"$\pm$",
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
+    "≡": r"$\equiv$",
+    "≈": r"$\approx$",
     "−": "$-$",
     "–": "--",
     "×": r"$\times$",

@@ -1,0 +1,180 @@
+"""Rows of one loss under two names: A/A tests that a comparison holds for free.
+
+docs/identities.md says which methods are the same. Here each of these losses is written in common terms: a factor times
+λ mean (z₁ − z₂)² plus the energy of a kernel, less a constant. Rows with the same kernel, λ and other settings then
+have gradients that differ by the ratio of their factors alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regbench.reports.rows.summary import Row, Summary
+
+_LINEAR, _QUADRATIC = "u·v", "(u·v)²"
+_TOLERANCE = 1e-6  # of weights that somebody has rounded, as q/ρ
+
+
+@dataclass(frozen=True)
+class CommonTerms:
+    """A loss as factor × (λ mean (z₁ − z₂)² + energy of a kernel) + constant; of TiCo the gradient is meant.
+
+    Attributes:
+        kernel: The kernel.
+        alignment_weight: λ.
+        factor: What multiplies both.
+    """
+
+    kernel: str
+    alignment_weight: float
+    factor: float
+
+
+def _of_sfrik(method: Mapping[str, Any], q: int) -> CommonTerms | None:
+    weights, alignment = method["weights"], method["alignment_weight"]
+    if not method["regularize_local"]:
+        return None
+    if len(weights) == 1:
+        return CommonTerms(_LINEAR, alignment / weights[0], weights[0])
+    if len(weights) == 2 and weights[0] == 0:  # P₂(t) = (q t² − 1)/(q − 1)
+        factor = weights[1] * q / (q - 1)
+        return CommonTerms(_QUADRATIC, alignment / factor, factor)
+    return None
+
+
+def _of_generalized_distance(method: Mapping[str, Any], q: int) -> CommonTerms | None:
+    # −‖u − v‖² = 2 u·v − 2
+    return CommonTerms(_LINEAR, method["alignment_weight"] / 2, 2.0) if method["exponent"] == 2 else None
+
+
+def _of_quadratic(method: Mapping[str, Any], q: int) -> CommonTerms:
+    return CommonTerms(_QUADRATIC, method["alignment_weight"], 1.0)
+
+
+def _of_tico(method: Mapping[str, Any], q: int) -> CommonTerms:
+    # No gradient flows through one of the kernel's two factors. 1 − cos is half of a squared distance.
+    return CommonTerms(_QUADRATIC, q / method["covariance_weight"], method["covariance_weight"] / 2)
+
+
+_TERMS: Mapping[str, Callable[[Mapping[str, Any], int], CommonTerms | None]] = {
+    "sfrik": _of_sfrik,
+    "generalized_distance": _of_generalized_distance,
+    "quadratic": _of_quadratic,
+    "tico": _of_tico,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows of one loss.
+
+    Attributes:
+        one: The one that stands higher.
+        other: The other.
+        terms: Their losses in common terms.
+        equal: Whether they were trained alike but for a factor of the loss; else they are one loss up to weights.
+    """
+
+    one: Row
+    other: Row
+    terms: tuple[CommonTerms, CommonTerms]
+    equal: bool
+
+
+def common_terms(method: Any, q: int) -> CommonTerms | None:
+    """Write a method's plain settings in common terms, in embedding dimension q; None for a loss that no other is."""
+    try:
+        write = _TERMS.get(method["name"])
+        terms = write(method, q) if write else None
+        return terms if terms and math.isfinite(terms.alignment_weight) else None
+    except (ArithmeticError, LookupError, TypeError):  # a stranger's cell may hold anything
+        return None
+
+
+def same_losses(summary: Summary) -> list[Pair]:
+    """Find the pairs of rows with different names that are one loss, in one setting of the table."""
+    written = []
+    for row in summary.rows:
+        cell = row.first.cell
+        terms = None if row.is_reference else common_terms(cell.get("method"), cell["embedding_dim"])
+        if terms is not None:
+            written.append((row, terms))
+    pairs = []
+    for (one, a), (other, b) in itertools.combinations(written, 2):
+        if a.kernel == b.kernel and one.label != other.label and one.settings == other.settings:
+            pairs.append(Pair(one, other, (a, b), _trained_alike(one, other) and _same_step(one, a, b)))
+    return pairs
+
+
+def same_loss_marks(summary: Summary) -> dict[int, str]:
+    """Return the sign behind the name of each row of a pair, by the row's `id`: ≡, or ≈ for up to weights."""
+    marks: dict[int, str] = {}
+    for pair in sorted(same_losses(summary), key=lambda pair: pair.equal):
+        marks |= dict.fromkeys(map(id, (pair.one, pair.other)), "≡" if pair.equal else "≈")
+    return marks
+
+
+def same_loss_notes(summary: Summary) -> list[str]:
+    """Say of each pair how far apart luck, or the search, has put two rows of one loss."""
+    notes = []
+    for pair in same_losses(summary):
+        names, apart = f"{pair.one.name} and {pair.other.name}", _differences(summary, pair)
+        if not pair.equal:
+            told = f"They differ by {apart}: by the search and by luck, not by the loss." if apart else ""
+            notes.append(f"≈ One loss up to weights: {names} ({_unlike(pair)}). {told}".rstrip())
+            continue
+        ratio = pair.terms[0].factor / pair.terms[1].factor
+        factor = "" if math.isclose(ratio, 1) else f" (up to a factor of {max(ratio, 1 / ratio):.3g})"
+        parts = [f"≡ The same loss{factor}: {names}."]
+        if apart:
+            parts.append(f"They differ by {apart}. This is the floor of what to believe of other rows' differences.")
+        places = [place for place, row in enumerate(summary.rows) if row is pair.one or row is pair.other]
+        wrong = [summary.scores[name].title for name in summary.leading if _one_is_best(summary, name, places)]
+        if wrong:
+            parts.append(f"By {' and '.join(wrong)} only one of them is bold, which says nothing about the loss.")
+        notes.append(" ".join(parts))
+    return notes
+
+
+def _one_is_best(summary: Summary, name: str, places: list[int]) -> bool:
+    best = summary.best(name)
+    return len(best.rows & set(places)) == 1 and all(place in best.rows or place in best.p for place in places)
+
+
+def _differences(summary: Summary, pair: Pair) -> str:
+    """Write how far apart a pair is by each leading score, over the seeds that both have."""
+    texts = []
+    for name in reversed(summary.leading):
+        ours, theirs = pair.one.by_seed(name), pair.other.by_seed(name)
+        apart = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+        if apart:
+            score, mean = summary.scores[name], abs(math.fsum(apart)) / len(apart)
+            of = f" points of {score.title}" if score.unit == "%" else f" of {score.title}"
+            most = f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} seeds)" if len(apart) > 1 else ""
+            texts.append(f"{mean:.2f}{of}{most}")
+    return " and ".join(texts)
+
+
+def _unlike(pair: Pair) -> str:
+    """Say what is not equal of a pair."""
+    a, b = (terms.alignment_weight for terms in pair.terms)
+    if math.isclose(a, b, rel_tol=_TOLERANCE):
+        return "the same weights; other settings differ"
+    return f"λ = {a:.4g} and {b:.4g} beside the kernel {pair.terms[0].kernel}"
+
+
+def _trained_alike(one: Row, other: Row) -> bool:
+    """Tell whether nothing but the method differs."""
+    ours, theirs = one.first.settings, other.first.settings
+    differing = {key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)}
+    return all(key.startswith("method.") or key == "seed" for key in differing)
+
+
+def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:
+    # A factor of the loss is one of SGD's learning rate; other optimizers take it out of the step, all or nearly all.
+    factors = one.first.settings.get("optimizer.name") == "sgd" and not math.isclose(a.factor, b.factor)
+    return math.isclose(a.alignment_weight, b.alignment_weight, rel_tol=_TOLERANCE) and not factors

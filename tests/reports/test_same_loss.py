@@ -1,0 +1,140 @@
+"""Rows that are one loss under two names: what is said of them, and that they are one loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regbench import methods
+from regbench.reports.rows.same_loss import common_terms
+from regbench.reports.tables.details import accuracy_table, significance_table
+from regbench.reports.tables.leaderboard import leaderboard
+from regbench.settings import plain
+from tests.reports.conftest import settings
+from tests.reports.reading import Make, task, texts
+
+LINEAR = {"name": "sfrik", "weights": [1.0], "alignment_weight": 600.0, "regularize_local": True}
+DISTANCE = {"name": "generalized_distance", "exponent": 2.0, "alignment_weight": 1200.0}
+QUADRATIC = {"name": "quadratic", "alignment_weight": 64.0}
+TICO = {"name": "tico", "covariance_weight": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (LINEAR, DISTANCE),
+        (LINEAR | {"weights": [3.0], "alignment_weight": 1800.0}, DISTANCE),
+        (QUADRATIC, TICO | {"covariance_weight": 12 / 64}),
+        (QUADRATIC, LINEAR | {"weights": [0.0, 11.0], "alignment_weight": 64.0 * 12}),
+    ],
+)
+def test_what_is_called_the_same_loss_has_the_same_gradient(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The table of common terms against the losses themselves, at q = 12."""
+    draw = torch.Generator().manual_seed(1)
+    views = [torch.randn(9, 12, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    scaled, terms = [], []
+    for choice in (one, other):
+        name, arguments = choice["name"], {key: value for key, value in choice.items() if key != "name"}
+        method = methods.build(name, **arguments)
+        found = common_terms({"name": name, **plain(method)}, 12)
+        assert found is not None
+        terms.append(found)
+        gradients = torch.autograd.grad(method(*views).total, views)
+        scaled.append(torch.cat([gradient / found.factor for gradient in gradients]))
+    assert terms[0].kernel == terms[1].kernel
+    assert terms[0].alignment_weight == pytest.approx(terms[1].alignment_weight, rel=1e-12)
+    torch.testing.assert_close(*scaled, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DISTANCE | {"exponent": 1.0},
+        LINEAR | {"weights": [1.0, 40.0]},
+        LINEAR | {"regularize_local": False},
+        {"name": "vicreg"},
+        {"name": "quadratic", "alignment_weight": "odd"},
+        {"name": "tico", "covariance_weight": 0.0},
+        {"name": "sfrik"},
+        {"name": ["sfrik"]},
+        None,
+    ],
+)
+def test_what_is_no_other_loss_is_not_called_so(method: Any) -> None:
+    assert common_terms(method, 512) is None
+
+
+def pair(record: Make, distance: dict[str, Any], **cell: Any) -> None:
+    """Three seeds of two rows, ten points apart, and of another row."""
+    for seed in range(3):
+        record("SFRIK (L=1)", seed, linear=70.0 + seed, knn=60.0 + 0.1 * seed, cell={"method": LINEAR})
+        record("generalized distance", seed, linear=60.0 + seed, knn=60.0, cell={"method": distance, **cell})
+        record("VICReg", seed, linear=50.0 + seed, knn=50.0)
+
+
+def notes(runs: Path) -> list[str]:
+    return [note for note in leaderboard(task(runs)).notes if note[0] in "≡≈"]
+
+
+def test_one_loss_under_two_names_is_marked_and_says_what_luck_does(runs: Path, record: Make) -> None:
+    pair(record, DISTANCE)
+    (note,) = notes(runs)
+    assert note == (
+        "≡ The same loss (up to a factor of 2): SFRIK (L=1) and generalized distance. They differ by 10.00 points of "
+        "linear top-1 (up to 10.00 in one of 3 seeds) and 0.10 points of kNN top-1 (up to 0.20 in one of 3 seeds). "
+        "This is the floor of what to believe of other rows' differences. By linear top-1 only one of them is bold, "
+        "which says nothing about the loss."
+    )
+    summary = task(runs)
+    assert [row[0].strip("*") for row in texts(leaderboard(summary))[1:]] == [
+        "SFRIK (L=1) ≡",
+        "generalized distance ≡",
+        "VICReg",
+    ]
+    assert note in accuracy_table(summary).notes and note in significance_table(summary).notes
+
+
+def test_what_was_searched_separately_is_one_loss_up_to_weights(runs: Path, record: Make) -> None:
+    pair(record, DISTANCE | {"alignment_weight": 1500.0})
+    (note,) = notes(runs)
+    assert note.startswith(
+        "≈ One loss up to weights: SFRIK (L=1) and generalized distance (λ = 600 and 750 beside the kernel u·v). "
+    )
+    assert "floor" not in note
+    assert texts(leaderboard(task(runs)))[1][0] == "SFRIK (L=1) ≈"
+
+
+@pytest.mark.parametrize(
+    ("changed", "sign"),
+    [({"base_lr": 0.7}, "≈"), ({}, "≡"), ({"name": "sgd"}, "≈"), ({"name": "adamw"}, "≡")],
+)
+def test_other_settings_and_sgd_make_another_training(
+    runs: Path, record: Make, changed: dict[str, Any], sign: str
+) -> None:
+    """A factor of 2 of the loss is one of SGD's rate, and none of LARS's or Adam's."""
+    both = {"optimizer": settings("VICReg")["optimizer"] | {"name": changed.get("name", "lars")}}
+    own = {"optimizer": both["optimizer"] | changed}
+    record("SFRIK (L=1)", cell={"method": LINEAR, **both})
+    record("generalized distance", cell={"method": DISTANCE, **own})
+    (note,) = notes(runs)
+    assert note[0] == sign
+
+
+def test_rows_of_unequal_settings_are_no_pair(runs: Path, record: Make) -> None:
+    record("SFRIK (L=1)", cell={"method": LINEAR})
+    record("generalized distance", cell={"method": DISTANCE, "embedding_dim": 2048})
+    assert notes(runs) == []
+
+
+def test_three_names_of_one_loss_are_three_pairs(runs: Path, record: Make) -> None:
+    record("quadratic kernel", cell={"method": QUADRATIC})
+    record("TiCo", cell={"method": TICO})
+    second = LINEAR | {"weights": [0.0, 511 / 512], "alignment_weight": 64.0}
+    record("SFRIK (L=2)", cell={"method": second})
+    found = notes(runs)
+    assert len(found) == 3
+    assert sum("factor of 4" in note for note in found) == 2
+    assert sum(note.startswith("≡ The same loss: ") for note in found) == 1
