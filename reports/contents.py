@@ -20,8 +20,8 @@ from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
 from regbench.reports.tables.against import compared
 from regbench.reports.tables.details import significance_frame, tables_of
-from regbench.reports.tables.factors import factors_frame
 from regbench.reports.tables.indicators import indicators
+from regbench.reports.tables.kept_factors import factors_frame
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
 from regbench.reports.tables.paper_tables import paper_tables

@@ -13,8 +13,8 @@ from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
-from regbench.reports.tables.factors import factors_tables, is_factor
 from regbench.reports.tables.hyperparameters import hyperparameters_table
+from regbench.reports.tables.kept_factors import factors_tables, is_factor
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import (
     Column,
