@@ -70,6 +70,20 @@ def laid_over(canvas_NSSC: Floats, levels_NSS: Floats, colour_NC: Floats, shade_
     return opacity_NSS1 * garment_NSSC + (1 - opacity_NSS1) * canvas_NSSC
 
 
+def pink(white_NSS: Floats) -> Floats:
+    """Turn white noise into noise whose amplitude falls with its frequency f as 1/f, as in photographs.
+
+    Returns:
+        Noise (N, S, S) of mean 0 and standard deviation 1 in each scene.
+    """
+    side = white_NSS.shape[1]
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side))
+    frequency[0, 0] = np.inf
+    pink_NSS = np.fft.irfft2(np.fft.rfft2(white_NSS) / frequency, s=(side, side))
+    noise_NSS: Floats = pink_NSS / pink_NSS.std(axis=(1, 2), keepdims=True)
+    return noise_NSS
+
+
 def pattern(numbers_N: Labels, u_NSS: Floats, v_NSS: Floats) -> Floats:
     """Return the brightness of patterns, 0.35 or 1, in a garment's own coordinates."""
     bright = np.ones_like(u_NSS)

@@ -29,7 +29,7 @@ from regbench.datasets.sources.base import (
     Split,
     register,
 )
-from regbench.datasets.sources.scene_pixels import PATTERNS, Floats, laid_over, pattern, rgb, sampled, to_levels
+from regbench.datasets.sources.scene_pixels import PATTERNS, Floats, laid_over, pattern, pink, rgb, sampled, to_levels
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, NonNegative, settings
 from regbench.wording import shown
@@ -38,6 +38,8 @@ from regbench.wording import shown
 _BLOCK = 128
 # At scale 1 a garment of 28 px has its own size in a scene of 32 px.
 _GARMENT_SHARE = 0.875
+# Without a rough background a few principal components of the pixels hold it, and what is left is the garment.
+_ROUGHNESS = 0.3
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
 # Random numbers of a scene: those of its garment and background, and those of each distractor.
@@ -132,7 +134,7 @@ class Scenes(Source):
 
     def _split(self, split: str, labels: Labels, foreground: _Foreground) -> Split:
         drawn = _drawn(self.scene_seed, split, len(labels), self.distractors)
-        scenes = _Scenes(self, labels, foreground, drawn)
+        scenes = _Scenes(self, split, labels, foreground, drawn)
 
         def images() -> Iterator[tuple[Pixels, str]]:
             for first in range(0, len(labels), _BLOCK):
@@ -144,10 +146,10 @@ class Scenes(Source):
         return Split(labels, images, image_bytes, len(labels) * image_bytes, factors=scenes.factors())
 
 
-def _random(seed: int, split: str, number: int) -> np.random.Generator:
-    """Return the generator of one scene; Philox gives any of them without those before it."""
+def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
+    """Return a generator of one scene; Philox gives any of them without those before it."""
     key = np.array([seed, _SPLIT_NUMBERS[split]], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, 0]))
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, stream, number, 0]))
 
 
 def _drawn(seed: int, split: str, count: int, distractors: int) -> Floats:
@@ -181,9 +183,10 @@ class _Foreground:
 class _Scenes:
     """The scenes of a split, to be rendered block by block."""
 
-    def __init__(self, source: Scenes, labels: Labels, foreground: _Foreground, drawn: Floats) -> None:
+    def __init__(self, source: Scenes, split: str, labels: Labels, foreground: _Foreground, drawn: Floats) -> None:
         """Choose the garment and the factors of each scene."""
-        self.source, self.labels, self.foreground, self.drawn = source, labels, foreground, drawn
+        self.source, self.split, self.labels = source, split, labels
+        self.foreground, self.drawn = foreground, drawn
         garments = labels // source.patterns
         self.rows = np.empty(len(labels), np.intp)
         for label, rows in foreground.rows_by_class.items():
@@ -192,7 +195,7 @@ class _Scenes:
         self.hue = drawn[:, 0]
         self.x = 0.2 + 0.6 * drawn[:, 1]
         self.y = 0.2 + 0.6 * drawn[:, 2]
-        self.scale = 0.7 + 0.5 * drawn[:, 3]
+        self.scale = 0.6 + 0.4 * drawn[:, 3]
         self.angle_deg = 40 * drawn[:, 4] - 20
         self.background_hue = drawn[:, 5]
         self.grain = 1 + 5 * drawn[:, 6]
@@ -253,7 +256,17 @@ class _Scenes:
         first_NC = rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
         second_NC = rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)
         mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
-        return mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
+        smooth_NSSC = mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
+        return np.clip(smooth_NSSC * (1 + _ROUGHNESS * self._texture(scenes)[..., None]), 0, 1)
+
+    def _texture(self, scenes: npt.NDArray[np.intp]) -> Floats:
+        """Return noise of mean 0 and deviation 1 in each scene, (N, S, S), coarse and fine alike."""
+        side = self.source.size_px
+        white_NSS = np.empty((len(scenes), side, side))
+        for row, scene in enumerate(scenes):
+            generator = _random(self.source.scene_seed, self.split, int(scene), stream=1)
+            generator.standard_normal(out=white_NSS[row])
+        return pink(white_NSS)
 
     def _with_piece(self, canvas_NSSC: Floats, scenes: npt.NDArray[np.intp], piece: int) -> Floats:
         """Put a quarter of another garment into each scene, behind its own garment."""

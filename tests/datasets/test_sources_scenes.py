@@ -16,6 +16,7 @@ from regbench.datasets.factor_tables import read_factors
 from regbench.datasets.manifest import Manifest
 from regbench.datasets.prepare import prepare
 from regbench.datasets.sources.base import SOURCES, Contents
+from regbench.datasets.sources.scene_pixels import pink
 from regbench.datasets.verify import verify
 from regbench.files import write_text
 from tests.datasets.test_sources_arrays import pixels
@@ -137,3 +138,27 @@ def test_a_table_of_factors_that_was_changed_is_refused(tmp_path: Path) -> None:
         digits = load_run(["dataset=digits"])[0].dataset
         prepare(digits, tmp_path, progress=False)
         read_factors(tmp_path, digits, "test")
+
+
+def test_backgrounds_are_rough_at_every_size() -> None:
+    """Noise of amplitude 1/f has as much power in each octave; smooth gratings have none in the last."""
+    noise_NSS = pink(np.random.default_rng(0).standard_normal((40, 64, 64)))
+    power = np.mean(np.abs(np.fft.fft2(noise_NSS)) ** 2, axis=0)
+    cycles = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.fftfreq(64)) * 64
+    octaves = [power[(cycles >= low) & (cycles < 2 * low)].sum() for low in (2, 4, 8, 16)]
+    assert np.allclose(noise_NSS.mean(axis=(1, 2)), 0)
+    assert np.allclose(noise_NSS.std(axis=(1, 2)), 1)
+    assert max(octaves) < 1.3 * min(octaves)
+
+
+def test_no_two_scenes_share_the_texture_of_their_background() -> None:
+    """The corners of scenes lie behind no garment; neighbours of one row differ by the texture alone."""
+    contents = scenes(train_images=200, foreground="digits")
+    corners = []
+    for split in ("train", "tuning"):
+        for image in pixels(contents.splits[split]):
+            corner = image[:3, :6].astype(float).mean(axis=2)
+            corners.append(np.diff(corner, axis=1).ravel())
+    alike = np.corrcoef(np.stack(corners))
+    np.fill_diagonal(alike, 0)
+    assert alike.max() < 0.999
