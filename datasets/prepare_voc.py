@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regbench.datasets.encode import in_order
 from regbench.datasets.prepare import locked
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.published import PUBLISHED, few
 from regbench.datasets.voc_files import SPLITS, VOCSplit, read_image, read_voc07
 from regbench.errors import RegbenchError
@@ -73,7 +73,7 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
             with tarfile.open(source_dir / name) as archive:
                 members = archive.getmembers()
                 # The filter refuses members that lead out of the folder.
-                for member in shown(members, len(members), f"unpacking {name}", progress, "files"):
+                for member in tracked(members, len(members), f"unpacking {name}", progress, "files"):
                     archive.extract(member, new, filter="data")
         except (tarfile.TarError, EOFError) as error:
             raise RegbenchError(f"cannot unpack {source_dir / name} ({error}); get it again from {address}") from error
@@ -88,7 +88,7 @@ def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool
     """Read the splits, if all is there and every image can be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
     paths = [path for split in SPLITS for path in splits[split].paths]
-    faults = shown(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
+    faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
     if wrong := [fault for fault in faults if fault]:
         raise RegbenchError(
             f"{where} is not the complete VOC2007: {len(wrong):,} images cannot be read: {few(wrong)}; get it again "

@@ -13,7 +13,7 @@ _FIRST_LINE_S, _LOG_EVERY_S = 2.0, 30.0
 T = TypeVar("T")
 
 
-def shown(items: Iterable[T], total: int, title: str, progress: bool = True, unit: str = "images") -> Iterator[T]:
+def tracked(items: Iterable[T], total: int, title: str, progress: bool = True, unit: str = "images") -> Iterator[T]:
     """Pass the items on, with a bar on a terminal and a line now and then in a log."""
     # A bar would fill a log with lines that are meant to be written over.
     if not progress or sys.stderr.isatty():

@@ -22,7 +22,7 @@ from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
 from regbench.datasets.factor_tables import factors_table
 from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.sources.base import Contents, Labels, Source, Split
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, read_json
@@ -143,7 +143,7 @@ def _write_split(
     """Write the file of one split and where its images came from; what cannot be read is added to `left_out`."""
 
     def images(stored: _Stored) -> Iterator[Sample]:
-        found = shown(samples_of(split, config.source), len(split.labels), f"{config.name}/{path.stem}", progress)
+        found = tracked(samples_of(split, config.source), len(split.labels), f"{config.name}/{path.stem}", progress)
         yield from stored.readable(found, left_out)
         # Before the end of the writing, which then leaves no file.
         emptied = sorted(set(split.labels.tolist()) - set(split.labels[stored.rows].tolist()))

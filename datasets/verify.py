@@ -9,7 +9,7 @@ from pathlib import Path
 from regbench.datasets.beton import Beton
 from regbench.datasets.encode import in_order
 from regbench.datasets.manifest import Manifest, SplitEntry
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.split_files import counts_per_class
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
@@ -79,7 +79,7 @@ def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str, progres
     # Taken here, in order, while threads decode: a digest cannot be put together from parts.
     digest = hashlib.sha256()
     lines = []
-    found = shown(in_order(wrong, range(len(beton))), len(beton), title, progress)
+    found = tracked(in_order(wrong, range(len(beton))), len(beton), title, progress)
     for index, line in enumerate(found):
         digest.update(int(beton.labels[index]).to_bytes(8, "little", signed=True))
         digest.update(beton.stored_bytes(index).data)

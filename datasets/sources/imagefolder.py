@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few, refuse_if
 from regbench.datasets.sources.base import Contents, DividedFiles, register, split_of_files
 from regbench.datasets.sources.layouts import Files, parts_of, train_and_val
@@ -126,7 +126,7 @@ class ImageFolder(DividedFiles):
         files = [(split, path) for split, classes in chosen.items() for path in chain.from_iterable(classes.values())]
         seen: dict[tuple[int, int], tuple[str, Path]] = {}
         missing, both = [], []
-        for split, path in shown(files, len(files), f"files of {folder}", unit="files"):
+        for split, path in tracked(files, len(files), f"files of {folder}", unit="files"):
             try:
                 status = path.stat()
             except OSError:

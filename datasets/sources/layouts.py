@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -80,7 +80,7 @@ def _class_files(folder: Path, wrong: Faults) -> Files:
         return {}
     folders = _class_folders(folder)
     title = f"listing {folder.name}/"
-    classes = {path.name: _images(path) for path in shown(folders, len(folders), title, unit="folders")}
+    classes = {path.name: _images(path) for path in tracked(folders, len(folders), title, unit="folders")}
     if not classes:
         wrong.append(f"{folder.name}/ has no class folders")
     elif loose := _images(folder):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regbench.datasets.progress import shown
+from regbench.datasets.progress import tracked
 from regbench.datasets.published import Faults, few
 from regbench.datasets.sources.base import Contents, DividedFiles, Labels, Split, register
 from regbench.errors import RegbenchError
@@ -138,7 +138,7 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
 
     shards = []
     step = -(-len(paths) // _SAMPLED_FILES)
-    for number, path in enumerate(shown(paths, len(paths), f"reading labels of {split}", unit="files")):
+    for number, path in enumerate(tracked(paths, len(paths), f"reading labels of {split}", unit="files")):
         try:
             with ParquetFile(path) as file:
                 columns = _find_columns(file.schema_arrow)

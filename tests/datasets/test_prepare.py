@@ -109,14 +109,14 @@ def test_progress_is_plain_lines_in_a_log_and_a_bar_on_a_terminal(
 ) -> None:
     minutes = itertools.count(step=60.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(minutes)))
-    assert list(progress.shown(range(100), 100, "x")) == list(range(100))
+    assert list(progress.tracked(range(100), 100, "x")) == list(range(100))
     said = capsys.readouterr().err
     assert re.search(r"^x: 50 of 100 images, 0 images/s, 50:00 left$", said, re.MULTILINE)
     assert "\r" not in said
-    assert list(progress.shown(range(100), 100, "x", progress=False)) == list(range(100))
+    assert list(progress.tracked(range(100), 100, "x", progress=False)) == list(range(100))
     assert not capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(progress.shown(range(100), 100, "x")) == list(range(100))
+    assert list(progress.tracked(range(100), 100, "x")) == list(range(100))
     assert re.search(r"\rx: 100%\|.*\| 100/100 \[00:\d\d<00:\d\d, .* images/s\]", capsys.readouterr().err)
 
 
