@@ -40,6 +40,10 @@ def chosen_pca(subject: Subject) -> Encoder:
         if components <= most:
             encoders[components] = Encoder(largest.first(components), components)
     encoders = encoders or {most: Encoder(largest, most)}
+    noted = subject.choices.entries.get("pca_components")
+    if noted is not None:  # by an attempt before this one
+        subject.note("pca_components", **noted)
+        return encoders[noted["chosen"]]
     top1 = {}
     for components, encoder in encoders.items():
         for score in KNN().select("knn", subject.of(encoder))[:1]:

@@ -60,15 +60,15 @@ class FactorProbes(Evaluation):
             ridge = _Ridge(train[0])
             selection = probed.task.splits(name)
             chosen_on = self._split(probed, selection[0]) if selection else train
-            penalties = {
-                factor: ridge.best_penalty(target, chosen_on[0], chosen_on[1][factor])
-                for factor, target in train[1].items()
-            }
+            regressions, penalties = {}, {}
+            for factor, target in train[1].items():
+                regressions[factor] = ridge.of(target)
+                penalties[factor] = regressions[factor].best_penalty(chosen_on[0], chosen_on[1][factor])
             split = selection[0] if selection else "train"
             subject.note(f"{name}_penalties_{place}", selected_on=split, chosen=penalties, candidates=list(_PENALTIES))
             test_ND, targets = self._split(probed, "test")
             for factor, target in targets.items():
-                predicted_NT = ridge.predicted(train[1][factor], penalties[factor], test_ND)
+                predicted_NT = regressions[factor].predicted(penalties[factor], test_ND)
                 how = f"ridge regression from the {place}, penalty {penalties[factor]:g}"
                 title = f"{factor.replace('_', ' ')} from the {place}, {target.measure}"
                 value = target.score(predicted_NT)
@@ -131,24 +131,44 @@ class _Ridge:
     """Ridge regressions on the same features: one eigendecomposition serves all factors and penalties."""
 
     def __init__(self, x_ND: Tensor) -> None:
-        self._mean_D = x_ND.mean(dim=0)
-        self._x_ND = x_ND - self._mean_D
-        self._eigenvalues_D, self._vectors_DD = torch.linalg.eigh(self._x_ND.T @ self._x_ND / len(x_ND))
+        self.mean_D = x_ND.mean(dim=0)
+        self._x_ND = x_ND - self.mean_D
+        self.eigenvalues_D, self.vectors_DD = torch.linalg.eigh(self._x_ND.T @ self._x_ND / len(x_ND))
 
-    def predicted(self, target: _Target, penalty: float, x_ND: Tensor) -> Tensor:
-        """Predict the values of a factor, (n, t), for other images."""
+    def of(self, target: _Target) -> _Regression:
+        """Return the regression of a factor at any penalty."""
         centre_T = target.y_NT.mean(dim=0)
-        product_DT = self._vectors_DD.T @ (self._x_ND.T @ (target.y_NT - centre_T)) / len(self._x_ND)
-        added = penalty * self._eigenvalues_D.mean()
+        product_DT = self.vectors_DD.T @ (self._x_ND.T @ (target.y_NT - centre_T)) / len(self._x_ND)
+        return _Regression(self, product_DT, centre_T)
+
+
+@dataclass(frozen=True)
+class _Regression:
+    """The ridge regressions of one factor.
+
+    Attributes:
+        ridge: The features' mean and eigendecomposition.
+        product_DT: Covariance of features and targets, in the directions of the eigenvectors.
+        centre_T: Mean of the targets.
+    """
+
+    ridge: _Ridge
+    product_DT: Tensor
+    centre_T: Tensor
+
+    def predicted(self, penalty: float, x_ND: Tensor) -> Tensor:
+        """Predict the values of the factor, (n, t), for other images."""
+        eigenvalues_D = self.ridge.eigenvalues_D
+        added = penalty * eigenvalues_D.mean()
         # A direction without variance carries nothing; without the bound it would divide by rounding.
-        damped_D = (self._eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
-        weight_DT = self._vectors_DD @ (product_DT / damped_D[:, None])
-        predicted_NT: Tensor = (x_ND - self._mean_D) @ weight_DT + centre_T
+        damped_D = (eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
+        weight_DT = self.ridge.vectors_DD @ (self.product_DT / damped_D[:, None])
+        predicted_NT: Tensor = (x_ND - self.ridge.mean_D) @ weight_DT + self.centre_T
         return predicted_NT
 
-    def best_penalty(self, target: _Target, x_ND: Tensor, held_out: _Target) -> float:
+    def best_penalty(self, x_ND: Tensor, held_out: _Target) -> float:
         """Return the penalty whose predictions for the selection split are best."""
         scores = {}
         for penalty in _PENALTIES:
-            scores[penalty] = held_out.score(self.predicted(target, penalty, x_ND))
+            scores[penalty] = held_out.score(self.predicted(penalty, x_ND))
         return max(scores, key=lambda penalty: scores[penalty])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from regbench import RegbenchError
+from regbench.benchmark.baselines import chosen_pca
 from regbench.benchmark.compute import resolve
 from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.factors import FactorProbes
 from regbench.benchmark.evaluate.features import Encoder, Features
-from regbench.benchmark.evaluate.knn import weighted_knn
+from regbench.benchmark.evaluate.knn import KNN, weighted_knn
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.choice import Choices
@@ -89,6 +91,18 @@ def test_the_number_of_principal_components_is_chosen_before_the_test_split_open
     ]
     expected = weighted_knn(components[0], components[1], [20], 0.07, 10)[20][0]
     assert record.score("knn_top1", "test") == pytest.approx(expected, abs=1.7)  # two images: the method is randomized
+
+
+def test_an_attempt_after_a_kill_does_not_choose_components_again(
+    subject: Subject, tmp_path: Path, claimed: Callable[[Path], Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.randn(3, 3, 28, 28)
+    first = chosen_pca(subject).module(images)
+    again = replace(subject, choices=Choices(claimed(tmp_path)))
+    monkeypatch.setattr(KNN, "select", None)  # to choose again would be an error
+    assert torch.equal(chosen_pca(again).module(images), first)
+    assert again.choices.entries == subject.choices.entries
+    assert again.choices.path.exists(), "the test split opens for choices of its own attempt"
 
 
 def test_a_baseline_is_not_trained() -> None:
