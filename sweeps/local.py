@@ -114,7 +114,7 @@ def _drain(
         worker.begin(directory / "logs", run_local_job, cell.plain(), runtime, name, stages, gpu_of[worker])
 
     epochs = sum(cell.epochs for cell in todo)
-    with tqdm(total=epochs, unit="epoch", disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=epochs, unit="epoch", disable=None) as bar:
         try:
             _work(todo, list(gpu_of), begin, lambda cell: run_directory(runtime, name, cell), bar)
         except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -101,7 +100,7 @@ def gather(folder: Path) -> Gathered:
             run = stack.enter_context(ProcessPoolExecutor(mp_context=spawn)).map
         bundles, refused = [], []
         read = run(_read, paths, names)
-        for one in tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=not sys.stderr.isatty()):
+        for one in tqdm(read, total=len(paths), desc="bundles", unit="", leave=False, disable=None):
             if isinstance(one, CheckedBundle):
                 bundles.append(one)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ def check_records(folders: Sequence[Path]) -> Check:
     with without_garbage_collection():
         found, choices = find_runs(folders), TuningChoices()
         runs = [run for run in found.runs if run.record is not None]
-        for run in tqdm(runs, desc="checked", unit="", leave=False, disable=not sys.stderr.isatty()):
+        for run in tqdm(runs, desc="checked", unit="", leave=False, disable=None):
             judged = judge(run, choices)
             misfits += [*judged.misfits, *judged.away, *judged.of_evaluations]
             if judged.record is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,7 +82,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
         if isinstance(choice, Misfit):
             skipped.append(choice)
     runs = [run for run in found.runs if run.record is not None]
-    for run in tqdm(runs, desc="records", unit="", leave=False, disable=not sys.stderr.isatty()):
+    for run in tqdm(runs, desc="records", unit="", leave=False, disable=None):
         judged = judge(run, choices)
         record = judged.record
         if record is None or judged.misfits:

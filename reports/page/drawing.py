@@ -33,7 +33,7 @@ from regbench.text import printable
 PALETTE = ("#0079c1", "#d55e00", "#009e73", "#c05a97", "#b98300", "#7d6fd0", "#3299d0")
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", "-.", ":")
-UNTRAINED = "#868686"
+GREY = "#868686"
 
 INK = "#010203"  # stands for the page's text colour in an SVG until it is written
 _PAPER_INK = "#24292f"  # text colour of a PNG, on white
@@ -218,7 +218,7 @@ def _figure_with_labels(panels: int, names: Sequence[str], labels: int, above_in
 
 def grid(axes: Axes) -> None:
     """Draw a quiet grid behind the rest."""
-    axes.grid(color=UNTRAINED, alpha=0.22, lw=0.6)
+    axes.grid(color=GREY, alpha=0.22, lw=0.6)
     axes.set_axisbelow(True)
 
 

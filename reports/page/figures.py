@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.page.drawing import (
-    UNTRAINED,
+    GREY,
     Drawing,
     Label,
     Marks,
@@ -187,8 +187,8 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
             labels.append(Label(row.name, cost.mean, point.y.mean, s, gid))
     # Lines across: what was not trained has cost nothing, so it has no place along x.
     for label, score in panel.references.items():
-        axes.axhline(score.mean, color=UNTRAINED, ls="--", lw=1)
-        labels.append(Label(label, math.nan, score.mean, Style(UNTRAINED, "_", "--")))
+        axes.axhline(score.mean, color=GREY, ls="--", lw=1)
+        labels.append(Label(label, math.nan, score.mean, Style(GREY, "_", "--")))
     # Costs of one order of magnitude are easier to compare on a linear axis.
     if not against.is_cost or max(xs) > 8 * min(xs) > 0:
         axes.set_xscale("log")
@@ -205,7 +205,7 @@ def _draw(axes: Axes, marks: Marks, *, panel: _Panel, style: Styles) -> list[Lab
         # The last step goes on to the edge: what costs more than it is beaten by it.
         steps = np.array([*zip(xs, ys, strict=True)])[[*front, front[-1]]]
         steps[-1, 0] = high
-        axes.step(*steps.T, where="post", color=UNTRAINED, lw=3, alpha=0.35, zorder=0.9, gid="front")
+        axes.step(*steps.T, where="post", color=GREY, lw=3, alpha=0.35, zorder=0.9, gid="front")
         axes.set_xlim(low, high)
     return labels
 

@@ -263,7 +263,7 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
 
 
 def _key(one: Row | Record, style: Styles) -> str:
-    return "untrained" if one.is_reference else style[one.label].key
+    return "reference" if one.is_reference else style[one.label].key
 
 
 def _filters(summary: Summary, labels: Iterable[str]) -> dict[str, list[str]]:

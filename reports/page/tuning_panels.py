@@ -9,7 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regbench.reports.page.drawing import UNTRAINED, Drawing, Marks, Style, Styles, draw_line, grid, panels_drawing
+from regbench.reports.page.drawing import GREY, Drawing, Marks, Style, Styles, draw_line, grid, panels_drawing
 from regbench.reports.page.lines import DRAWN_CURVES
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tolerance import POINTS, Sensitivity, forward, sensitivities
@@ -68,8 +68,8 @@ def _panel(axes: Axes, one: Sensitivity, style: Style, gid: str) -> None:
         return max(accuracy - one.best, _FLOOR)
 
     look = {"color": style.colour, "gid": gid}
-    axes.axhspan(-POINTS, 0, color=UNTRAINED, alpha=0.3, lw=0)
-    axes.axvline(place(one.chosen), color=UNTRAINED, ls="--", lw=1)
+    axes.axhspan(-POINTS, 0, color=GREY, alpha=0.3, lw=0)
+    axes.axvline(place(one.chosen), color=GREY, ls="--", lw=1)
     along, accuracies = [], []
     for value, accuracy in one.envelope:
         along.append(place(value))

@@ -339,10 +339,11 @@ class Summary:
 
     def share(self, row: Row, name: str) -> float | None:
         """Return how much of the way from the best trivial row to the supervised one a row has come, in percent."""
-        trivial, supervised, gain = self.best_trivial(name), self.supervised(name), self.gain(row, name)
-        if trivial is None or supervised is None or gain is None:
+        trivial, supervised, score = self.best_trivial(name), self.supervised(name), row.score(name)
+        if row.is_reference or trivial is None or supervised is None or score is None:
             return None
-        way = mean_of(supervised, name) - mean_of(trivial, name)
+        start = mean_of(trivial, name)
+        way = mean_of(supervised, name) - start
         higher_is_better = self.scores[name].higher_is_better is not False
         # Where labels do no better than a trivial row, there is no way to go.
-        return 100 * gain / way if way and (way > 0) == higher_is_better else None
+        return 100 * (score.mean - start) / way if way and (way > 0) == higher_is_better else None

@@ -78,7 +78,7 @@ def audit(
     make_folder(out)
     found = audit_losses(losses, tuple(probes) or ALL_PROBES, options.strip())
     reports = []
-    with tqdm(found, total=len(losses), desc="audit", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(found, total=len(losses), desc="audit", leave=False, disable=None) as bar:
         for report in bar:
             reports.append(report)
             bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")

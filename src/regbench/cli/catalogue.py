@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +143,7 @@ def check(names: Sequence[str]) -> None:
     chosen = {name: registry.build(name) for name in names or registry.names()}
     checks = check_names()
     failed = 0
-    with tqdm(total=len(chosen) * len(checks) + 1, desc="check", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=len(chosen) * len(checks) + 1, desc="check", leave=False, disable=None) as bar:
         # All methods at once, because starting processes takes most of the time.
         sharded = check_sharded(chosen)
         bar.update()
