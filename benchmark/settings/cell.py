@@ -19,9 +19,8 @@ from regbench.methods import METHODS, Regularizer
 from regbench.settings import AtLeastOne, AtLeastTwo, AtLeastZero, from_plain, plain, settings
 from regbench.wording import PlugIn, shown
 
-MAX_SEED = 2**32
-"""Seeds are below this number: seeds of steps are multiples of them and must fit in 64 bits."""
-
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""A seed: seeds of steps are multiples of it and must fit in 64 bits."""
 
 BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised"}
 """Rows beside the methods, and what tables call them: trivial representations below, and labels above."""
@@ -201,7 +200,7 @@ class Cell:
     batch_size: AtLeastTwo = 256
     micro_batch_size: AtLeastTwo | None = None
     epochs: AtLeastZero = 5
-    seed: Annotated[int, Field(ge=0, lt=MAX_SEED)] = 0
+    seed: Seed = 0
     precision: Literal["bf16", "fp32"] = "bf16"
     dataset: DatasetConfig
     augmentation: AugmentationConfig

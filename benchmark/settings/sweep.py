@@ -8,16 +8,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from regbench.benchmark.settings.cell import MAX_SEED, Cell
+from regbench.benchmark.settings.cell import Cell, Seed
 from regbench.benchmark.settings.compose import Composer
 from regbench.benchmark.settings.overrides import points
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
-from regbench.settings import plain, read_yaml
-from regbench.wording import shown, unknown
+from regbench.settings import AtLeastOne, from_plain, plain, read_yaml, settings
+from regbench.wording import shown
 
 log = logging.getLogger("regbench")
 
@@ -89,27 +90,45 @@ def load_grid(overrides: Sequence[str]) -> Sweep:
     return _expand("manual", "from the command line", [list(overrides)])
 
 
-@dataclass(frozen=True)
-class SweepFile:
+@settings
+class SweepSettings:
+    """What a sweep's file says.
+
+    Attributes:
+        description: One line for people.
+        cells: Lines of overrides, each of which gives one cell or several.
+        common: Overrides of all cells.
+        final_seeds: Seeds of the final runs of a tuning; none: those of the cells.
+        trials: Budget of a tuning that searches; null: a grid.
+        equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
+        deviations: Differences from a published recipe, a line each.
+    """
+
+    description: str
+    cells: tuple[str, ...]
+    common: tuple[str, ...] = ()
+    final_seeds: tuple[Seed, ...] = ()
+    trials: AtLeastOne | None = None
+    equal: Literal["images", "passes"] = "images"
+    deviations: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that is given twice."""
+        if len({*self.final_seeds}) < len(self.final_seeds):
+            raise RegbenchError(f"final_seeds={shown(self.final_seeds)} names a seed twice; each seed is one run")
+
+
+@settings
+class SweepFile(SweepSettings):
     """A sweep's file, read but not expanded.
 
     Attributes:
         name: Folder under `runs_dir`.
-        description: One line for people.
         rows: Overrides of each row, those common to all included.
-        final_seeds: See `Sweep`.
-        trials: Budget of a tuning that searches; None: a grid.
-        equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
-        deviations: See `Sweep`.
     """
 
     name: str
-    description: str
     rows: tuple[tuple[str, ...], ...]
-    final_seeds: tuple[int, ...]
-    trials: int | None = None
-    equal: str = "images"
-    deviations: tuple[str, ...] = ()
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
@@ -159,56 +178,26 @@ def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
 
 
 def _read_file(path: Path, overrides: Sequence[str]) -> SweepFile:
-    file = read_yaml(path)
-    for key in file:
-        if key not in _SWEEP_KEYS:
-            raise RegbenchError(f"{path}: {unknown('key', key, _SWEEP_KEYS)} (settings of all cells go under common)")
-    description = file.get("description")
-    if not isinstance(description, str):
-        raise RegbenchError(f"{path}: description={shown(description)} must be a line of text")
-    common_lines = _lines(path, "common", file.get("common") or [])
-    common = line_of_overrides(" ".join(common_lines), f"{path}: ")
-    rows = []
-    for line in _lines(path, "cells", file.get("cells")):
-        row = line_of_overrides(line, f"{path}: ")
-        rows.append((*common, *row, *of_row(row, overrides)))
-    final_seeds = _final_seeds(path, file.get("final_seeds") or [])
-    equal = file.get("equal", "images")
-    if equal not in ("images", "passes"):
-        raise RegbenchError(f"{path}: equal={shown(equal)} must be images or passes")
-    trials = file.get("trials")
-    # isinstance would take true for a number.
-    if trials is not None and (type(trials) is not int or trials < 1):
-        raise RegbenchError(f"{path}: trials={shown(trials)} must be a whole number, at least 1")
-    deviations = tuple(_lines(path, "deviations", file.get("deviations") or []))
-    return SweepFile(path.stem, description, tuple(rows), final_seeds, trials, equal, deviations)
+    # YAML reads a key without a value as null, which says as much as no key.
+    given = {key: value for key, value in read_yaml(path).items() if value is not None}
+    try:
+        file = from_plain(SweepSettings, given)
+        common = line_of_overrides(" ".join(file.common))
+        rows = []
+        for line in file.cells:
+            row = line_of_overrides(line)
+            rows.append((*common, *row, *of_row(row, overrides)))
+    except RegbenchError as error:
+        raise RegbenchError(f"{path}: {error}") from error
+    return SweepFile(**vars(file), name=path.stem, rows=tuple(rows))
 
 
-_SWEEP_KEYS = ("description", "common", "cells", "final_seeds", "trials", "equal", "deviations")
-
-
-def _lines(path: Path, key: str, lines: object) -> list[str]:
-    """Return the lines under a key of a sweep's file.
-
-    Raises:
-        RegbenchError: If they are something else.
-    """
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        what = "text" if key == "deviations" else "settings, such as [method=vicreg seed=0,1]"
-        raise RegbenchError(f"{path}: {key}={shown(lines)} must be a list of lines of {what}")
-    return lines
-
-
-def line_of_overrides(line: str, where: str = "") -> list[str]:
-    """Split a line of overrides at its blanks, as a shell does.
-
-    Raises:
-        RegbenchError: If a quotation mark is not closed; `where` begins the message.
-    """
+def line_of_overrides(line: str) -> list[str]:
+    """Split a line of overrides at its blanks, as a shell does; refuse a quotation mark that is not closed."""
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise RegbenchError(f"{where}a quotation mark is not closed in: {line.strip()}") from error
+        raise RegbenchError(f"a quotation mark is not closed in: {line.strip()}") from error
 
 
 def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -216,18 +205,6 @@ def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
     if "epochs=0" not in row:
         return list(overrides)
     return [override for override in overrides if not override.startswith("epochs=")]
-
-
-def _final_seeds(path: Path, seeds: object) -> tuple[int, ...]:
-    if not isinstance(seeds, list) or not all(map(_is_seed, seeds)):
-        raise RegbenchError(f"{path}: final_seeds={shown(seeds)} must be a list of seeds, such as [0,1,2]")
-    if len({*seeds}) < len(seeds):
-        raise RegbenchError(f"{path}: final_seeds={shown(seeds)} names a seed twice; each seed is one run")
-    return tuple(seeds)
-
-
-def _is_seed(value: object) -> bool:
-    return type(value) is int and 0 <= value < MAX_SEED  # isinstance would take true for a number
 
 
 def _with_equal_passes(name: str, cell: Cell) -> Cell:

@@ -140,7 +140,8 @@ def sweep(
         for text in [cells] if isinstance(cells, str) else cells:
             line = line_of_overrides(text)
             rows.append((*line, *of_row(line, given)))
-        grid = load_rows(SweepFile(str(name), "from Python", tuple(rows), ()), rows)
+        file = SweepFile(description="from Python", cells=(), name=str(name), rows=tuple(rows))
+        grid = load_rows(file, rows)
     statuses = run_grid(grid, follow, oversized=oversized)
     refuse_unfinished(statuses, grid)
     return _rows(grid)
