@@ -12,7 +12,7 @@ import functools
 import hashlib
 import logging
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -47,7 +47,7 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
     like. Files of later attempts are not touched.
     """
     path = directory / f"{kind}-{attempt:04d}-{number:09d}.pt"
-    named, sha256 = write_digested(path, functools.partial(_save, state))
+    named, sha256 = write_digested(path, functools.partial(torch.save, state))
     for old in _files_until(directory, kind, attempt)[_KEPT:]:
         old.path.unlink(missing_ok=True)
     return Saved(named.name, sha256, number)
@@ -118,31 +118,3 @@ def _files_until(directory: Path, kind: str, attempt: int) -> list[TensorFile]:
     """List the files of a kind of this attempt and those before it, the newest first."""
     # A process that was stopped and goes on must not remove what its successor wrote.
     return [file for file in tensor_files(directory, kind) if file.attempt <= attempt]
-
-
-class _Output:
-    """A file that remembers why it could not be written to: torch's own error does not say."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _save(state: dict[str, Any], file: IO[bytes]) -> None:
-    output = _Output(file)
-    try:
-        torch.save(state, output)  # type: ignore[arg-type]  # it needs no more than the two methods
-    except RuntimeError:
-        if output.error is not None:
-            raise output.error from None
-        raise
