@@ -57,12 +57,12 @@ def grouped(cells: Iterable[Cell], full_epochs: Mapping[str, int]) -> dict[str, 
     """Group cells: name of method and setting -> configuration's id -> its cells (seeds).
 
     Args:
-        cells: All that are compared. Untrained networks have nothing to tune and are left out.
+        cells: All that are compared. Baselines have nothing to tune and are left out.
         full_epochs: Cells that a search trains for fewer epochs: id -> epochs of the setting that they stand for.
     """
     groups: dict[str, dict[str, dict[str, list[Cell]]]] = {}
     for cell in cells:
-        if cell.epochs:
+        if cell.is_method:
             setting = _setting(cell, full_epochs.get(cell.id, cell.epochs))
             configurations = groups.setdefault(cell.label, {}).setdefault(setting, {})
             configurations.setdefault(configuration_id(cell), []).append(cell)

@@ -67,7 +67,7 @@ def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
         sweep = load_rows(file, [fixed])
         cell = sweep.cells[0]
         space: dict[str, Range | Choice] = {}
-        if cell.epochs:  # an untrained network has nothing to search
+        if cell.is_method:  # a baseline has nothing to search
             space = _space(file, fixed, searched, cell)
         # Searches that differ in the seed alone are one, whose trials have all seeds.
         alike = replace(cell, seed=0)

@@ -177,7 +177,7 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
             found["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere
             found["edges"] = chosen.edges
             return found
-    if final and cell.epochs:  # for an untrained network there is nothing to choose
+    if final and cell.is_method:  # a baseline has nothing to choose
         what = "has not chosen yet" if choice is None else "chose other hyperparameters"
         raise RegbenchError(
             f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test split; "
@@ -194,7 +194,7 @@ def final_cells(
     Args:
         choice: What `choose` gave.
         folder: `<runs_dir>/<sweep>`.
-        tried: What it chose among; the networks without training in it are scored, too.
+        tried: What it chose among; the baselines in it are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
         leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the
             grid's. None: all.
@@ -216,8 +216,8 @@ def final_cells(
         if leading is not None and rank >= leading:
             own_seeds = choice.seeds
         cells += [replace(chosen, seed=seed) for seed in own_seeds]
-    untrained: dict[Cell, None] = {}
+    baselines: dict[Cell, None] = {}
     for cell in tried:
-        if not cell.epochs:
-            untrained |= dict.fromkeys(replace(cell, seed=seed) for seed in seeds or [cell.seed])
-    return cells + sorted(untrained, key=lambda cell: cell.seed)
+        if not cell.is_method:
+            baselines |= dict.fromkeys(replace(cell, seed=seed) for seed in seeds or [cell.seed])
+    return cells + sorted(baselines, key=lambda cell: cell.seed)

@@ -241,6 +241,11 @@ class Cell:
         return self.baseline == "supervised"
 
     @property
+    def is_method(self) -> bool:
+        """Whether a method trains the cell: it is neither a baseline nor an untrained network."""
+        return self.baseline is None and self.epochs > 0
+
+    @property
     def output_dim(self) -> int:
         """Width of the network's output: the embedding dimension, or one logit for each class."""
         return self.dataset.num_classes if self.is_supervised else self.embedding_dim

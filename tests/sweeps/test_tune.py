@@ -217,14 +217,18 @@ def test_only_the_leading_methods_get_all_seeds(
 ) -> None:
     """The first method leads, or the second."""
     untrained = load_run([*TINY, "epochs=0", "optimizer.warmup_epochs=0"])[0]
-    tune.begin([*cells, untrained], folder, tiny_data_dir, unequal=False)
+    supervised = load_run([*TINY, "baseline=supervised"])[0]
+    tried = [*cells, untrained, supervised]
+    # Baselines have one configuration, and that makes no budgets unequal.
+    tune.begin(tried, folder, tiny_data_dir, unequal=False)
     leader, other = cells[best], cells[3 - best]
-    for cell in (*cells, untrained):
-        score(folder, cell, {leader: 60.0, other: 57.0, untrained: 99.0}.get(cell, 50.0))
-    finals = tune.final_cells(choose(folder), folder, [*cells, untrained], [0, 1], 1)
-    assert finals == [leader, replace(leader, seed=1), other, untrained, replace(untrained, seed=1)]
-    # There was nothing to choose for the network without training, whose test split is open as that of the chosen.
-    for cell, selected_on in ((untrained, "given"), (leader, "tuning")):
+    for cell in tried:
+        score(folder, cell, {leader: 60.0, other: 57.0, untrained: 99.0, supervised: 99.0}.get(cell, 50.0))
+    finals = tune.final_cells(choose(folder), folder, tried, [0, 1], 1)
+    methods = [leader, replace(leader, seed=1), other]
+    assert finals == [*methods, untrained, supervised, replace(untrained, seed=1), replace(supervised, seed=1)]
+    # There was nothing to choose for baselines, whose test split is open as that of the chosen.
+    for cell, selected_on in ((untrained, "given"), (supervised, "given"), (leader, "tuning")):
         assert tune.how_chosen(folder / cell.id, cell, final=True)["selected_on"] == selected_on
 
 
