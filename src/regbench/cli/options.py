@@ -28,16 +28,8 @@ Settings are given as key=value in Hydra's grammar:
 """
 
 
-def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse unknown names of plug-ins, before torch is imported."""
-    from regbench.plugins import refuse_unknown_in
-
-    refuse_unknown_in(overrides)
-    return overrides
-
-
 # Without the option --runs-dir, as for the command that prepares data sets.
-settings = click.argument("overrides", nargs=-1, shell_complete=complete_override, callback=_known_names)
+settings = click.argument("overrides", nargs=-1, shell_complete=complete_override)
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,9 +108,9 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
 
 def known_methods(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse names of methods that there are not."""
-    from regbench.plugins import refuse_unknown
+    from regbench.methods import METHODS
 
-    refuse_unknown("method", names)
+    METHODS.refuse_unknown(names)
     return names
 
 

@@ -81,13 +81,9 @@ def evaluate(
     \b
     docs/evaluation.md describes the PROTOCOLs.
     """
-    from regbench.plugins import refuse_unknown
-
-    protocols = only.split(",") if only is not None else []
-    refuse_unknown("evaluation", protocols, "--only: ")  # before torch is imported
-
     from regbench.benchmark.evaluate.base import EVALUATIONS
 
+    protocols = only.split(",") if only is not None else []
     EVALUATIONS.refuse_unknown(protocols, "--only: ")
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
