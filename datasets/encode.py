@@ -122,18 +122,6 @@ def _raw(pixels: Image, label: int, origin: str) -> Sample:
     return Sample(RAW, height, width, label, pixels.tobytes(), origin, grey)
 
 
-def stored_bytes(split: Split, source: Source) -> int:
-    """Estimate how many bytes the images of a split take when they are stored, by what becomes of some of them."""
-    if not isinstance(source, ImageFiles):
-        return split.total_bytes
-    read = stored = 0
-    for image in split.some:
-        if isinstance(encoded := encode(image, 0, "", source), Sample):
-            read += image.stat().st_size if isinstance(image, Path) else len(image)
-            stored += len(encoded.data)
-    return split.total_bytes * stored // read if read else split.total_bytes
-
-
 def in_order(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Give the results of `function` in the order of `items`, from a thread per core, never far ahead of the reader."""
     waiting: deque[Future[R]] = deque()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from typing_extensions import TypedDict
 
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.encode import Unreadable, samples_of, stored_bytes
+from regbench.datasets.encode import Unreadable, samples_of
 from regbench.datasets.factor_tables import factors_table
 from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
 from regbench.datasets.progress import tracked
-from regbench.datasets.sources.base import Contents, Labels, Source, Split
+from regbench.datasets.sources.base import Contents, Labels, Split
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256, read_json
 from regbench.version import __version__
@@ -32,8 +31,6 @@ log = logging.getLogger("regbench")
 
 UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
-# Beside its bytes, an image takes a row of metadata, one of the allocation table, and the line of where it came from.
-_PER_IMAGE_BYTES = 100
 
 
 class _Note(TypedDict):
@@ -52,7 +49,6 @@ def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progre
     """Write the splits that no interrupted run has finished, and list what cannot be read."""
     finished = _finished(config, contents, folder)
     todo = {name: split for name, split in contents.splits.items() if name not in finished}
-    _require_space(folder, todo.values(), config.source)
     # Before any file is replaced: a manifest must not describe other files than those it was written for.
     (folder / FILE_NAME).unlink(missing_ok=True)
     save_text(folder / UNFINISHED, json.dumps(finished))
@@ -100,19 +96,6 @@ def _is_whole(folder: Path, entry: SplitEntry) -> bool:
     if not beton.is_file() or not origins.is_file():
         return False
     return beton.stat().st_size == entry["bytes"] and file_sha256(origins) == entry["origins_sha256"]
-
-
-def _require_space(folder: Path, splits: Iterable[Split], source: Source) -> None:
-    """Refuse what will not fit on the disk, before anything is written."""
-    needed_bytes = 0
-    for split in splits:
-        needed_bytes += stored_bytes(split, source) + len(split.labels) * _PER_IMAGE_BYTES
-    free_bytes = shutil.disk_usage(folder).free
-    if needed_bytes > free_bytes:
-        raise RegbenchError(
-            f"{folder} needs about {needed_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free there; "
-            "make room, or choose another folder: runtime.data_dir=FOLDER"
-        )
 
 
 @dataclass

@@ -142,4 +142,4 @@ def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]
 
     # As they are stored: grey images too have three channels.
     image_bytes = 3 * math.prod(images.shape[1:3])
-    return Split(labels[rows], chosen, image_bytes, len(rows) * image_bytes)
+    return Split(labels[rows], chosen, image_bytes)

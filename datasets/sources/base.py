@@ -24,8 +24,6 @@ Pixels = npt.NDArray[np.uint8]
 Image = Path | bytes | Pixels
 """An image file, its content, or pixels: (height, width, 3), or (height, width) if they are grey."""
 T = TypeVar("T")
-# The space that a split will take is estimated from so many images.
-_SAMPLED = 32
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,6 @@ class Split:
         labels: (N,) int64; -1 where there is none.
         images: Called once, gives each image in the order of the labels, and in one line where it is in the source.
         largest_bytes: Size of the largest image.
-        total_bytes: About how many bytes all of them are.
-        some: A few image files, by which the space that all take once they are converted is estimated.
         identity: A hash that changes when the images do (names, sizes, times, labels). None where images are read too
             fast for it to matter: an interrupted `prepare` then writes the split again.
         factors: What each image is made of, by name, (N,) each; empty where that is not known.
@@ -46,8 +42,6 @@ class Split:
     labels: Labels
     images: Callable[[], Iterable[tuple[Image, str]]]
     largest_bytes: int = 0
-    total_bytes: int = 0
-    some: Sequence[Path | bytes] = ()
     identity: str | None = None
     factors: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
@@ -217,13 +211,10 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
             sizes_bytes.append(status.st_size)
             # The time of the last change of any kind: new permissions, too, can make an image readable.
             identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
-    step = -(-len(files) // _SAMPLED)
     return Split(
         labels=np.array(labels, np.int64),
         images=lambda: files,
         largest_bytes=max(sizes_bytes),
-        total_bytes=sum(sizes_bytes),
-        some=[path for path, _ in files[::step]],
         identity=identity.hexdigest(),
     )
 

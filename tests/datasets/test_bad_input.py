@@ -382,25 +382,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", "manifest.json")}
 
 
-def test_no_space_is_refused_before_anything_is_written(
-    tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))
-    with pytest.raises(
-        RegbenchError, match=r"insects needs about [\d.e+-]+ GB, and 2e-05 GB are free there; make room"
-    ):
-        prepare(config, tmp_path, source_dir=root, progress=False)
-    assert [path.name for path in (tmp_path / "insects").iterdir()] == [".lock"]
-    # Shrunk, they need no more than that.
-    shrunk = replace(config, source=SOURCES.build("imagefolder", resize_px=8, jpeg_quality=50))
-    prepare(shrunk, tmp_path, source_dir=root, progress=False)
-    # What is there stays when there is no room to write it again.
-    with pytest.raises(RegbenchError, match="make room"):
-        prepare(config, tmp_path, source_dir=root, progress=False, force=True)
-    assert verify("insects", tmp_path, progress=False) == (15, [])
-
-
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing_half_written(
     tmp_path: Path, root: Path, config: DatasetConfig
 ) -> None:
