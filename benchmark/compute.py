@@ -35,11 +35,7 @@ class Compute:
 
 
 def resolve(runtime: Runtime) -> Compute:
-    """Find the runtime's device; set torch's threads, its arithmetic and, for one of several processes, its GPU.
-
-    Raises:
-        RegbenchError: If the device is not there.
-    """
+    """Find the runtime's device; set torch's threads, its arithmetic and, for one of several processes, its GPU."""
     device: str = runtime.device
     _, _, local_rank, local_size = environment_ranks()
     if device == "auto":

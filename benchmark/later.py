@@ -29,11 +29,7 @@ log = logging.getLogger("regbench")
 
 
 def trained_cell(directory: Path) -> Cell:
-    """Read the cell of a run directory that holds weights.
-
-    Raises:
-        RegbenchError: If the directory is none of a run, or holds scores of published weights.
-    """
+    """Read the cell of a run directory that holds weights; refuse any other directory."""
     config = directory / "config.yaml"
     if not config.exists():
         raise RegbenchError(f"{config} is missing; give the directory of a run that has trained")
@@ -99,11 +95,7 @@ def evaluate_directory(
 
 
 def _protocols_to_write(directory: Path, own: Cell, cell: Cell, changed: Sequence[str]) -> list[str]:
-    """List the protocols whose scores are new to a run that is finished.
-
-    Raises:
-        RegbenchError: If a protocol was evaluated later already, with the settings of the run.
-    """
+    """List the protocols whose scores are new to a finished run; refuse one that was evaluated later already."""
     new = [protocol for protocol in cell.evaluation.protocols if protocol not in own.evaluation.protocols]
     written = [protocol for protocol in new if _path(directory, protocol).exists()]
     if written and not changed:
@@ -138,11 +130,7 @@ def _evaluate_later(cell_id: str, protocol: str, subject: Subject, choices: Choi
 
 
 def _final_state(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """Read the checkpoint with the final weights of a run; None for a network without training.
-
-    Raises:
-        RegbenchError: If the run has no such checkpoint, or has it no longer.
-    """
+    """Read the checkpoint with the final weights of a run; None for a network without training."""
     if not cell.epochs:
         return None
     record = read_record(directory) or read_tuned(directory)

@@ -53,9 +53,6 @@ def evaluate_backbone(
 
     Returns:
         The run directory and the record.
-
-    Raises:
-        RegbenchError: If the weights cannot be had or do not fit, or an override is refused.
     """
     for override in overrides:
         if override.partition("=")[0].partition(".")[0] in _TRAINING:

@@ -39,11 +39,7 @@ def has_factors(manifest: Manifest) -> bool:
 
 
 def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
-    """Read the factors of a split, by name, (N,) each: integers for choices, float64 for quantities.
-
-    Raises:
-        RegbenchError: If the data set is not prepared, knows no factors, or the table was changed.
-    """
+    """Read the factors of a split, by name, (N,) each: integers for choices, float64 for quantities."""
     entry = Manifest.load(data_dir, dataset).splits[split]
     if "factors" not in entry:
         raise RegbenchError(

@@ -90,11 +90,7 @@ def prepare(
 
 
 def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
-    """Prepare the data sets of cells, each once.
-
-    Raises:
-        RegbenchError: If a data set is neither there nor can be downloaded.
-    """
+    """Prepare the data sets of cells, each once."""
     for config in {config.name: config for config in configs}.values():
         prepare(config, data_dir)
 
@@ -143,11 +139,7 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
 
 @contextmanager
 def locked(folder: Path, progress: bool) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it when the process ends, however it ends.
-
-    Raises:
-        RegbenchError: If the folder cannot be made, or not be written in.
-    """
+    """Hold the folder's lock; the system releases it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

@@ -35,9 +35,6 @@ def prepare_voc07(
         source_dir: The folder that holds the two archives, or VOCdevkit/, to which a link is made.
         progress: Show progress on stderr.
         force: Replace what is there by what is in `source_dir`.
-
-    Raises:
-        RegbenchError: If it cannot be had, or is not complete; all that is wrong is listed.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"

@@ -50,11 +50,7 @@ def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSpli
 
 
 def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
-    """Read the splits "trainval" and "test" of a folder VOC2007/, which messages call `where`.
-
-    Raises:
-        RegbenchError: If it is not there or has not these numbers of images; all that is wrong is listed.
-    """
+    """Read "trainval" and "test" of a folder VOC2007/, which messages call `where`; refuse other numbers of images."""
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
     if not folder.is_dir():

@@ -41,9 +41,6 @@ def run_grid(
 
     Returns:
         How the cells stand; None if Slurm goes on with them.
-
-    Raises:
-        RegbenchError: If the grid is refused.
     """
     tune.refuse_tuning(grid)
     _prepare(grid, oversized=oversized)

@@ -30,11 +30,7 @@ class SlurmError(RegbenchError):
 
 
 def call(*command: str) -> str:
-    """Give a command of Slurm, and return what it prints.
-
-    Raises:
-        SlurmError: If it is not there, fails or takes too long.
-    """
+    """Give a command of Slurm, and return what it prints."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
@@ -121,9 +117,6 @@ def recover_interrupted(folder: Path) -> None:
     """Find the jobs of submissions that were killed before they could note them, and forget those that have none.
 
     The process must hold the folder, see `regbench.sweeps.status.locked`.
-
-    Raises:
-        SlurmError: If Slurm does not answer.
     """
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)

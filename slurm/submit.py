@@ -70,9 +70,6 @@ def submit(cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path
 
     Returns:
         The ids of the arrays.
-
-    Raises:
-        RegbenchError: If Slurm is not there or refuses.
     """
     folder = folder.absolute()
     if bad := {"%", "\\"} & set(str(folder)):

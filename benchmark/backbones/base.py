@@ -41,16 +41,13 @@ class Backbone(ABC):
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Find the width of the representation: that of a black image.
+    """Find the width of the representation: that of a black image; refuse what gives something else than a vector.
 
     Args:
         source: What the network is, for messages.
         module: The network, which is left in the mode that it has.
         channels: Channels of the images.
         image_size: Side of the images, px.
-
-    Raises:
-        RegbenchError: If it does not take such images, or gives something else than a vector.
     """
     import torch
 

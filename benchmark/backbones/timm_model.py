@@ -44,11 +44,7 @@ class TimmModel(Backbone):
     reference = "Wightman, 2019 (timm); Dosovitskiy et al., ICLR 2021 (ViT)"
 
     def __post_init__(self) -> None:
-        """Refuse settings that do not fit each other.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
-        """
+        """Refuse settings that do not fit each other."""
         if self.last_blocks > 1 and self.representation == "pooled":
             raise RegbenchError(
                 f"network.backbone.last_blocks={self.last_blocks} needs network.backbone.representation=class_token "

@@ -58,16 +58,13 @@ class PublishedWeights:
 
 
 def load_backbone(source: str, network: Backbone, channels: int, image_size: int) -> PublishedWeights:
-    """Load the backbone that `source` names.
+    """Load the backbone that `source` names; refuse one that cannot be had or does not fit.
 
     Args:
         source: "torchvision:NAME@WEIGHTS" (the newest without @WEIGHTS), "timm:NAME", or a file.
         network: The backbone that a file's weights belong to.
         channels: Channels of the images.
         image_size: Side of the images, px.
-
-    Raises:
-        RegbenchError: If there is no such model or file, it cannot be had, or does not fit.
     """
     library, colon, name = source.partition(":")
     if colon and library in ("torchvision", "timm"):
@@ -164,11 +161,7 @@ class _Ignored:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file by name, without running anything that it names.
-
-    Raises:
-        RegbenchError: If it is no file of weights, or cannot be read safely.
-    """
+    """Read the tensors of a file by name, without running anything that it names."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except (RuntimeError, ValueError, pickle.UnpicklingError):
@@ -210,11 +203,7 @@ def _contained(content: Any) -> Any:
 
 
 def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture: str) -> None:
-    """Load the weights of a backbone from among those of a file.
-
-    Raises:
-        RegbenchError: If some are missing, of another shape, or belong neither to the backbone nor to a head.
-    """
+    """Load the weights of a backbone from among those of a file; besides there may be those of a head alone."""
     wanted = module.state_dict()
     prefix = _prefix(wanted, state, path, architecture)
     position = state.get(f"{prefix}pos_embed")
@@ -245,11 +234,7 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
 
 
 def _prefix(wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, architecture: str) -> str:
-    """Find the prefix of the backbone's names: the one under which the file has most of them.
-
-    Raises:
-        RegbenchError: If there is none, or two that have equally many.
-    """
+    """Find the prefix of the backbone's names: the one under which the file has most of them; refuse two as good."""
     first = next(iter(wanted))
     counts = {}
     for name in state:

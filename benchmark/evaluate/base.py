@@ -41,9 +41,6 @@ class Task:
         Args:
             name: Name of the evaluation, for messages.
             own: Data set of the evaluation, if it has one of its own.
-
-        Raises:
-            RegbenchError: If the data set is not prepared, or has other channels than the backbone takes.
         """
         dataset = own or self.dataset
         if dataset.input_channels != self.dataset.input_channels:
@@ -148,9 +145,6 @@ def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates
         task: Data set and splits that it is evaluated on.
         own: The data set of the evaluation, if it has one of its own.
         **candidates: Settings and their candidates.
-
-    Raises:
-        RegbenchError: With the settings that would do.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
         # The middle candidate is the likeliest: candidates reach from too small to too large.

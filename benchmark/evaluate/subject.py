@@ -178,12 +178,7 @@ def _mean_score(scores: Scores, split: str) -> Score:
 
 
 def selection_splits(config: EvaluationConfig, task: Task) -> list[str]:
-    """Return the split that everything is chosen on, as a list; an empty one where the data set has no such split.
-
-    Raises:
-        RegbenchError: If one of the evaluations cannot be done: a data set is not prepared or has other channels, there
-            is a choice to make or a curve to measure and no split to do it on, or whatever else an evaluation refuses.
-    """
+    """Return the split that everything is chosen on, as a list; an empty one where the data set has no such split."""
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
         own: DatasetConfig | None = getattr(evaluation, "dataset", None)

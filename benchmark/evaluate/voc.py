@@ -189,9 +189,6 @@ def svm_precisions(
         test: The same of test.
         costs: C of each class.
         threads: SVMs trained at the same time.
-
-    Raises:
-        RegbenchError: If a class is in no image of test.
     """
     (x_ND, presence_NC), (queries_ND, answers_NC) = train, test
     for name, answers_N in zip(CLASSES, answers_NC.T, strict=True):

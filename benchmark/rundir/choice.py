@@ -35,11 +35,7 @@ class Choices:
         return self.attempt.path("choice.json")
 
     def note(self, what: str, entry: dict[str, Any]) -> None:
-        """Write down one choice.
-
-        Raises:
-            LeaseLost: If another process has taken over the run.
-        """
+        """Write down one choice."""
         if self._entries.get(what) != entry or not self.path.exists():
             self._entries[what] = entry
             self.attempt.write("choice.json", signed(self._entries).encode())

@@ -214,11 +214,7 @@ class Attempt:
         return numbered_file(self.directory, name, self.number)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write this attempt's own file of that name, atomically; return its path.
-
-        Raises:
-            LeaseLost: See `check`.
-        """
+        """Write this attempt's own file of that name, atomically, if `check` lets it; return its path."""
         self.check()
         write_there(self.path(name), data)
         return self.path(name)

@@ -294,20 +294,12 @@ def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_record(directory: Path) -> Record | None:
-    """Read the record of a finished run directory; None without one.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
+    """Read the record of a finished run directory; None without one. Refuse one that was changed."""
     return Record.read_if_there(directory / "record.json", _AGAIN)
 
 
 def read_tuned(directory: Path) -> Record | None:
-    """Read the record that a tuning chooses by: that of the tuning split, or the final one; None without either.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
+    """Read the record that a tuning chooses by: that of the tuning split, or the final one; None without either."""
     return Record.read_if_there(directory / "tuning.json", _AGAIN) or read_record(directory)
 
 

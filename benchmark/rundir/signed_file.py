@@ -68,11 +68,7 @@ class SignedFile:
 
     @classmethod
     def read_if_there(cls, path: Path, remedy: str) -> Self | None:
-        """Read a file; None if it is not there.
-
-        Raises:
-            RegbenchError: If it is not what was written; with the remedy.
-        """
+        """Read a file; None if it is not there. Refuse one that was changed, with the remedy."""
         try:
             return read_file(path, lambda content: cls.parse(content, path), remedy)
         except FileNotFoundError:
@@ -80,11 +76,7 @@ class SignedFile:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """Read the JSON object in a file of this version.
-
-    Raises:
-        ValueError: If it holds something else.
-    """
+    """Read the JSON object in a file of this version; raise ValueError if it holds something else."""
     try:
         raw = parse_json(content)
     except ValueError as error:

@@ -86,10 +86,6 @@ class TuningChoice(SignedFile):
 
 
 def read_choice(folder: Path) -> TuningChoice | None:
-    """Read the choices of the tuning in a sweep's folder; None before they are made.
-
-    Raises:
-        RegbenchError: If it is not what was written.
-    """
+    """Read the choices of the tuning in a sweep's folder; None before they are made."""
     remedy = f"remove it, and choose again: regbench tune {folder.name}"
     return TuningChoice.read_if_there(folder / TUNING_CHOICE, remedy)

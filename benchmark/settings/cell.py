@@ -100,11 +100,7 @@ class EvaluationOptions:
     every_epochs: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        """Refuse evaluations that do not exist or cannot be used so.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
-        """
+        """Refuse evaluations that do not exist or cannot be used so."""
         EVALUATIONS.refuse_unknown(self.protocols, "evaluation.protocols: ")
         for setting, names in (("select_by", self.select_by), ("while_training", self.while_training)):
             repeats = len(set(names)) < len(names)
@@ -214,11 +210,7 @@ class Cell:
     baseline: Literal["raw_pixels", "pca", "supervised"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not fit each other.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
-        """
+        """Refuse numbers that do not fit each other."""
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise RegbenchError(f"micro_batch_size={self.micro_batch_size} must divide batch_size={self.batch_size}")
         if self.baseline in ("raw_pixels", "pca") and self.epochs:
@@ -294,22 +286,15 @@ class Cell:
 
     @classmethod
     def from_plain(cls, data: object) -> Cell:
-        """Return the cell of plain data; what is left out has its default.
-
-        Raises:
-            RegbenchError: If a setting is unknown, missing, of the wrong type or out of range.
-        """
+        """Return the cell of plain data; what is left out has its default."""
         return from_plain(Cell, data)
 
     @classmethod
     def stored(cls, data: object) -> Cell:
-        """Return the cell of plain data in a run directory or a job, which may leave nothing out.
-
-        Raises:
-            RegbenchError: If `from_plain` refuses it, or a setting is missing: its default may have changed since.
-        """
+        """Return the cell of plain data in a run directory or a job; refuse data that leave a setting out."""
         cell = cls.from_plain(data)
         missing = _first_missing(cell.plain(), data, "")
+        # Its default may have changed since.
         if missing:
             raise RegbenchError(f"the setting {missing} is missing")
         return cell

@@ -133,11 +133,7 @@ class _Group:
 
     @functools.cached_property
     def settings(self) -> Any:
-        """Settings made of the data.
-
-        Raises:
-            RegbenchError: If they are refused.
-        """
+        """Settings made of the data."""
         if self.name == "runtime":
             return from_plain(Runtime, self.plain, "runtime.")
         if self.name == "cluster":
@@ -153,9 +149,6 @@ def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
         key: Full name of the setting.
         value: Plain data.
         new: Whether it may be one that the tree has not.
-
-    Raises:
-        RegbenchError: If there is no such setting or plug-in.
     """
     is_name = key in PLUG_INS and not isinstance(value, Mapping)
     if is_name:

@@ -16,11 +16,7 @@ from regbench.errors import RegbenchError
 # Hydra's parser takes a millisecond for each, and the cells of a grid have most overrides in common.
 @functools.lru_cache(maxsize=65536)
 def parse(override: str) -> Override:
-    """Return one override in Hydra's grammar.
-
-    Raises:
-        RegbenchError: If it is none.
-    """
+    """Return one override in Hydra's grammar."""
     try:
         (parsed,) = _parser().parse_overrides([override])
     except HydraException as error:
@@ -41,11 +37,7 @@ def _parser() -> OverridesParser:
 
 
 def points(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the product of the overrides' values.
-
-    Raises:
-        RegbenchError: If a value is an interval, which has no end of points.
-    """
+    """Yield the product of the overrides' values; refuse an interval, which has no end of points."""
     choices = []
     for _, override, values in row_values(overrides):
         if isinstance(override.value(), IntervalSweep):

@@ -58,9 +58,6 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
     Args:
         chosen: Each group with the name of its preset.
         own: The user's presets.
-
-    Raises:
-        RegbenchError: If there is no such preset, or it holds something else.
     """
     tree: Tree = orjson.loads(_preset_json(chosen, own))
     return tree

@@ -93,11 +93,7 @@ def _all_numbers() -> tuple[PublishedNumber, ...]:
 
 
 def numbers_of(recipe: str) -> tuple[PublishedNumber, ...]:
-    """Return the numbers of one recipe.
-
-    Raises:
-        RegbenchError: If there is no such recipe.
-    """
+    """Return the numbers of one recipe; refuse a sweep that has none."""
     found = tuple(number for number in published_numbers() if number.preset == recipe)
     if not found:
         raise RegbenchError(

@@ -108,11 +108,7 @@ class Cluster:
     gpu_memory_gib: Positive | None = None
 
     def __post_init__(self) -> None:
-        """Refuse stages that are not those of a run.
-
-        Raises:
-            RegbenchError: Naming the setting and what it must be.
-        """
+        """Refuse stages that are not those of a run."""
         if self.stages is not None and set(self.stages) != set(STAGES):
             given = ", ".join(self.stages) or "nothing"
             raise RegbenchError(f"cluster.stages must name {', '.join(STAGES)}, each with its settings, not {given}")
@@ -127,11 +123,7 @@ class Cluster:
         return [list(stages)]
 
     def at(self, stage: str) -> Cluster:
-        """Return what the job that begins with a stage gets.
-
-        Raises:
-            RegbenchError: If a setting of the stage is unknown or of the wrong type.
-        """
+        """Return what the job that begins with a stage gets."""
         if self.stages is None:
             return self if stage == "pretrain" else replace(self, nodes=1, gpus=min(self.gpus, 1))
         settings = {**plain(self), "stages": None, **self.stages[stage]}

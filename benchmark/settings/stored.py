@@ -17,11 +17,7 @@ from regbench.settings import read_yaml
 
 
 def load_cell(path: Path) -> Cell:
-    """Return the cell of a run directory's `config.yaml`.
-
-    Raises:
-        RegbenchError: If the file is not there or not a cell's.
-    """
+    """Return the cell of a run directory's `config.yaml`."""
     data = read_yaml(path)
     try:
         return Cell.stored(data)

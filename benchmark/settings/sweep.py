@@ -57,11 +57,7 @@ def sweep_names() -> dict[str, str]:
 
 
 def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
-    """Return one cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`.
-
-    Raises:
-        RegbenchError: If an override is unknown, malformed, a sweep, or gives a cell that cannot be run.
-    """
+    """Return one cell and its runtime from the defaults and Hydra overrides such as `method=vicreg`; refuse a grid."""
     sweep = _expand("manual", "one run", [list(overrides)])
     if len(sweep.cells) != 1:
         raise RegbenchError(f"the overrides give {len(sweep.cells)} cells; for a grid use: regbench sweep")
@@ -71,22 +67,14 @@ def load_run(overrides: Sequence[str]) -> tuple[Cell, Runtime]:
 
 
 def load_dataset(overrides: Sequence[str]) -> tuple[DatasetConfig, Runtime]:
-    """Return the data set that overrides give, and the runtime, as if nothing was prepared yet.
-
-    Raises:
-        RegbenchError: If an override is refused.
-    """
+    """Return the data set that overrides give, and the runtime, as if nothing was prepared yet."""
     (point,) = points(overrides)
     composed = Composer(prepared=False).compose(point)
     return composed.cell.dataset, composed.runtime
 
 
 def load_grid(overrides: Sequence[str]) -> Sweep:
-    """Return the cells that overrides give, without a sweep's file.
-
-    Raises:
-        RegbenchError: If an override is refused.
-    """
+    """Return the cells that overrides give, without a sweep's file."""
     return _expand("manual", "from the command line", [list(overrides)])
 
 
@@ -150,21 +138,13 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def load_rows(file: SweepFile, rows: Sequence[Sequence[str]]) -> Sweep:
-    """Return the cells that rows of overrides give, under the name of a sweep's file.
-
-    Raises:
-        RegbenchError: If an override is refused.
-    """
+    """Return the cells that rows of overrides give, under the name of a sweep's file."""
     sweep = _expand(file.name, file.description, rows, passes=file.equal == "passes")
     return replace(sweep, final_seeds=file.final_seeds, deviations=file.deviations)
 
 
 def read_rows(name: str, overrides: Sequence[str]) -> SweepFile:
-    """Read the file of the sweep `name` with each row changed by `overrides`; see `load_sweep`.
-
-    Raises:
-        RegbenchError: If there is no such sweep, or the file is refused.
-    """
+    """Read the file of the sweep `name` with each row changed by `overrides`; see `load_sweep`."""
     presets = preset_files("sweep")
     if name in presets:
         path = presets[name]

@@ -127,11 +127,7 @@ class Agreement:
 
 
 def environment_ranks() -> tuple[int, int, int, int]:
-    """Read rank, size, local rank and local size, as torchrun or a Slurm job sets them in the environment.
-
-    Raises:
-        RegbenchError: If only some of them are set.
-    """
+    """Read rank, size, local rank and local size, as torchrun or a Slurm job sets them in the environment."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1, 0, 1
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -223,9 +219,6 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
     """Replace every BN layer of `network` by one that takes its statistics over the batches of all ranks.
 
     The weights keep their names. A world of one process is left alone.
-
-    Raises:
-        RegbenchError: If a layer does more than BN, which would be lost.
     """
     if world.group is None:
         return

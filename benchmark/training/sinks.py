@@ -117,11 +117,7 @@ SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
 
 
 def require_sinks(names: Sequence[str]) -> None:
-    """Refuse sinks whose packages are not installed.
-
-    Raises:
-        RegbenchError: Naming the first that is missing, and what installs it.
-    """
+    """Refuse sinks whose packages are not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise RegbenchError(f"runtime.sinks: {name} is not installed here; pip install 'regbench[{name}]'")

@@ -58,10 +58,6 @@ class PretrainingLoader(EpochLoader):
                 of the p-th part of one process's batch, so that statistics over a pass do not depend on `world_size`.
             labels: Whether to deliver the images' labels, after their views.
             **reading: Further options.
-
-        Raises:
-            RegbenchError: If the data set is not prepared or not usable, the batch is larger than it, or labels are
-                asked for and images have none.
         """
         beton, self._indices = open_pretraining_split(dataset, data_dir)
         self.num_samples = len(self._indices)
@@ -184,10 +180,6 @@ class EvalLoader(EpochLoader):
             crop_scale: Range of the crop's area, for "crop_flip".
             choice: For "test": the record of what was chosen, and on which split, before this one is opened.
             **reading: Further options.
-
-        Raises:
-            RegbenchError: If the data set is not prepared or not usable, an argument is unknown, or the test split is
-                to be opened without a choice on record.
         """
         if transform not in TRANSFORMS:
             raise RegbenchError(f"unknown transform '{transform}'; choose one of {', '.join(TRANSFORMS)}")

@@ -83,11 +83,7 @@ class Scenes(Source):
     own = False
 
     def __post_init__(self) -> None:
-        """Refuse a foreground that is not published as arrays.
-
-        Raises:
-            RegbenchError: Naming the sources that will do.
-        """
+        """Refuse a foreground that is not published as arrays."""
         able = [name for name in SOURCES.names() if issubclass(SOURCES.of(name), Arrays)]
         if self.foreground not in able:
             raise RegbenchError(f"dataset.source.foreground={shown(self.foreground)} must be one of {', '.join(able)}")

@@ -77,11 +77,7 @@ def assert_sound(
 
 
 def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[AuditReport]:
-    """Audit losses, one after the other; `options` are those of the command that shows it again.
-
-    Raises:
-        RegbenchError: If a probe is unknown or a loss cannot be made.
-    """
+    """Audit losses, one after the other; `options` are those of the command that shows it again."""
     for name in probes:
         if name not in ALL_PROBES:
             raise RegbenchError(wording.unknown("probe", name, ALL_PROBES))

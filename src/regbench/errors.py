@@ -6,4 +6,5 @@ class RegbenchError(Exception):
 
     The message is one line that says what is wrong, where, and what to do about it. The command line prints
     it without a traceback and leaves with exit code 2. A defect of regbench itself is never raised as this.
+    Whatever reads what a user gave may raise it, so docstrings name it only in the public interface.
     """

@@ -127,20 +127,12 @@ class Registry(Generic[P]):
         return sorted(self._all())
 
     def of(self, name: str) -> type[P]:
-        """Return the class of a name or preset.
-
-        Raises:
-            RegbenchError: If the name is unknown.
-        """
+        """Return the class of a name or preset."""
         self.refuse_unknown([name])
         return self._all()[name][0]
 
     def refuse_unknown(self, names: Sequence[str], where: str = "") -> None:
-        """Refuse names that none of the plug-ins has; `where` begins the message.
-
-        Raises:
-            RegbenchError: With the nearest names, or with the reason why it is left out.
-        """
+        """Refuse names that none of the plug-ins has; `where` begins the message."""
         for name in names:
             if name not in self._all():
                 broken = self._broken.get(name)

@@ -59,11 +59,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the settings in a YAML file.
-
-    Raises:
-        RegbenchError: If the file cannot be read or holds something else.
-    """
+    """Read the settings in a YAML file."""
     try:
         data = parse_yaml(path.read_bytes())
     except OSError as error:
@@ -100,9 +96,6 @@ def setting(cls: Any, name: str, data: Any) -> Any:
     """Make one setting of a class of its plain data, for the class to be made of settings.
 
     A plug-in or a group is made and checked. Any other value stays as it is: the class checks it.
-
-    Raises:
-        RegbenchError: If the setting is refused.
     """
     hint = hints(cls).get(name)
     if plug_in := plug_in_of(hint):

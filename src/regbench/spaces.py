@@ -46,11 +46,7 @@ class Range:
     most: float = math.inf
 
     def __post_init__(self) -> None:
-        """Refuse a range without numbers on its scale.
-
-        Raises:
-            RegbenchError: If the ends are not in order, or not on the scale.
-        """
+        """Refuse a range without numbers on its scale."""
         bounds = {"log": (0.0, math.inf), "linear": (-math.inf, math.inf), "logit": (0.0, 1.0)}
         least, most = bounds[self.scale]
         if not least < self.low < self.high < most:

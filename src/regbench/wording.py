@@ -66,11 +66,7 @@ def shown(value: object) -> str:
 
 
 def written(value: object) -> str:
-    """Write a value of Python as an override has it, text in quotation marks.
-
-    Raises:
-        RegbenchError: If no setting can have it.
-    """
+    """Write a value of Python as an override has it, text in quotation marks."""
     if isinstance(value, str | os.PathLike):
         return quoted(os.fspath(value))
     if isinstance(value, Mapping):
