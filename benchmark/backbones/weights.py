@@ -9,6 +9,7 @@ beside projector and head.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import logging
 import math
@@ -208,7 +209,7 @@ def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, architecture:
     prefix = _prefix(wanted, state, path, architecture)
     position = state.get(f"{prefix}pos_embed")
     if position is not None and "pos_embed" in wanted:
-        state = {**state, f"{prefix}pos_embed": _resampled(position, module, path)}
+        state = {**state, f"{prefix}pos_embed": _resampled(position, module)}
     missing, wrong, own = [], [], {}
     for name, value in wanted.items():
         found = state.get(prefix + name)
@@ -248,32 +249,20 @@ def _prefix(wanted: Mapping[str, Any], state: Mapping[str, Any], path: Path, arc
     return most[0]
 
 
-def _resampled(found: Tensor, module: Any, path: Path) -> Tensor:
-    """Resample a transformer's positional embeddings to the grid of patches of its images, as timm does.
-
-    Those of another width are left as they are: they belong to another transformer.
-
-    Raises:
-        RegbenchError: If they are not those of a square grid.
-    """
+def _resampled(found: Tensor, module: Any) -> Tensor:
+    """Resample a transformer's positional embeddings to the grid of patches of its images, as timm does."""
     own: Tensor = module.pos_embed
-    if found.ndim != 3 or own.ndim != 3:
-        return found
-    if found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
+    if found.ndim != 3 or found.shape[1] == own.shape[1] or found.shape[2] != own.shape[2]:
         return found
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     grid = module.patch_embed.grid_size
     tokens = own.shape[1] - math.prod(grid)  # those before the patches, such as the class token
-    side = math.isqrt(max(0, found.shape[1] - tokens))
-    if not side or side**2 + tokens != found.shape[1]:
-        raise RegbenchError(
-            f"{path}: its {found.shape[1]} positional embeddings are not those of a square grid of patches and "
-            f"{tokens} tokens before them, so they cannot be resampled to {grid[0]} x {grid[1]}; choose network= to fit"
-        )
-    log.info("%s: resampled the positional embeddings of %d x %d patches to %d x %d", path, side, side, *grid)
-    resampled: Tensor = resample_abs_pos_embed(found, list(grid), num_prefix_tokens=tokens)
-    return resampled
+    # What is no square grid of patches is refused for its shape.
+    with contextlib.suppress(RuntimeError):
+        found = resample_abs_pos_embed(found, list(grid), num_prefix_tokens=tokens)
+        log.info("resampled positional embeddings to %d x %d patches", *grid)
+    return found
 
 
 def _part(name: str, prefix: str) -> str:
