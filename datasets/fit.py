@@ -40,14 +40,9 @@ def complete(dataset: Mapping[str, Any]) -> dict[str, Any]:
 def fitting(
     dataset: Mapping[str, Any], batch_size: object, epochs: object, data_dir: Path | None, given: Collection[str]
 ) -> dict[str, Any]:
-    """Choose what the settings of one's own images leave open.
+    """Choose what the settings of one's own images leave open, and leave alone those that were `given`, by name.
 
-    Args:
-        dataset: The data set's plain data, complete.
-        batch_size: Of the run.
-        epochs: Of the run.
-        data_dir: The folder of prepared data sets; None: as if nothing was prepared.
-        given: Names of the settings that were given, which are left alone.
+    Without `data_dir`, the folder of prepared data sets, it is as if nothing was prepared.
 
     Returns:
         Further settings by name, also of other groups: the augmentation and the network.

@@ -98,14 +98,8 @@ def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
 def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path) -> Contents:
     """Find the images of a data set, download them where that is possible, and divide them into splits.
 
-    Args:
-        config: The data set.
-        source_dir: The folder that holds the source; None for the usual place or a download.
-        downloads: Where downloads go.
-
-    Raises:
-        RegbenchError: If the source cannot be had, is not complete, or has not the classes of `config`; all that is
-            wrong is listed, with the address where the source is to be had.
+    A source that cannot be had, is not complete or has other classes is refused: all that is wrong is listed, with the
+    address where it is to be had.
     """
     source = config.source
     if source.own and source_dir is None:

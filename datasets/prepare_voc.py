@@ -27,14 +27,8 @@ def prepare_voc07(
 ) -> dict[str, VOCSplit]:
     """Bring VOC2007 to `<data_dir>/voc07/VOCdevkit/`, unless it is there, and check all of it.
 
-    It appears there when it is complete and checked, by a rename.
-
-    Args:
-        data_dir: The folder of all data sets.
-        num_images: That "trainval" and "test" must have.
-        source_dir: The folder that holds the two archives, or VOCdevkit/, to which a link is made.
-        progress: Show progress on stderr.
-        force: Replace what is there by what is in `source_dir`.
+    It appears there when it is complete and checked, by a rename. `source_dir` holds the two archives, or VOCdevkit/,
+    to which a link is made; `force` replaces what is there by it.
     """
     folder = data_dir / "voc07"
     place = folder / "VOCdevkit"

@@ -31,23 +31,14 @@ class Backbone(ABC):
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network, with weights drawn from torch's global generator, and the width of its representation.
 
-        Args:
-            channels: Channels of the images.
-            image_size: Side of the data set's images, px; views may be smaller or larger.
-
-        Raises:
-            RegbenchError: If it does not take such images.
+        Views may be smaller or larger than `image_size` px. An image that the network does not take is refused.
         """
 
 
 def representation_dim(source: str, module: nn.Module, channels: int, image_size: int) -> int:
     """Find the width of the representation: that of a black image; refuse what gives something else than a vector.
 
-    Args:
-        source: What the network is, for messages.
-        module: The network, which is left in the mode that it has.
-        channels: Channels of the images.
-        image_size: Side of the images, px.
+    The network `module` is left in the mode that it has; messages call it `source`.
     """
     import torch
 

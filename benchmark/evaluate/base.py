@@ -38,9 +38,7 @@ class Task:
     def splits(self, name: str, own: DatasetConfig | None = None) -> list[str]:
         """Return the split that an evaluation chooses on, as a list; an empty one if the data set has no such split.
 
-        Args:
-            name: Name of the evaluation, for messages.
-            own: Data set of the evaluation, if it has one of its own.
+        The data set is `own`, if the evaluation has one of its own; messages call the evaluation `name`.
         """
         dataset = own or self.dataset
         if dataset.input_channels != self.dataset.input_channels:
@@ -68,25 +66,12 @@ class Evaluation(ABC):
     """Score that hyperparameters can be chosen by and curves drawn of, if any; then `select` is implemented."""
 
     def check(self, name: str, task: Task) -> None:
-        """Refuse, before any training, what cannot be evaluated.
-
-        Args:
-            name: Name of the evaluation.
-            task: Data set and splits that it would be evaluated on.
-
-        Raises:
-            RegbenchError: Saying what is wrong and what to do.
-        """
+        """Refuse, before any training, what cannot be evaluated; a refusal says what to do."""
         task.splits(name, getattr(self, "dataset", None))
 
     @abstractmethod
     def run(self, name: str, subject: Subject) -> Scores:
-        """Return the scores on the test split, and those on the split that something was chosen on.
-
-        Args:
-            name: Name of the evaluation.
-            subject: The backbone, its images, and what they are computed with.
-        """
+        """Return the scores on the test split, and those on the split that something was chosen on."""
 
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split, that of `selects` first."""
@@ -140,11 +125,7 @@ def chosen_from(selected_on: str, labels: list[str]) -> str:
 def refuse_choice(name: str, task: Task, own: DatasetConfig | None, **candidates: Sequence[float]) -> None:
     """Refuse several candidates for a rate where there is no split to choose on.
 
-    Args:
-        name: Name of the evaluation.
-        task: Data set and splits that it is evaluated on.
-        own: The data set of the evaluation, if it has one of its own.
-        **candidates: Settings and their candidates.
+    The data set is `own`, if the evaluation has one of its own. `candidates` are settings by their names.
     """
     if not task.splits(name, own) and max(map(len, candidates.values())) > 1:
         # The middle candidate is the likeliest: candidates reach from too small to too large.

@@ -146,16 +146,7 @@ class FineTuned:
         seed: int,
         device: torch.device,
     ) -> None:
-        """Copy the backbone.
-
-        Args:
-            backbone: The pretrained one.
-            num_classes: Outputs of the linear layer.
-            config: Epochs, momentum and weight decay.
-            rates: Initial learning rates of backbone and linear layer.
-            seed: Seed of the linear layer's initial weights.
-            device: Device that computes.
-        """
+        """Copy the backbone, and draw a linear layer by the seed; `rates` are the initial ones of the two."""
         self._config, self._rates, self._device = config, rates, device
         # The backbone is also evaluated by others, so it must not change.
         self._backbone = Encoder(copy.deepcopy(backbone.module).requires_grad_(True), backbone.dim)
@@ -167,11 +158,9 @@ class FineTuned:
         """Images to logits."""
 
     def fit(self, epochs: Epochs, state: State) -> None:
-        """Train on the batches of `epochs(e)` for each epoch e, but not on a batch of one image: BN needs two.
+        """Train on the batches of `epochs(e)` for each epoch e: normalised images (n, c, h, w) and labels (n,).
 
-        Args:
-            epochs: Normalised images (n, c, h, w) and labels (n,) on the device.
-            state: Keeps what is trained after each epoch; training goes on from what it holds.
+        A batch of one image is left out: BN needs two. `state` keeps what is trained, and training goes on from there.
         """
         config = self._config
         groups: list[dict[str, Any]] = [

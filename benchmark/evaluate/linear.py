@@ -179,15 +179,7 @@ class LinearHeads:
     """
 
     def __init__(self, dim: int, num_classes: int, config: LinearProbe, seed: int, device: torch.device) -> None:
-        """Give all heads the same initial weights, drawn from N(0, 0.01²), and no bias.
-
-        Args:
-            dim: D, width of the features.
-            num_classes: C.
-            config: Learning rates, schedule, epochs, momentum, weight decay and BN.
-            seed: Seed of the initial weights.
-            device: Device that computes.
-        """
+        """Give all heads the same initial weights (C, D), drawn from N(0, 0.01²) by the seed, and no bias."""
         heads = len(config.learning_rates)
         self._config, self._device = config, device
         self._shape = (heads, num_classes)
@@ -199,13 +191,10 @@ class LinearHeads:
 
     @torch.no_grad()
     def fit(self, epochs: Epochs, state: State | None = None) -> None:
-        """Train on the batches of `epochs(e)` for each epoch e; each epoch has its own learning rate.
+        """Train on the batches of `epochs(e)` for each epoch e: features (n, d) and labels (n,), on the device.
 
-        With BN, a batch of one image is left out: it has no variance.
-
-        Args:
-            epochs: Features (n, d) and labels (n,) on the device.
-            state: Keeps what is trained after each epoch; training goes on from what it holds.
+        Each epoch has its own learning rate. With BN, a batch of one image is left out: it has no variance.
+        `state` keeps what is trained, and training goes on from there.
         """
         config = self._config
         parameters = (self._weight_KD, self._bias_K1)
@@ -270,13 +259,9 @@ def decay(epoch: int, epochs: int, milestones: tuple[int, ...] = ()) -> float:
 def head_accuracies(
     features: Features, logits: Callable[[Tensor], Tensor], block: int, device: torch.device
 ) -> list[tuple[float, float]]:
-    """Return top-1 and top-5 accuracy of each head, in per cent.
+    """Return top-1 and top-5 accuracy of each head, in per cent, `block` images at a time.
 
-    Args:
-        features: Features and labels, on any device.
-        logits: From features (N, D) to logits (H, N, C).
-        block: Images at a time.
-        device: Device that computes.
+    `logits` makes logits (H, N, C) of features (N, D), which lie on any device, on the one that computes.
     """
     correct = torch.tensor(0)
     for x_ND, y_N in zip(features.x_ND.split(block), features.y_N.split(block), strict=True):

@@ -21,13 +21,9 @@ class Monitor:
     """Evaluates a network in training on the split that choices are made on, and leaves it as it is."""
 
     def __init__(self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt) -> None:
-        """Copy the backbone.
+        """Copy the backbone of a network on its device.
 
-        Args:
-            cell: Says what is evaluated.
-            network: On its device, with layers that can be copied: those of several processes cannot.
-            compute: Device and folders to compute with.
-            attempt: At the run; a long evaluation keeps its state there.
+        Layers of several processes cannot be copied. A long evaluation keeps its state with the attempt.
         """
         self._cell, self._compute, self._attempt = cell, compute, attempt
         # On the CPU: on the device it would count as memory of the training.

@@ -30,11 +30,7 @@ class State:
     def __init__(self, attempt: Attempt, protocol: str, key: str, device: torch.device) -> None:
         """Go on from the last whole file of the same evaluation, if there is one.
 
-        Args:
-            attempt: At the run.
-            protocol: The evaluation's name.
-            key: Fingerprint of all that decides the outcome of the evaluation, see `fingerprint`.
-            device: Device that tensors are loaded to.
+        `key` is the fingerprint of all that decides its outcome, see `fingerprint`.
         """
         self._attempt, self._protocol, self._key = attempt, protocol, key
         self._written_s = time.monotonic()
@@ -52,12 +48,9 @@ class State:
             log.info("%s: goes on after %s", protocol, state["done"])
 
     def save(self, done: str, *, last: bool = False, **changes: Any) -> None:
-        """Keep `changes` beside what was kept; write them if it is time to.
+        """Keep `changes`, tensors and plain data, beside what was kept; write them if it is time to, or at the `last`.
 
-        Args:
-            done: What is done, in words.
-            last: Write in any case.
-            changes: Tensors and plain data; whatever is written must still have its value of now.
+        Whatever is written must still have its value of now. `done` says in words what is done.
 
         Raises:
             LeaseLost: If another process has taken over the run.

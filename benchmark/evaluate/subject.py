@@ -114,12 +114,9 @@ class Subject:
         return Images(dataset or self.dataset, self.compute, self.choices.path)
 
     def features(self, split: str, interpolation: str, dataset: DatasetConfig | None = None) -> Features:
-        """Return the representations of a split's centre crops; those of the cell's own data set are kept.
+        """Return the representations of a split's centre crops; those of the cell's own data set (None) are kept.
 
-        Args:
-            split: Split of the data set.
-            interpolation: Filter of the resize before the crop.
-            dataset: None: the cell's own.
+        `interpolation` is the filter of the resize before the crop.
         """
         if dataset:  # a single evaluation looks at it, and its features may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
@@ -153,10 +150,7 @@ class Subject:
     def state(self, name: str, config: Any, dataset: DatasetConfig | None = None) -> State:
         """Return what an earlier attempt at an evaluation has done, with these settings, images and weights.
 
-        Args:
-            name: Name of the evaluation.
-            config: Settings of the evaluation.
-            dataset: None: the cell's own.
+        The data set is the cell's own if it is None.
         """
         dataset = dataset or self.dataset
         splits = Manifest.load(self.compute.data_dir, dataset).splits

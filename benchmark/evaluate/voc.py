@@ -140,19 +140,14 @@ def linear_svm(cost: float) -> Any:
 def choose_costs(x_ND: Floats, presence_NC: Presence, config: VOC07, threads: int) -> dict[str, dict[str, float]]:
     """Return the mean average precision (%) over the folds, for each class and each candidate of `config.costs`.
 
-    Folds are stratified and not shuffled, and the average precision is scikit-learn's, as in VISSL.
+    Folds are stratified and not shuffled, and the average precision is scikit-learn's, as in VISSL. A class with fewer
+    positives, or negatives, than there are folds is refused.
 
     Args:
         x_ND: Normalised features of trainval.
         presence_NC: 1, 0 or -1; 0 counts as absent.
         config: Candidates and folds.
         threads: SVMs trained at the same time.
-
-    Returns:
-        Class -> C (as text) -> value.
-
-    Raises:
-        RegbenchError: If a class has fewer positives, or negatives, than there are folds.
     """
     from sklearn.model_selection import cross_val_score
 
@@ -184,11 +179,7 @@ def svm_precisions(
 ) -> list[tuple[float, float]]:
     """Return for each class the 11-point and the full average precision (%) on test images that are not difficult.
 
-    Args:
-        train: Normalised features and presence of trainval.
-        test: The same of test.
-        costs: C of each class.
-        threads: SVMs trained at the same time.
+    Both splits are normalised features and presence; `costs` is C of each class.
     """
     (x_ND, presence_NC), (queries_ND, answers_NC) = train, test
     for name, answers_N in zip(CLASSES, answers_NC.T, strict=True):

@@ -41,11 +41,9 @@ class Choices:
             self.attempt.write("choice.json", signed(self._entries).encode())
 
     def note_hyperparameters(self, how: Mapping[str, Any], *, on_test: bool) -> None:
-        """Write down how the cell's hyperparameters were chosen.
+        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a tuning.
 
-        Args:
-            how: `GIVEN`, or the same keys of a tuning.
-            on_test: Whether the evaluations choose on the test split; its scores are optimistic then.
+        If the evaluations choose on the test split, its scores are optimistic.
         """
         entry = dict(how)
         if on_test:

@@ -54,24 +54,13 @@ class Composer:
     """Makes cells of points. Groups of settings that cells have in common are put together and checked once."""
 
     def __init__(self, *, prepared: bool = True) -> None:
-        """Look up the user's presets.
-
-        Args:
-            prepared: Whether to look at what is prepared of one's own images.
-        """
+        """Look up the user's presets; `prepared`: look at what is prepared of one's own images too."""
         self._prepared = prepared
         self._own = own_presets()
         self._groups: dict[tuple[object, ...], _Group] = {}
 
     def compose(self, point: Sequence[str]) -> Composed:
-        """Return the cell, the runtime and the cluster of a point.
-
-        Args:
-            point: Overrides without choices between values.
-
-        Raises:
-            RegbenchError: If an override is unknown or malformed, or gives a cell that cannot be run.
-        """
+        """Return the cell, the runtime and the cluster of a point: overrides without choices between values."""
         groups = self._groups_of(point)
         tree = {name: group.plain for name, group in groups.items()}
         chosen = _fitted(tree, point, prepared=self._prepared)
@@ -142,13 +131,9 @@ class _Group:
 
 
 def put(tree: Tree, key: str, value: Any, *, new: bool = False) -> None:
-    """Put one setting into a tree of settings, or choose a plug-in by its name.
+    """Put one setting, plain data, into a tree of settings, or choose a plug-in by its name; refuse what is unknown.
 
-    Args:
-        tree: Tree of settings; it is changed.
-        key: Full name of the setting.
-        value: Plain data.
-        new: Whether it may be one that the tree has not.
+    Only a `new` one may be a setting that the tree has not.
     """
     is_name = key in PLUG_INS and not isinstance(value, Mapping)
     if is_name:

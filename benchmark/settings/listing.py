@@ -70,9 +70,7 @@ def _described_plug_in(registry: Registry[Any], name: str, prefix: str) -> list[
 def _described(cls: Any, prefix: str = "") -> list[Setting]:
     """Describe the settings of a dataclass and of the groups in it, in the order of their fields.
 
-    Args:
-        cls: The class.
-        prefix: Beginning of the names in overrides.
+    `prefix` begins the names in overrides.
     """
     found = []
     texts, known = meanings(cls), defaults(cls)

@@ -53,12 +53,7 @@ def own_presets() -> OwnPresets:
 
 
 def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
-    """Return a new tree of the chosen presets, with all defaults.
-
-    Args:
-        chosen: Each group with the name of its preset.
-        own: The user's presets.
-    """
+    """Return a new tree of the chosen presets (group, name), with all defaults; `own` are the user's presets."""
     tree: Tree = orjson.loads(_preset_json(chosen, own))
     return tree
 

@@ -28,12 +28,7 @@ def load_cell(path: Path) -> Cell:
 def load_config(path: Path, overrides: Sequence[str] = ()) -> tuple[Cell, Runtime]:
     """Return the cell of a run directory's `config.yaml`, changed by overrides of single settings, and the runtime.
 
-    Args:
-        path: The file.
-        overrides: `runtime.…=value` for the runtime, `key=value` for the cell (no presets, no sweeps).
-
-    Raises:
-        RegbenchError: If an override names an unknown setting, or the cell is refused.
+    An override of the runtime begins with `runtime.`. Presets and sweeps are refused.
     """
     own = [override for override in overrides if override.startswith("runtime.")]
     changes = [parse(override) for override in overrides if override not in own]

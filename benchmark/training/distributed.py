@@ -143,13 +143,10 @@ def environment_ranks() -> tuple[int, int, int, int]:
 
 @contextlib.contextmanager
 def connect(device: torch.device) -> Iterator[World]:
-    """Join the processes that the launcher started; a world of one without a launcher.
+    """Join the processes that the launcher started, GPUs by NCCL and CPUs by gloo; without a launcher a world of one.
 
     The first error of a process ends all of them. It leaves its message in torch's store, because the others notice
     only that a connection is closed. With NCCL they do not notice even that, so a thread watches for the message.
-
-    Args:
-        device: The device that this process trains on: NCCL connects GPUs, gloo CPUs.
 
     Raises:
         RegbenchError: If another process failed; with its error.

@@ -57,12 +57,7 @@ class CropShape:
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:
     """Draw what to cut out of N images, of these sides in px, for one view: (N, 9), each a box as in `BOX`.
 
-    Args:
-        kind: The kind of view.
-        number: Which of its `count`.
-        key: (N,) from `draws.keys`; patches of an image have the same.
-        heights: (N,).
-        widths: (N,).
+    `number` is which of the kind's `count` it is. Patches of an image have the same `key`, of `draws.keys`.
     """
     resized = kind.resize or kind.side
     if kind.cut == "center":

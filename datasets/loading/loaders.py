@@ -123,17 +123,10 @@ class ViewLoader(EpochLoader):
         choice: Path | None = None,
         **reading: Unpack[Reading],
     ) -> None:
-        """Open a split for measures over views.
+        """Open a split for measures over the first two views of an augmentation.
 
-        Args:
-            dataset: Which data set.
-            augmentation: Of which the first two views are taken.
-            split: "train", "tuning" or "test".
-            images: How many, at even distances over the file, which may be sorted by class; at most all.
-            data_dir: The folder of all prepared data sets.
-            batch_size: Images a batch.
-            choice: For "test", as for `EvalLoader`.
-            **reading: Further options.
+        So many images are taken at even distances over the file, which may be sorted by class. For `choice` see
+        `EvalLoader`, for `reading` see `Reading`.
         """
         beton, indices = open_split(dataset, split, data_dir, choice)
         self._indices = evenly(indices, images)

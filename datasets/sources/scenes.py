@@ -289,16 +289,8 @@ class _Scenes:
     ) -> tuple[Floats, Floats, Floats]:
         """Return the grey levels of turned and scaled foreground images, and their own coordinates.
 
-        Args:
-            rows: Foreground image of each scene, (N,).
-            x: Centre from the left, as a share of the side.
-            y: Centre from the top.
-            scale: Scale of the image.
-            angle: Turn in radians.
-
-        Returns:
-            Levels from 0 to 255, zero outside, and coordinates from 0 to 1 across and along the
-            image, each (N, S, S).
+        Centres are shares of the side, from the left and from the top; the angle is in radians. Levels go from 0 to 255
+        and are zero outside; coordinates go from 0 to 1 across and along the image. Each is (N, S, S).
         """
         x_SS, y_SS = self._grid()
         right_NSS = x_SS - x[:, None, None]

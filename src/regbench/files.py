@@ -30,11 +30,9 @@ DIGITS = 16
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write `path` through a temporary file beside it, which is synced to disk and then renamed.
+    """Write `path`, whose folder is made if missing, through a temporary file beside it, which is synced and renamed.
 
-    Args:
-        path: The file; its folder is made if missing. A reader sees the old content or the new, never a part.
-        write: Called with the open temporary file.
+    A reader sees the old content or the new, never a part. `write` is called with the open temporary file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _written(path, write) as temporary:

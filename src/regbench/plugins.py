@@ -174,12 +174,7 @@ class Registry(Generic[P]):
     def from_plain(self, data: object, prefix: str) -> P:
         """Make the plug-in of plain data; settings that are left out have the defaults of its name.
 
-        Args:
-            data: The name and settings.
-            prefix: What stands before the settings in overrides, such as "method.".
-
-        Raises:
-            RegbenchError: If a name or setting is unknown, or a value is refused.
+        `prefix` stands before the settings in overrides, such as "method.".
         """
         name = data.get("name") if isinstance(data, Mapping) else None
         if not isinstance(data, Mapping) or not isinstance(name, str):

@@ -86,12 +86,7 @@ class Worker:
     busy = False
 
     def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in a process of its own.
-
-        Args:
-            folder: Where its output goes, to the file `<process id>_log.out`.
-            job: The function.
-            arguments: Its arguments.
+        """Call a function in a process of its own, which says what it has to say in `folder`/<process id>_log.out.
 
         Raises:
             OSError: If there can be no such folder.
@@ -173,15 +168,7 @@ class Processes:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def ask(self, function: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs) -> list[T]:
-        """Let every process call a function on its state.
-
-        Args:
-            function: Called with the state and the arguments.
-            *arguments: For the function.
-            **named: For the function.
-
-        Returns:
-            What each returned, in the order of ranks.
+        """Let every process call a function on its state, and return what each returned, in the order of ranks.
 
         Raises:
             WorkFailed: If one fails or ends. Several are all ended, as some may wait for others; the next call starts

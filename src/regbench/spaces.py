@@ -57,12 +57,7 @@ class Range:
             )
 
     def at(self, n: int, q: int) -> Range:
-        """Return the range in plain numbers.
-
-        Args:
-            n: Batch size.
-            q: Embedding dimension.
-        """
+        """Return the range in plain numbers, for batch size n and embedding dimension q."""
         factor = _FACTORS[self.times](n, q)
         return replace(self, low=self.low * factor, high=self.high * factor, times="1")
 
@@ -130,12 +125,7 @@ DIMENSIONS = 6
 
 
 def spread(index: int, dimensions: int) -> list[float]:
-    """Return a point of Halton's sequence, which fills the unit cube evenly however many of its points are taken.
-
-    Args:
-        index: Number of the point, from 0.
-        dimensions: Dimensions of the cube.
-    """
+    """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however many are taken."""
     from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
 
     halton = Halton(dimensions, scramble=False)

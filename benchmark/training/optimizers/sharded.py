@@ -44,11 +44,7 @@ class SharedOptimizer(Optimizer):
         return _flat(tensor, p).chunk(dist.get_world_size(self._group))[dist.get_rank(self._group)]
 
     def _exchange(self, parts: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Send this rank's parts of tensors to the others, and take theirs.
-
-        Args:
-            parts: Tensors, each with this rank's part of it.
-        """
+        """Send this rank's parts of tensors to the others, and take theirs."""
         pending: list[Any] = []
         for p, part in parts:
             if part.shape != p.shape:
