@@ -6,7 +6,6 @@ The manifest comes last. Until it is there, the data set is not prepared.
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.manifest import FILE_NAME, Manifest, prepared_from
 from regbench.datasets.sources.base import Contents
-from regbench.datasets.split_files import UNFINISHED, listed_unreadable, write_splits
+from regbench.datasets.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
 from regbench.files import remove_leftovers
 from regbench.version import __version__
@@ -34,8 +33,7 @@ def prepare(
     """Write `<data_dir>/<name>/<split>.beton` for every split, and the manifest last.
 
     Nothing is done when the manifest is there, fits `config` and the files have the recorded sizes. Several
-    processes may call this at once: one writes, the others wait for it. A run that was interrupted goes on after the
-    last split that it finished, if the images have not changed since.
+    processes may call this at once: one writes, the others wait for it.
 
     Args:
         config: The data set.
@@ -50,21 +48,17 @@ def prepare(
             read, or no space is left.
     """
     folder = data_dir / config.name
-    note = folder / UNFINISHED
+    # Without the lock, which who may only read could not take.
     done = None if force else _prepared(config, data_dir)
-    # The note lies beside a manifest where a call was killed between the two. Who may only read lets it lie.
-    if done is not None and not (note.exists() and os.access(folder, os.W_OK)):
+    if done is not None:
         return done
     with locked(folder, progress):
         # Asked again, because another process may have prepared it while this one waited.
         done = None if force else _prepared(config, data_dir)
         if done is not None:
-            note.unlink(missing_ok=True)
             return done
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
-        if force:
-            note.unlink(missing_ok=True)
         splits = write_splits(config, contents, folder, progress)
         left_out: dict[str, str] = {}
         for entry in splits.values():
@@ -72,7 +66,7 @@ def prepare(
         if left_out and not skip_unreadable:
             raise RegbenchError(
                 f"data set '{config.name}': {listed_unreadable(folder, left_out)}; mend them and prepare again, or "
-                "leave them out with --skip-unreadable, which goes on from what is converted"
+                "leave them out with --skip-unreadable"
             )
         manifest = Manifest(
             name=config.name,
@@ -85,7 +79,6 @@ def prepare(
             taken_from=contents.taken_from,
         )
         manifest.save(data_dir)
-        note.unlink()
     return manifest
 
 

@@ -1,12 +1,10 @@
 """Writing the files of a data set's splits, in a folder that nobody else writes in.
 
-A file is under its name only when it is whole. `UNFINISHED` notes which splits are complete and what they were made of,
-so that an interrupted run goes on after them.
+A file is under its name only when it is whole.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import zlib
 from collections.abc import Iterable, Iterator
@@ -14,88 +12,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from regbench.datasets.beton import MIN_PAGE_BYTES, Beton, LargerThanPage, Sample, write_beton
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.encode import Unreadable, samples_of
 from regbench.datasets.factor_tables import factors_table
-from regbench.datasets.manifest import FILE_NAME, SplitEntry, prepared_from, save_text
+from regbench.datasets.manifest import FILE_NAME, SplitEntry, save_text
 from regbench.datasets.progress import tracked
 from regbench.datasets.sources.base import Contents, Labels, Split
 from regbench.errors import RegbenchError
-from regbench.files import file_sha256, read_json
-from regbench.version import __version__
+from regbench.files import file_sha256
 
 log = logging.getLogger("regbench")
 
-UNFINISHED = "unfinished.json"
 UNREADABLE = "unreadable.txt"
 
 
-class _Note(TypedDict):
-    """What an interrupted run noted of a split that it finished.
-
-    Attributes:
-        made_of: What the split was made of, see `_made_of`.
-        entry: Its entry in the manifest.
-    """
-
-    made_of: str | None
-    entry: SplitEntry
-
-
 def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
-    """Write the splits that no interrupted run has finished, and list what cannot be read."""
-    finished = _finished(config, contents, folder)
-    todo = {name: split for name, split in contents.splits.items() if name not in finished}
+    """Write all splits, and list what cannot be read."""
     # Before any file is replaced: a manifest must not describe other files than those it was written for.
     (folder / FILE_NAME).unlink(missing_ok=True)
-    save_text(folder / UNFINISHED, json.dumps(finished))
-    left_out = {name: note["entry"]["left_out"] for name, note in finished.items()}
+    entries: dict[str, SplitEntry] = {}
+    left_out: dict[str, dict[str, str]] = {}
     try:
-        for name, split in todo.items():
+        for name, split in contents.splits.items():
             left_out[name] = {}
-            entry = _write_split(
+            entries[name] = _write_split(
                 config, folder / f"{name}.beton", split, contents.class_names, left_out[name], progress
             )
-            finished[name] = {"made_of": _made_of(config, split), "entry": entry}
-            save_text(folder / UNFINISHED, json.dumps(finished))
     finally:
         lines = [f"{origin}: {reason}\n" for of_split in left_out.values() for origin, reason in of_split.items()]
         if lines:
             save_text(folder / UNREADABLE, "".join(lines))
         else:
             (folder / UNREADABLE).unlink(missing_ok=True)
-    return {name: finished[name]["entry"] for name in contents.splits}
-
-
-def _made_of(config: DatasetConfig, split: Split) -> str | None:
-    """Describe all that a split's file depends on; None if the source cannot tell whether its images have changed."""
-    return split.identity and json.dumps([__version__, prepared_from(config), split.identity])
-
-
-def _finished(config: DatasetConfig, contents: Contents, folder: Path) -> dict[str, _Note]:
-    """Find the splits that an interrupted run has finished and that would be the same if they were written again."""
-    try:
-        notes = read_json(folder / UNFINISHED, dict[str, _Note], "its splits are written again")
-    except (FileNotFoundError, RegbenchError):
-        return {}
-    finished = {}
-    for name, note in notes.items():
-        split = contents.splits.get(name)
-        made_of = _made_of(config, split) if split else None
-        if made_of is not None and note["made_of"] == made_of and _is_whole(folder, note["entry"]):
-            finished[name] = note
-    return finished
-
-
-def _is_whole(folder: Path, entry: SplitEntry) -> bool:
-    """Tell whether a split's files are those of its entry, as far as can be seen without reading all images."""
-    beton, origins = folder / entry["file"], folder / entry["origins"]
-    if not beton.is_file() or not origins.is_file():
-        return False
-    return beton.stat().st_size == entry["bytes"] and file_sha256(origins) == entry["origins_sha256"]
+    return entries
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,15 +33,12 @@ class Split:
         labels: (N,) int64; -1 where there is none.
         images: Called once, gives each image in the order of the labels, and in one line where it is in the source.
         largest_bytes: Size of the largest image.
-        identity: A hash that changes when the images do (names, sizes, times, labels). None where images are read too
-            fast for it to matter: an interrupted `prepare` then writes the split again.
         factors: What each image is made of, by name, (N,) each; empty where that is not known.
     """
 
     labels: Labels
     images: Callable[[], Iterable[tuple[Image, str]]]
     largest_bytes: int = 0
-    identity: str | None = None
     factors: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
 
 
@@ -200,22 +196,17 @@ def split_of_files(classes: Mapping[str, Sequence[Path]], root: Path) -> Split:
     """Make a split of the files of each class, in the order of the labels; messages name them relative to `root`."""
     files: list[tuple[Path, str]] = []
     labels, sizes_bytes = [], []
-    identity = hashlib.sha256()
     for label, paths in enumerate(classes.values()):
         for path in paths:
-            status = path.stat()
             # A name need not be UTF-8, nor free of line breaks.
             origin = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace").replace("\n", "\\n")
             files.append((path, origin))
             labels.append(label)
-            sizes_bytes.append(status.st_size)
-            # The time of the last change of any kind: new permissions, too, can make an image readable.
-            identity.update(f"{origin}\n{label} {status.st_size} {status.st_ctime_ns}\n".encode())
+            sizes_bytes.append(path.stat().st_size)
     return Split(
         labels=np.array(labels, np.int64),
         images=lambda: files,
         largest_bytes=max(sizes_bytes),
-        identity=identity.hexdigest(),
     )
 
 

@@ -7,7 +7,6 @@ metadata under "huggingface", or are the labels themselves.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -211,10 +210,6 @@ def _roles(labels: dict[str, Labels], *, tuned: bool) -> dict[str, str]:
 
 def _split(folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.NDArray[np.bool_]) -> Split:
     """Make a split of the rows of some files that are taken."""
-    identity = hashlib.sha256(taken.tobytes() + labels.tobytes())
-    for shard in shards:
-        status = shard.path.stat()
-        identity.update(f"{shard.path.relative_to(folder)}\n{status.st_size} {status.st_ctime_ns}\n".encode())
 
     def images() -> Iterator[tuple[bytes, str]]:
         import pyarrow
@@ -233,7 +228,7 @@ def _split(folder: Path, shards: Sequence[_Shard], labels: Labels, taken: npt.ND
                 raise RegbenchError(f"{shard.path} cannot be read ({reason}); download it again") from error
             first = end
 
-    return Split(labels[taken], images, identity=identity.hexdigest())
+    return Split(labels[taken], images)
 
 
 def _taken_images(file: Any, column: str, taken: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:

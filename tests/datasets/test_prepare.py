@@ -59,16 +59,6 @@ def test_preparing_again_does_nothing_unless_a_file_has_another_size_or_it_is_to
     assert again == Manifest.load(tmp_path, "fashion")
 
 
-def test_what_a_kill_after_the_manifest_leaves_is_swept(
-    tmp_path: Path, fashion_source: Path, fashion_config: Config
-) -> None:
-    first = prepare(fashion_config(), tmp_path, source_dir=fashion_source, progress=False)
-    files = sorted((tmp_path / "fashion").iterdir())
-    (tmp_path / "fashion" / "unfinished.json").write_text("{}")
-    assert prepare(fashion_config(), tmp_path, source_dir=tmp_path / "none", progress=False) == first
-    assert sorted((tmp_path / "fashion").iterdir()) == files
-
-
 def test_other_settings_are_refused(data_dir: Path, folder_config: Config, fashion_config: Config) -> None:
     with pytest.raises(RegbenchError, match=r"train_per_class 8.*not.*train_per_class 9.*choose another dataset\.name"):
         prepare(folder_config(train_per_class=9), data_dir, progress=False)
