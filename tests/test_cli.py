@@ -260,20 +260,8 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "method=rb"], ["method=rbf"]),
-        # Bash splits words at "=" and takes the value alone.
-        (["train", "method", "=", "rb"], ["rbf"]),
-        (["sweep", "quickstart", "seed", "=", "3", "network", "=", "resnet18_"], ["resnet18_small"]),
-        (["train", "method", "=", "vicreg", "epo"], ["epochs="]),
-        (["train", "evaluation.knn.k"], ["evaluation.knn.k="]),
-        (["train", "network.backbone", "=", "resnet_t"], ["resnet_tiny"]),
-        (["train", "cluster=sl"], ["cluster=slurm"]),
-        (["train", "meth"], ["method="]),
-        (["train", "optimizer.warmup_e"], ["optimizer.warmup_epochs="]),
-        (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
         (["sweep", "in20"], ["in20_table2", "in20_table3", "in20_tuning"]),
         (["prepare", "cif"], ["cifar10", "cifar100", "cifar100_full", "cifar10_full"]),
-        (["cost", "sfrik_l1", "sfrik_l"], ["sfrik_l2", "sfrik_l3"]),
         (["stat"], ["status"]),
     ],
     ids=str,

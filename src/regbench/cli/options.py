@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from regbench.api import refuse_folder_name
-from regbench.cli.completion import complete_cell, complete_override, complete_started
+from regbench.cli.completion import complete_cell, complete_started
 from regbench.errors import RegbenchError
 
 OVERRIDES_HELP = """
@@ -29,7 +29,7 @@ Settings are given as key=value in Hydra's grammar:
 
 
 # Without the option --runs-dir, as for the command that prepares data sets.
-settings = click.argument("overrides", nargs=-1, shell_complete=complete_override)
+settings = click.argument("overrides", nargs=-1)
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from regbench.cli.completion import complete_recipe
 from regbench.cli.group import main
 from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @main.command(epilog=OVERRIDES_HELP)
-@click.argument("name", required=False, shell_complete=complete_recipe)
+@click.argument("name", required=False)
 @grid_options
 @click.option("--show", is_flag=True, help="Print the table of what is finished; run nothing.")
 def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool, wait: bool, oversized: bool) -> None:
