@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regbench.datasets.progress import tracked
@@ -168,23 +167,26 @@ def _places205(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     folder = next((source_dir / path for path in _PLACES_IMAGES if (source_dir / path).is_dir()), None)
     if folder is None:
         wrong.append(f"{_PLACES_IMAGES[0]}/ is missing")
-    names = {part: _places205_list(source_dir, f"{part}_places205.csv", wrong) for part in ("train", "val")}
-    class_names = _places205_classes(names["train"], wrong)
-    train, val = names["train"].keys(), names["val"].keys()
-    if train and (strange := sorted(val - train)):
-        wrong.append(f"labels of val_places205.csv that train_places205.csv has not: {few(strange)}")
-    if val and (lacking := sorted(train - val)):
-        wrong.append(f"labels of train_places205.csv that val_places205.csv has not: {few(lacking)}")
+    listed = {part: _places205_list(source_dir, part, wrong) for part in ("train", "val")}
+    labels = sorted(listed["train"].keys() | listed["val"].keys())
+    for part, images in listed.items():
+        lacking = [label for label in labels if label not in images]
+        if images and lacking:
+            wrong.append(f"{part}_places205.csv has no images of the labels {few(lacking)}")
     parts: dict[str, Files] = {"train": {}, "val": {}}
-    if folder is not None:
-        for part, listed in names.items():
-            for label, name in class_names.items():
-                parts[part][name] = [folder / image for image in sorted(listed.get(label, []))]
+    if folder is None or wrong:
+        return parts
+    for label in labels:
+        # A class is named by its folder without the letter before it: abbey of a/abbey.
+        name = listed["train"][label][0].rpartition("/")[0].partition("/")[2]
+        for part, images in listed.items():
+            parts[part].setdefault(name, []).extend(folder / image for image in sorted(images[label]))
     return parts
 
 
-def _places205_list(source_dir: Path, name: str, wrong: Faults) -> dict[int, list[str]]:
-    """Read the names of images by label."""
+def _places205_list(source_dir: Path, part: str, wrong: Faults) -> dict[int, list[str]]:
+    """Read the names of the images of a part by label."""
+    name = f"{part}_places205.csv"
     try:
         lines = (source_dir / _PLACES_LISTS / name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -199,28 +201,5 @@ def _places205_list(source_dir: Path, name: str, wrong: Faults) -> dict[int, lis
             images.setdefault(int(label), []).append(image)
         elif line.strip():
             bad.append(number)
-    if bad:
-        wrong.append(f"{name} has {len(bad):,} lines that are no image with its label: {few(bad)}")
-    twice = sum(len(listed) - len(set(listed)) for listed in images.values())
-    if twice:
-        wrong.append(f"{name} names {twice:,} images more than once")
+    wrong.add(bad, f"lines of {name} are no image with its label")
     return images
-
-
-def _places205_classes(train: Mapping[int, Sequence[str]], wrong: Faults) -> dict[int, str]:
-    """Name each label by its folder, without the letter before it: "abbey" or "church/outdoor"."""
-    classes: dict[int, str] = {}
-    mixed = []
-    for label in sorted(train):
-        folders = {image.rpartition("/")[0] for image in train[label]}
-        # The first letter is a folder of its own: a/abbey.
-        classes[label] = min(folders).partition("/")[2] or min(folders)
-        if len(folders) > 1:
-            mixed.append(label)
-    if mixed:
-        wrong.append(f"labels of train_places205.csv with images of more than one folder: {few(mixed)}")
-    if len(set(classes.values())) < len(classes):
-        wrong.append("train_places205.csv has a folder with more than one label")
-    if gaps := sorted(set(range(max(classes, default=-1) + 1)) - classes.keys()):
-        wrong.append(f"labels without images in train_places205.csv: {few(gaps)}")
-    return classes

@@ -235,22 +235,17 @@ def test_all_that_is_wrong_with_places205_is_listed(tmp_path: Path, places_sourc
     train, val = lists / "train_places205.csv", lists / "val_places205.csv"
     good = train.read_text()
     first = good.splitlines()[0]
-    train.write_text(
-        f"{good}{first}\n/etc/passwd 0\n../../x.jpg 1\nb/bar/gsun_1.jpg two\na/abbey/x.jpg 2\nz/zoo/x.jpg 4\n"
-    )
+    train.write_text(f"{good}{first}\n/etc/passwd 0\n../../x.jpg 1\nb/bar/gsun_1.jpg two\nz/zoo/x.jpg 4\n")
     refused(
         config,
         places_source,
-        "train_places205.csv has 3 lines that are no image with its label: 11, 12, 13",
-        "train_places205.csv names 1 images more than once",
-        "labels of train_places205.csv with images of more than one folder: 2",
-        "labels without images in train_places205.csv: 3",
-        "labels of train_places205.csv that val_places205.csv has not: 4",
+        "3 lines of train_places205.csv are no image with its label: 11, 12, 13",
+        "val_places205.csv has no images of the labels 4",
         address,
     )
     train.write_text(good)
     val.write_text("".join(line for line in val.read_text().splitlines(keepends=True)) + "q/quay/x.jpg 7\n")
-    refused(config, places_source, "labels of val_places205.csv that train_places205.csv has not: 7")
+    refused(config, places_source, "train_places205.csv has no images of the labels 7")
     val.unlink()
     refused(config, places_source, "trainvalsplit_places205/val_places205.csv cannot be read (")
 
