@@ -22,11 +22,9 @@ def pixels(channels: int, image_size: int) -> Encoder:
 
 
 def chosen_pca(subject: Subject) -> Encoder:
-    """Fit whitened principal components to raw pixels and choose their number by weighted kNN.
-
-    The choice is written down before the test split opens. Where there is no split to choose on, the middle number
-    of components is taken.
-    """
+    """Fit whitened principal components to raw pixels and choose their number by weighted kNN."""
+    # The choice is written down before the test split opens. Where there is no split to choose on,
+    # the middle number of components is taken.
     largest = _fitted(subject.features("train", KNN().interpolation), COMPONENTS[-1])
     most = len(largest.weight_KD)
     encoders = {}

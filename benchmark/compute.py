@@ -58,10 +58,8 @@ def resolve(runtime: Runtime) -> Compute:
 
 
 def default_threads(device: str, processes: int) -> int:
-    """Return how many threads one of so many processes on this machine computes with: what `runtime.threads=0` means.
-
-    On a CPU it is one, unless the cores are a Slurm job's own.
-    """
+    """Return how many threads one of so many processes computes with: what `runtime.threads=0` means."""
+    # On a CPU it is one, unless the cores are a Slurm job's own.
     # Threads that share an operation wait for each other without giving up their core: in oneDNN's barriers in the
     # backward pass of a convolution, in OpenMP's pool between operations. So any other work on the machine makes
     # several threads slower than one.
@@ -70,10 +68,8 @@ def default_threads(device: str, processes: int) -> int:
 
 
 def default_workers(device: str, processes: int) -> int:
-    """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means.
-
-    Beside a GPU, every CPU loads images; on a CPU it is one, because the network computes there too.
-    """
+    """Return how many threads or processes load images for one of so many runs: what `runtime.workers=0` means."""
+    # Beside a GPU every CPU loads images; on a CPU it is one, as the network computes there too.
     return cpus_of_each(processes) if device != "cpu" else 1
 
 
@@ -87,12 +83,8 @@ def cpus_of_each(processes: int) -> int:
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how many CPUs this process may use, by its affinity, its control groups' quotas and its Slurm task.
-
-    Args:
-        cgroups: Where Linux shows the second version of control groups.
-        own: The file that names the group of this process.
-    """
+    """Return how many CPUs this process may use, by its affinity, its control groups' quotas and its Slurm task."""
+    # Linux shows the second version of control groups in the folder, and the group of this process in the file.
     slurm_cpus = float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")
     limits = [float(len(os.sched_getaffinity(0))), slurm_cpus]
     with contextlib.suppress(OSError, ValueError):

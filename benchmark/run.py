@@ -60,9 +60,6 @@ def run_cell(
 ) -> Record | None:
     """Make the record of a cell: train, evaluate, write. Go on from whatever an earlier attempt left.
 
-    One attempt at a time works in a run directory; another waits for it and takes its record. Started by torchrun
-    or as a Slurm step of several tasks, all processes train; the first alone evaluates and writes.
-
     Args:
         cell: The cell.
         runtime: The settings of machine and folders.
@@ -79,6 +76,9 @@ def run_cell(
         Interrupted: If a signal asked to stop.
         LeaseLost: If another process took over or finished the run, or the run directory was removed.
     """
+    # One attempt at a time works in a run directory; another waits for it and takes its record.
+    # Started by torchrun or as a Slurm step of several tasks, all processes train; the first alone
+    # evaluates and writes.
     require_sinks(runtime.sinks)
     run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)

@@ -89,10 +89,8 @@ def score(
 
 
 def distinct_scores(done: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> tuple[Score, ...]:
-    """Return the scores of some evaluations that `score` returned, each once.
-
-    The protocol knn, for example, gives a score that the selection gave too.
-    """
+    """Return the scores of some evaluations that `score` returned, each once."""
+    # The protocol knn, for example, gives a score that the selection gave too.
     found: dict[tuple[str, str], Score] = {}
     for name in names:
         for entry in done[name]["scores"]:

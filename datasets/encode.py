@@ -98,10 +98,8 @@ def _rgb(picture: PIL_Image.Image) -> PIL_Image.Image:
 
 
 def samples_of(split: Split, source: Source) -> Iterator[Sample | Unreadable]:
-    """Give what is stored of every image of a split, in order; image files are read in several threads.
-
-    Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
-    """
+    """Give what is stored of every image of a split, in order; image files are read in several threads."""
+    # Threads will do: Pillow releases Python's lock while it decodes, shrinks and encodes.
     images = zip(split.images(), split.labels.tolist(), strict=True)
     if not isinstance(source, ImageFiles):
         return (_raw(pixels, label, origin) for (pixels, origin), label in images)

@@ -105,15 +105,15 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
 def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     """Submit again what is neither finished nor in the queue, as it was submitted last; release jobs that are held.
 
-    Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs that still wait for a
-    finished cell, such as one that is held, have nothing left to do and are cancelled.
-
     Returns:
         What was done, a line for each cell and for the jobs.
 
     Raises:
         RegbenchError: If the sweep was never submitted, or Slurm refuses.
     """
+    # Slurm holds a job that it put back into the queue because a node failed to launch it. Jobs
+    # that still wait for a finished cell, such as one that is held, have nothing left to do and are
+    # cancelled.
     if not was_submitted(folder):
         raise RegbenchError(f"{folder} was not submitted to Slurm; the same `regbench sweep` command tries again")
     require_slurm()

@@ -114,10 +114,8 @@ def _read_intent(path: Path) -> _Intent:
 
 
 def recover_interrupted(folder: Path) -> None:
-    """Find the jobs of submissions that were killed before they could note them, and forget those that have none.
-
-    The process must hold the folder, see `regbench.sweeps.status.locked`.
-    """
+    """Find the jobs of submissions that were killed before they could note them, and forget those that have none."""
+    # The process must hold the folder, see `regbench.sweeps.status.locked`.
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)
         found = call("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()

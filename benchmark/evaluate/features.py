@@ -92,12 +92,12 @@ class Images:
     def features(self, encoder: Encoder, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
         """Return the representations of a split's centre crops, in the file's order, and what read the images.
 
-        They are written to their place batch by batch: there is no second copy of them at any time. On a GPU they stay
-        there if they need an eighth of its memory at most, else they are in main memory.
-
         Raises:
             NotFinite: If they are not finite.
         """
+        # They are written to their place batch by batch: there is no second copy of them at any
+        # time. On a GPU they stay there if they need an eighth of its memory at most, else they are
+        # in main memory.
         with self.loader(split, batch_size, interpolation=interpolation) as loader, loader.epoch() as epoch:
             place = _place(self.compute.device, 4 * loader.num_samples * encoder.dim)
             x_ND = torch.empty(loader.num_samples, encoder.dim, device=place)

@@ -144,11 +144,10 @@ def weighted_knn(
 
 
 def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]) -> tuple[Tensor, Tensor]:
-    """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest first.
-
-    A pair is one integer: the similarity's bits, which order as it does once those of negative numbers are turned, and
-    below them the index, counted down. So the greatest are well defined, ties and all, however the bank is cut.
-    """
+    """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest first."""
+    # A pair is one integer: the similarity's bits, which order as it does once those of negative
+    # numbers are turned, and below them the index, counted down. So the greatest are well defined,
+    # ties and all, however the bank is cut.
     x_QD = F.normalize(x_QD, dim=1)
     best_QK = torch.empty(len(x_QD), 0, dtype=torch.int64, device=x_QD.device)
     for first in range(0, len(bank_ND), block):

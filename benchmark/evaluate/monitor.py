@@ -21,10 +21,8 @@ class Monitor:
     """Evaluates a network in training on the split that choices are made on, and leaves it as it is."""
 
     def __init__(self, cell: Cell, network: SiameseNetwork, compute: Compute, attempt: Attempt) -> None:
-        """Copy the backbone of a network on its device.
-
-        Layers of several processes cannot be copied. A long evaluation keeps its state with the attempt.
-        """
+        """Copy the backbone of a network on its device."""
+        # Layers of several processes cannot be copied.
         self._cell, self._compute, self._attempt = cell, compute, attempt
         # On the CPU: on the device it would count as memory of the training.
         self._backbone = copy.deepcopy(network.backbone).cpu()

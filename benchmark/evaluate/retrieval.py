@@ -50,12 +50,11 @@ class Retrieval(Evaluation):
 def ranks(views_NVD: Tensor, block: int = 1024) -> Tensor:
     """Return, for each image, how many second views of other images are at least as near to its first view as its own.
 
-    Ties count against the image, so that a representation that is a single point recalls nothing.
-
     Args:
         views_NVD: Representations of two views of each image, (n, 2, d).
         block: Queries at a time; memory is block × n.
     """
+    # Ties count against the image, so that a representation that is a single point recalls nothing.
     first_ND, second_ND = F.normalize(views_NVD.float(), dim=2).unbind(dim=1)
     found = []
     for start in range(0, len(first_ND), block):

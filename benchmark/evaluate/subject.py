@@ -114,10 +114,8 @@ class Subject:
         return Images(dataset or self.dataset, self.compute, self.choices.path)
 
     def features(self, split: str, interpolation: str, dataset: DatasetConfig | None = None) -> Features:
-        """Return the representations of a split's centre crops; those of the cell's own data set (None) are kept.
-
-        `interpolation` is the filter of the resize before the crop.
-        """
+        """Return the representations of a split's centre crops; those of the cell's own data set (None) are kept."""
+        # `interpolation` is the filter of the resize before the crop.
         if dataset:  # a single evaluation looks at it, and its features may fill the memory
             return self._extract(self.images(dataset), split, interpolation)
         key = f"features of {split}, {interpolation}"

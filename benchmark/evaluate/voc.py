@@ -125,11 +125,9 @@ def _best(costs: Sequence[float], precisions: dict[str, float]) -> float:
 
 
 def linear_svm(cost: float) -> Any:
-    """Make LIBLINEAR's SVM: ½‖w‖² + cost Σᵢ cᵢ max(0, 1 − yᵢ w·xᵢ)², cᵢ = 2 for positives, the bias in w.
-
-    The primal solver: VISSL's dual one has the same optimum, but does not reach it in its 2,000 iterations for the
-    larger costs, and draws random numbers.
-    """
+    """Make LIBLINEAR's SVM: ½‖w‖² + cost Σᵢ cᵢ max(0, 1 − yᵢ w·xᵢ)², cᵢ = 2 for positives, the bias in w."""
+    # The primal solver: VISSL's dual one has the same optimum, but does not reach it in its 2,000
+    # iterations for the larger costs, and draws random numbers.
     from sklearn.svm import LinearSVC
 
     return LinearSVC(

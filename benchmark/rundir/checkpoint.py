@@ -54,10 +54,8 @@ def save_tensors(directory: Path, kind: str, attempt: int, number: int, state: d
 
 
 def load_tensors(directory: Path, kind: str, map_location: Any = "cpu") -> tuple[dict[str, Any], Saved] | None:
-    """Load the newest file of a kind that is whole; None if there is none.
-
-    A damaged file is set aside as `….damaged`, with a warning.
-    """
+    """Load the newest file of a kind that is whole; None if there is none."""
+    # A damaged file is set aside as `….damaged`, with a warning.
     for file in tensor_files(directory, kind):
         try:
             return read_tensors(file, map_location)

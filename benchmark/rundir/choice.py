@@ -41,10 +41,8 @@ class Choices:
             self.attempt.write("choice.json", signed(self._entries).encode())
 
     def note_hyperparameters(self, how: Mapping[str, Any], *, on_test: bool) -> None:
-        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a tuning.
-
-        If the evaluations choose on the test split, its scores are optimistic.
-        """
+        """Write down how the cell's hyperparameters were chosen: `GIVEN`, or the same keys of a tuning."""
+        # If the evaluations choose on the test split, its scores are optimistic.
         entry = dict(how)
         if on_test:
             entry["selected_on"] = "test"

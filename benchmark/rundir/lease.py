@@ -260,10 +260,6 @@ def _text(state: dict[str, Any]) -> bytes:
 def claim(directory: Path, lease_s: float) -> Attempt | None:
     """Begin the next attempt at a run, as soon as nobody else is at work on it.
 
-    An owner that this host can see is believed dead or alive by its process; one that cannot be seen is believed dead
-    once its heartbeat stood still for `lease_s`. A Slurm job that was started again takes over from its earlier life
-    at once, though that may live on where Slurm lost sight of it.
-
     Args:
         directory: The run directory.
         lease_s: Seconds for which an owner may be silent.
@@ -275,6 +271,10 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     Raises:
         LeaseLost: If the directory was removed while this process waited.
     """
+    # An owner that this host can see is believed dead or alive by its process; one that cannot be
+    # seen is believed dead once its heartbeat stood still for `lease_s`. A Slurm job that was
+    # started again takes over from its earlier life at once, though that may live on where Slurm
+    # lost sight of it.
     (directory / "attempts").mkdir(parents=True, exist_ok=True)
     wait = _Wait(directory, lease_s)
     while not (directory / "record.json").exists():

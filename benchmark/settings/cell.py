@@ -265,10 +265,8 @@ class Cell:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return the cell as plain data, with the settings of those evaluations that it asks for.
-
-        Settings of a data set that only say what `prepare` accepts are left out.
-        """
+        """Return the cell as plain data, with the settings of those evaluations that it asks for."""
+        # Settings of a data set that only say what `prepare` accepts are left out.
         data: dict[str, Any] = plain(self)
         # Cells from before there were baselines keep their ids.
         if self.baseline is None:

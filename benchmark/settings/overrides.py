@@ -50,11 +50,10 @@ def points(overrides: Sequence[str]) -> Iterator[list[str]]:
 
 
 def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]]:
-    """Return each key of a row, its override, and the values, each as an override; an interval has none.
-
-    A later override of a key replaces an earlier one. An override of a group also drops earlier settings of the
-    group's members: another method knows nothing of the hyperparameters of the one before.
-    """
+    """Return each key of a row, its override, and the values, each as an override; an interval has none."""
+    # A later override of a key replaces an earlier one. An override of a group also drops earlier
+    # settings of the group's members: another method knows nothing of the hyperparameters of the
+    # one before.
     last: dict[str, Override] = {}
     for override in map(parse, overrides):
         group = override.key_or_group

@@ -145,13 +145,13 @@ def environment_ranks() -> tuple[int, int, int, int]:
 def connect(device: torch.device) -> Iterator[World]:
     """Join the processes that the launcher started, GPUs by NCCL and CPUs by gloo; without a launcher a world of one.
 
-    The first error of a process ends all of them. It leaves its message in torch's store, because the others notice
-    only that a connection is closed. With NCCL they do not notice even that, so a thread watches for the message.
-
     Raises:
         RegbenchError: If another process failed; with its error.
         PeerLost: If another process is gone and left no error.
     """
+    # The first error of a process ends all of them. It leaves its message in torch's store, because
+    # the others notice only that a connection is closed. With NCCL they do not notice even that, so
+    # a thread watches for the message.
     rank, size, local_rank, local_size = environment_ranks()
     if size == 1:
         yield World()
@@ -213,10 +213,8 @@ def _says_only_that_a_peer_is_silent(error: Exception) -> bool:
 
 
 def synchronize_batch_norm(network: nn.Module, world: World, device: torch.device) -> None:
-    """Replace every BN layer of `network` by one that takes its statistics over the batches of all ranks.
-
-    The weights keep their names. A world of one process is left alone.
-    """
+    """Replace every BN layer of `network` by one that takes its statistics over the batches of all ranks."""
+    # The weights keep their names. A world of one process is left alone.
     if world.group is None:
         return
     kernels = torch if device.type == "cuda" else Kernels

@@ -95,10 +95,9 @@ def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Blur with standard deviation `sigma` (N,) px.
-
-    Each image is multiplied from both sides by its own banded matrix, which has the mirrored borders in it.
-    """
+    """Blur with standard deviation `sigma` (N,) px."""
+    # Each image is multiplied from both sides by its own banded matrix, which has the mirrored
+    # borders in it.
     size = x.shape[-1]
     taps = blur_taps(size)
     offset = torch.arange(taps, device=x.device) - taps // 2
@@ -140,10 +139,9 @@ class _Step:
 
 
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
-    """List what is done to one view of N images: (N, 11), each row as in `CHAIN`.
-
-    The images' parameters were drawn from `config`. What changes nothing on images of so many channels is left out.
-    """
+    """List what is done to one view of N images: (N, 11), each row as in `CHAIN`."""
+    # The images' parameters were drawn from `config`. What changes nothing on images of so many
+    # channels is left out.
     rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
     # The order of the others is not changed by leaving some out.

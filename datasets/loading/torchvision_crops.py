@@ -85,10 +85,9 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _checked(batches: Iterator[Any]) -> CropStream:
-    """Raise refusals among the batches.
-
-    Closing the generator drops the `DataLoader`'s iterator, whose finalizer tells its workers to stop and joins them.
-    """
+    """Raise refusals among the batches."""
+    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer tells its workers to
+    # stop and joins them.
     for batch in batches:
         if isinstance(batch, RegbenchError):
             raise batch

@@ -40,10 +40,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def write_there(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically, into a folder that is there.
-
-    A folder that was removed is not made again: whoever removed it while a process was at work wants it gone.
-    """
+    """Write `data` to `path` atomically, into a folder that is there."""
+    # A folder that was removed is not made again: whoever removed it while a process was at work
+    # wants it gone.
     with _written(path, lambda file: file.write(data)) as temporary:
         temporary.replace(path)
 

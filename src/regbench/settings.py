@@ -93,10 +93,8 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
 
 
 def setting(cls: Any, name: str, data: Any) -> Any:
-    """Make one setting of a class of its plain data, for the class to be made of settings.
-
-    A plug-in or a group is made and checked. Any other value stays as it is: the class checks it.
-    """
+    """Make one setting of a class of its plain data, for the class to be made of settings."""
+    # A plug-in or a group is made and checked. Any other value stays as it is: the class checks it.
     hint = hints(cls).get(name)
     if plug_in := plug_in_of(hint):
         return plug_in.read(data)
@@ -121,10 +119,8 @@ def _refuse_long(data: object, path: str) -> None:
 # Cells of a sweep have most groups in common: without this, 10,000 cells take two seconds longer.
 @functools.lru_cache(maxsize=1024)
 def validated_json(cls: Any, text: str) -> Any:
-    """Return an instance of a class of settings from JSON.
-
-    The cache also holds what the names of plug-ins meant: `Registry` clears it when that changes.
-    """
+    """Return an instance of a class of settings from JSON."""
+    # The cache also holds what the names of plug-ins meant: `Registry` clears it when that changes.
     return _adapter(cls).validate_json(text)
 
 

@@ -99,10 +99,8 @@ class OptimizerConfig(ABC):
         return self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
 
     def refuse_long_warmup(self, steps_per_epoch: int, epochs: int) -> None:
-        """Refuse a run that ends, or in which the rate begins to decay, before the warm-up has ended.
-
-        A warm-up in epochs does not depend on the steps in an epoch.
-        """
+        """Refuse a run that ends, or in which the rate begins to decay, before the warm-up has ended."""
+        # A warm-up in epochs does not depend on the steps in an epoch.
         name, warmup, unit = "warmup_epochs", self.warmup_epochs, 1
         if self.warmup_steps is not None:
             name, warmup, unit = "warmup_steps", self.warmup_steps, steps_per_epoch
