@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regbench.cli.group import main
-from regbench.cli.options import known_methods, make_folder
+from regbench.cli.options import make_folder
 from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ KINDS = {
 
 
 @main.command()
-@click.argument("names", nargs=-1, callback=known_methods)
+@click.argument("names", nargs=-1)
 @click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
 @click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
@@ -124,7 +124,7 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
 
 
 @main.command()
-@click.argument("names", nargs=-1, callback=known_methods)
+@click.argument("names", nargs=-1)
 def check(names: Sequence[str]) -> None:
     """Check that methods keep what a regularizer must keep.
 

@@ -12,7 +12,6 @@ from regbench.cli.completion import complete_dataset
 from regbench.cli.group import main
 from regbench.cli.options import (
     comma_separated,
-    known_methods,
     make_folder,
     out_in_runs,
     positive,
@@ -30,7 +29,7 @@ COST_HELP = """
 
 
 @main.command(epilog=COST_HELP)
-@click.argument("methods", nargs=-1, callback=known_methods)
+@click.argument("methods", nargs=-1)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
 @click.option("--views", help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]")

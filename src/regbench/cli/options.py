@@ -106,14 +106,6 @@ def out_in_runs(name: str, what: str) -> Callable[[Any], Any]:
     )
 
 
-def known_methods(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse names of methods that there are not."""
-    from regbench.methods import METHODS
-
-    METHODS.refuse_unknown(names)
-    return names
-
-
 started_sweep = click.argument("name", shell_complete=complete_started)
 
 
