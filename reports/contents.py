@@ -25,7 +25,6 @@ from regbench.reports.tables.kept_factors import factors_frame
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
 from regbench.reports.tables.paper_tables import paper_tables
-from regbench.reports.tables.sensitivity import sensitivity
 from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def _task_tables(summary: Summary, since: _Numbers | None) -> dict[str, tuple[Ta
     numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
     for slug, table in tables_of(summary).items():
         found[slug] = table, numbers[slug](summary) if slug in numbers else None
-    for slug, made in (("indicators", indicators(summary)), ("sensitivity", sensitivity(summary)), ("against", since)):
+    for slug, made in (("indicators", indicators(summary)), ("against", since)):
         if made is not None:
             found[slug] = made
     return found

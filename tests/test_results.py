@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import statistics
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 
 from regbench.cli import main
 from regbench.reports.rows.significance import LEVEL, Tukey
+from regbench.reports.rows.tasks import compare_over
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "results", ROOT / "docs" / "results"
@@ -32,16 +32,26 @@ def test_bundles_check_out(name: str) -> None:
     assert (done.exit_code, "check out" in done.output) == (0, True), done.output
 
 
+def means_of_both(name: str) -> dict[str, dict[int, float]]:
+    """Method -> seed -> mean of kNN and linear probing, of a study's CSV file."""
+    lines = pd.read_csv(PAGES / f"{name}.csv")
+    both = lines[lines.score.isin(["knn_top1", "linear_top1"])]
+    means = both.groupby(["label", "seed"]).value.mean()
+    return {str(label): means[label].to_dict() for label in means.index.unique("label")}
+
+
 def test_the_pages_have_the_ranks_over_all_studies() -> None:
-    made = runpy.run_path(str(RESULTS / "tables.py"))["over_tasks"]
-    lines = [
-        [cell.strip() for cell in line.split("|")[1:4]]
-        for line in made([PAGES / "fashion_mnist.csv", PAGES / "digits.csv"]).splitlines()
-    ]
+    tasks = {name: means_of_both(name) for name in ("fashion_mnist", "digits")}
+    for scores in tasks.values():
+        scores.pop("untrained")
+    comparison = compare_over(tasks)
+    assert comparison is not None
+    lines = []
+    for place, one in enumerate(comparison.standings, 1):
+        lines.append((str(place), one.label, f"{one.mean_rank:.1f}"))
     text = (PAGES / "digits.md").read_text()
-    shown = [
-        [cell.strip() for cell in line] for line in re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
-    ]
+    found = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    shown = [tuple(cell.strip() for cell in line) for line in found]
     assert len(shown) >= 12
     assert [line for line in shown if line not in lines] == []
 
@@ -71,12 +81,11 @@ def test_the_page_of_many_views_says_what_tukeys_test_tells() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "fashion_mnist"])
 def test_the_page_of_a_study_has_the_means_of_its_scores(name: str) -> None:
-    script = runpy.run_path(str(RESULTS / "tables.py"))
-    scores = script["scores_of"](PAGES / f"{name}.csv")
+    scores = means_of_both(name)
     text = (PAGES / f"{name}.md").read_text()
     shown = re.findall(r"^\| ([^|]+?)(?: ‡)? \| (\d) \| \**([\d.]+) ± ([\d.]+)\** \|", text, re.MULTILINE)
     assert len(shown) == len(scores) == 55
     for label, seeds, mean, deviation in shown:
-        both = list(script["mean_of_both"](scores[label]).values())
+        both = list(scores[label].values())
         expected = (len(both), f"{statistics.fmean(both):.2f}", f"{statistics.stdev(both):.2f}")
         assert (int(seeds), mean, deviation) == expected, label

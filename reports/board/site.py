@@ -20,9 +20,7 @@ from regbench.reports.page.drawing import Styles, styles
 from regbench.reports.page.page import about, all_records, cells_of, heads_of, methods_of, protocols_of, section
 from regbench.reports.page.template import Linked, render, simple_table
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.rows.tolerance import sensitivities
 from regbench.reports.tables.details import tables_of
-from regbench.reports.tables.sensitivity import sensitivity, width_text
 from regbench.reports.tables.table import Entry, spread
 
 _SHOWN_REFUSED = 20
@@ -38,7 +36,6 @@ _COSTS = (
     ("peak memory (MiB)", "peak_memory_bytes", 0, 2**20),
     ("loss memory (MiB)", "loss_extra_bytes", 2, 2**20),
 )
-_WIDTHS = {"weight": "width of the weight (decades)", "base_lr": "width of the learning rate (decades)"}
 
 
 @dataclass(frozen=True)
@@ -91,17 +88,12 @@ class _Pages:
         self.found, self.tasks = found, tasks
         self.rows: dict[str, list[tuple[str, int]]] = {}
         """The slug and the place of each row of a method, by label."""
-        self.widths: dict[int, dict[str, Entry | str]] = {}
-        """How far a row's hyperparameters may be off, by the row's `id` and the head of a column."""
         self.differences: dict[Key, float] = {}
         """How much the runs of a cell differ, where several labs ran it."""
         for slug, summary in tasks.items():
             for place, row in enumerate(summary.rows):
                 if not row.is_reference:
                     self.rows.setdefault(row.label, []).append((slug, place))
-            for one in sensitivities(summary):
-                if one.role in _WIDTHS:
-                    self.widths.setdefault(id(one.row), {}).setdefault(_WIDTHS[one.role], width_text(one))
             for key in map(key_of, all_records(summary)):
                 if (differs := difference(summary, found.cells[key])) is not None:
                     self.differences[key] = differs
@@ -122,8 +114,6 @@ class _Pages:
 
     def _task(self, slug: str, summary: Summary) -> str:
         tables = tables_of(summary)
-        if (made := sensitivity(summary)) is not None:
-            tables["sensitivity"], _ = made
         return render(
             "page.html",
             self._cells(summary),
@@ -166,7 +156,7 @@ class _Pages:
         )
 
     def _results(self, label: str) -> dict[str, object]:
-        """Set every row of a method: scores, place, embeddings, cost and how far hyperparameters may be off."""
+        """Set every row of a method: scores, place, embeddings and cost."""
         heads: dict[str, bool] = {}
         lines = []
         for slug, place in self.rows[label]:
@@ -181,7 +171,6 @@ class _Pages:
             line["n"] = str(len(row.records))
             line["tuned among"] = str(summary.budget(row) or DASH)
             line |= _measured(row)
-            line |= self.widths.get(id(row), {})
             # Tasks have different scores, and not all costs are measured everywhere.
             for head in line:
                 heads.setdefault(head, head not in ("task", "setting"))

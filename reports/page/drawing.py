@@ -190,13 +190,6 @@ def labelled_png(panels: Sequence[Draw], names: Sequence[str], labels: int, head
         return buffer.getvalue()
 
 
-def panels_drawing(title: str, description: str, draw: Callable[[Marks], Figure]) -> Drawing:
-    """Make the SVG of a figure without labels."""
-    with _matplotlib_in(INK):
-        marks = Marks()
-        return Drawing(title, description, _to_svg(draw(marks), marks))
-
-
 def _figure_with_labels(panels: int, names: Sequence[str], labels: int, above_in: float) -> tuple[Figure, list[Axes]]:
     """Make panels side by side, each with a column for labels at the right, high enough for all of them."""
     # A letter of this size is about 0.078 inches wide.

@@ -23,13 +23,12 @@ from regbench.reports.page.lines import (
     training_drawings,
 )
 from regbench.reports.page.template import render, table_for_page, with_own_ids
-from regbench.reports.page.tuning_panels import sensitivity_drawings
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators", "sensitivity")
+_PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 
@@ -114,7 +113,6 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: S
         "accuracy": accuracy_drawings(summary, style),
         "curves": training_drawings(summary, style),
         "spectra": spectrum_drawings(summary, style),
-        "sensitivity": sensitivity_drawings(summary, style),
     }
     for kind, drawings in figures.items():
         figures[kind] = with_own_ids(drawings, f"{prefix}-{kind}")

@@ -12,9 +12,7 @@ from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.summary import DASH, Row, Stat, Summary
-from regbench.reports.rows.tolerance import sensitivities
 from regbench.reports.tables import paper
-from regbench.reports.tables.sensitivity import widths
 from regbench.reports.tables.table import (
     Column,
     Entry,
@@ -173,11 +171,9 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
 
     `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
-    planned seeds that are not finished. `…_width_decades` is how far the balancing weight and the learning
-    rate may be off, see `sensitivity`. `…_to_threshold` says how soon an accuracy was reached while training, by
+    planned seeds that are not finished. `…_to_threshold` says how soon an accuracy was reached while training, by
     `…_threshold_n` seeds.
     """
-    easy = sensitivities(summary)
     thresholds = {}
     for name in curve_scores(summary):
         percent = threshold(summary, name)
@@ -195,8 +191,6 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             "tuning_budget": summary.budget(row),
             "tuning_edges": ", ".join(edges) or None,
         }
-        if easy:
-            entry |= widths(easy, row)
         for name in summary.leading:
             score, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
             entry |= _mean_and_spread(f"{name}{unit}", score)

@@ -143,7 +143,6 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     results = {row["setting"]: row for row in found["Results"]}
     row = results["q=128, batch=32"]
     assert (row["loss (ms/step)"], row["loss memory (MiB)"], row["effective rank"]) == ("4.10", "4.00", "30.0")
-    assert row["width of the learning rate (decades)"].startswith("≥ ")
     (task,) = (tmp_path / "site" / "tasks").iterdir()
     tables = tables_in(task)
     ranks = [row["knn_top1, tuning"] for row in tables["Accuracy"]]
@@ -154,12 +153,8 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     for size in ("the embedding dimension", "the batch"):
         for quantity in ("Time of a step", "Time of the loss", "Memory of the loss"):
             assert f"{quantity} against {size}" in titles
-    assert "Accuracy against the learning rate" in titles
     drawn = Drawn(text, "Time of the loss against the embedding dimension", log="x")
     assert drawn.markers("VICReg, batch=32") == [[64, 2.05], [128, 4.1]]
-    (range_,) = tables["How easy to tune?"]
-    shown = range_["hyperparameter"], range_["chosen"], range_["values"]
-    assert shown == ("optimizer.base_lr", "0.4", "3")
 
 
 def test_the_same_cell_from_two_labs(site: Path) -> None:
