@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pandas as pd
 from pyarrow import csv, parquet
@@ -27,9 +27,6 @@ from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_tabl
 from regbench.reports.tables.paper_tables import paper_tables
 from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
 
-if TYPE_CHECKING:
-    from regbench.reports.page.cost_curves import Line
-
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
 """File name -> its content, or a function that writes it to an open file."""
 
@@ -37,15 +34,12 @@ _Numbers = tuple[Table, pd.DataFrame]
 _WIDTH = 118  # of notes, beside a table of 120 columns
 
 
-def report_contents(
-    found: Records, former: Records | None, costs: Sequence[Line], *, whole_paper: bool
-) -> tuple[ReportFiles, str]:
+def report_contents(found: Records, former: Records | None, *, whole_paper: bool) -> tuple[ReportFiles, str]:
     """Make a report.
 
     Args:
         found: Records that the report is about.
         former: Former runs, for a table of what changed since then.
-        costs: Curves of `regbench cost`.
         whole_paper: See `write_report`.
 
     Returns:
@@ -75,9 +69,7 @@ def report_contents(
         tables.append(shown)
         texts.append(_terminal_text(summary, shown))
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
-    contents["index.html"] = render_page(
-        summaries, tables, found, style, [table for table, _ in papers], costs, together
-    )
+    contents["index.html"] = render_page(summaries, tables, found, style, [table for table, _ in papers], together)
     return contents, "\n\n".join(texts)
 
 

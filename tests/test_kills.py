@@ -28,7 +28,6 @@ from regbench.benchmark.rundir.checkpoint import read_saved
 from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
 from regbench.processes import Worker
-from regbench.reports.latest import LATEST
 from regbench.sweeps import local
 from tests.conftest import TINY, stripes
 from tests.history import untimed
@@ -173,9 +172,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     """What any two runs of a command agree on: files and their contents, but for what each attempt has of its own."""
     names = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
     return {
-        name: content(path) if path.is_file() else ""
-        for name, path in names.items()
-        if path.name != LATEST and not OF_ATTEMPTS.search(name)
+        name: content(path) if path.is_file() else "" for name, path in names.items() if not OF_ATTEMPTS.search(name)
     }
 
 

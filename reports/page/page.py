@@ -12,8 +12,7 @@ from typing import Any
 
 from regbench.benchmark.rundir.record import Record
 from regbench.reports.find.records import Records
-from regbench.reports.page.cost_curves import Line, cost_drawings, cost_machine
-from regbench.reports.page.drawing import Styles, styles
+from regbench.reports.page.drawing import Styles
 from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawings
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
@@ -45,7 +44,6 @@ def render_page(
     found: Records,
     style: Styles,
     paper: Sequence[Table] = (),
-    costs: Sequence[Line] = (),
     together: Table | None = None,
 ) -> str:
     """Make the page of some tasks.
@@ -56,7 +54,6 @@ def render_page(
         found: What was read; what is left out of it is named, and how many runs are not finished.
         style: How each trained method is drawn, by label.
         paper: The paper's tables with our numbers in them.
-        costs: What `regbench cost` measured, as `read_cost` gives it.
         together: The table of all tasks together.
 
     Returns:
@@ -82,7 +79,6 @@ def render_page(
         paper=[table_for_page(table) for table in paper],
         methods=methods_of(summaries),
         style=style,
-        costs=_costs(costs),
         together=table_for_page(together) if together else None,
         skipped=found.skipped[:_SKIPPED_SHOWN],
         skipped_in_all=len(found.skipped),
@@ -286,10 +282,3 @@ def _shared(summary: Summary) -> list[tuple[str, str]]:
             shared = dict(settings)
         shared = {key: value for key, value in shared.items() if settings.get(key) == value}
     return list((shared or {}).items())
-
-
-def _costs(lines: Sequence[Line]) -> dict[str, object] | None:
-    """Draw the cost curves and their legend; None where there are none."""
-    style = styles((line["method"] for line in lines), "c")
-    drawings = with_own_ids(cost_drawings(lines, style), "cost")
-    return {"drawings": drawings, "legend": style, "machine": cost_machine(lines)} if drawings else None

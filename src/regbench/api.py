@@ -201,7 +201,6 @@ def report(
     runs_dir: str | Path | None = None,
     out: str | Path | None = None,
     paper: bool = False,
-    cost: str | Path | None = None,
     against: Sequence[str | Path] = (),
 ) -> Report:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
@@ -211,7 +210,6 @@ def report(
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
         paper: Write all tables of the paper, also those without a number of ours.
-        cost: What `regbench cost` measured; None: `cost/cost.csv` beside the first of the folders if it is there.
         against: Former sweeps, given likewise; what changed since then is shown too.
 
     Returns:
@@ -229,15 +227,10 @@ def report(
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
     former = [report_folder(runs, sweep) for sweep in against]
-    # Where `regbench cost` writes without --out.
-    measured = folders[0].parent / "cost" / "cost.csv"
-    if cost is None and measured.exists():
-        cost = measured
     return write_report(
         folders,
         folders[0] / "report" if out is None else Path(out),
         whole_paper=paper,
-        cost=None if cost is None else Path(cost),
         against=former,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import weakref
@@ -34,7 +35,7 @@ from regbench.instruments.cost.ranks import (
 )
 from regbench.methods.engine import Engine
 from regbench.processes import Processes, WorkFailed
-from regbench.reports.page.cost_curves import cost_png, read_cost
+from regbench.reports.page.cost_curves import cost_png
 
 EXAMPLE = LossCost(
     method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1, embedding_bytes=2 * 64 * 32 * 4
@@ -250,7 +251,8 @@ def test_table_page_and_csv(rows: list[LossCost], tmp_path: Path) -> None:
     page = (tmp_path / "new" / "cost.md").read_text()
     for part in (str(machine), "at n = 33, q = 40", losses.LEGEND, "threads = 2"):
         assert part in page
-    lines = read_cost(tmp_path / "new" / "cost.csv")
+    with (tmp_path / "new" / "cost.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
     for row, line in zip([*rows, odd], lines, strict=True):
         expected = {name: "" if value is None else str(value) for name, value in asdict(row).items()}
         assert expected.items() <= line.items()

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from regbench import RegbenchError
 from regbench.reports import write_report
 from regbench.reports.page import figures
-from regbench.reports.page.cost_curves import read_cost
 from tests.reports.conftest import PATIENCE_MS, STILL, score
 from tests.reports.reading import Drawn, cells_in
 
@@ -25,15 +23,6 @@ Open = Callable[..., Page]
 LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "AUH")
 ODD = {"a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}}, "no": "no", "text": "a: b # c", "none": None, "t": True}
 EVIL = "</script><img src=x onerror=alert(1)>"
-COST = """method,form,auto,n,q,views,ranks,median_ms,extra_bytes,hardware,threads,torch,dtype
-vicreg,textbook,False,64,128,2,1,4.0,8388608,a CPU,1,2.14,float32
-vicreg,gram,True,64,128,2,1,2.0,1048576,a CPU,1,2.14,float32
-vicreg,gram,True,64,256,2,1,3.0,,a CPU,1,2.14,float32
-vicreg,textbook,False,128,128,2,1,8.0,33554432,a CPU,1,2.14,float32
-vicreg,gram,True,128,128,2,1,5.0,4194304,a CPU,1,2.14,float32
-vicreg,gram,True,128,256,2,1,9.0,,a CPU,1,2.14,float32
-auh,gram,True,128,256,2,1,,,a CPU,1,2.14,float32
-"""
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +61,7 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
     attempt.parent.mkdir(parents=True)
     attempt.write_text(json.dumps({"ended": "failed", "error": "out of memory"}))
     (attempt.parents[1] / "config.yaml").touch()
-    (folder / "cost.csv").write_text(COST)
-    return write_report(folder / "runs", folder / "report", cost=folder / "cost.csv").page
+    return write_report(folder / "runs", folder / "report").page
 
 
 @pytest.fixture
@@ -308,9 +296,6 @@ def test_figures_and_methods(site: Path) -> None:
         "Linear top-1 against effective rank",
         "Training loss, scaled",
         "Spectra of the kernels",
-        "Time against batch n, q = 256",
-        "Extra memory against batch n, q = 128",
-        "Time against embedding dimension q, n = 128",
     ):
         assert f"<figcaption>{title}</figcaption>" in text
     assert (
@@ -337,9 +322,6 @@ def test_figures_and_methods(site: Path) -> None:
     assert curve.markers("SFRIK (L=2), q=512") == [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3]]
     loss = Drawn(text, "Training loss, scaled")
     assert loss.markers("SFRIK (L=2), q=512") == [[1.0, 1.0], [2.0, 0.25], [3.0, pytest.approx(0, abs=1e-3)]]
-    cost = Drawn(text, "Extra memory against batch n, q = 128", log="xy")
-    assert cost.heads == ["batch n", "extra memory (MiB)"]
-    assert cost.markers("vicreg, gram") == [[64.0, 1.0], [128.0, 4.0]]
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
 
 
@@ -386,15 +368,6 @@ def test_of_an_error_less_is_better(runs: Path, record: Make, tmp_path: Path) ->
     drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
     assert drawn == ["method 12", "method 13", "method 14"]
     assert "<title>method 14: 0.86, 12.0 s" in scatter
-
-
-def test_what_is_no_cost_file_is_refused(runs: Path, record: Make, tmp_path: Path) -> None:
-    record()
-    (tmp_path / "cost.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(RegbenchError, match="not what `regbench cost` writes"):
-        write_report(runs, tmp_path / "report", cost=tmp_path / "cost.csv")
-    with pytest.raises(RegbenchError, match="cannot read"):
-        read_cost(tmp_path / "nothing.csv")
 
 
 def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(

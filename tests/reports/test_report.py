@@ -98,7 +98,7 @@ def test_the_files(site: tuple[Report, Page]) -> None:
     report, out = site[0], site[0].page.parent
     stems = ("leaderboard", "accuracy", "time", "memory", "hyperparameters", "significance")
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
-    expected |= {"index.html", "report.json", "tidy.csv", "tidy.parquet", "leaderboard.csv", "significance.csv"}
+    expected |= {"index.html", "tidy.csv", "tidy.parquet", "leaderboard.csv", "significance.csv"}
     expected |= {"accuracy_vs_time.png", "accuracy_vs_effective_rank.png"}
     assert {path.name for path in out.iterdir()} == expected == {path.name for path in report.files}
     for quantity in ("time", "effective_rank"):
@@ -332,27 +332,6 @@ def test_a_failed_write_leaves_the_old_report(
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     with pytest.raises(RegbenchError, match="cannot write to"):
         write_report(runs, out / "index.html")
-
-
-def test_a_report_is_made_again_only_where_something_has_changed(runs: Path, tmp_path: Path, record: Make) -> None:
-    out = tmp_path / "report"
-    record(knn=None, linear=None, history=[])
-
-    def written(**options: Any) -> tuple[Report, list[int]]:
-        report = write_report(runs, out, **options)
-        return report, [path.stat().st_mtime_ns for path in report.files]
-
-    first = written()
-    assert written() == first
-    (out / "index.html").write_text("changed")
-    second = written()
-    assert second[0] == first[0] and second[1] != first[1] and "changed" not in (out / "index.html").read_text()
-    (out / "report.json").write_text("{")
-    whole = written(whole_paper=True)
-    assert whole[1] != second[1] and whole == written(whole_paper=True)
-    record("DCL").write_text("{")
-    (report, _), again = written(), written()
-    assert len(report.skipped) == 1 and again[0] == report
 
 
 def test_tasks_whose_names_differ_in_signs_have_files_of_their_own(runs: Path, tmp_path: Path, record: Make) -> None:

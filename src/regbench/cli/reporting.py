@@ -26,11 +26,6 @@ from regbench.text import printable
 )
 @click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
 @click.option(
-    "--cost",
-    type=click.Path(path_type=Path),
-    help="What `regbench cost` measured, for its curves.  [default: RUNS_DIR/cost/cost.csv if it is there]",
-)
-@click.option(
     "--against",
     multiple=True,
     metavar="NAME",
@@ -44,7 +39,6 @@ def report(
     runs_dir: Path,
     out: Path | None,
     paper: bool,
-    cost: Path | None,
     against: Sequence[str],
     check: bool,
 ) -> None:
@@ -65,7 +59,7 @@ def report(
         checked = check_records([report_folder(runs_dir, name) for name in names])
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
-    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, cost=cost, against=against)
+    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, against=against)
 
 
 def write_and_show_report(*names: str, **options: Any) -> None:
