@@ -23,36 +23,32 @@ from regbench.reports.find.judging import Misfit
 # The clocks of two machines of a cluster may differ by so much.
 _CLOCKS = timedelta(minutes=5)
 
-# A value of a ranking is a mean over seeds, whose last bits depend on the order of the sum.
-_CLOSE = 1e-9
-
 _of_choice = partial(Misfit, Path(TUNING_CHOICE))
 
 
 def choice_misfits(bundle: Bundle) -> Iterator[Misfit]:
     """Compare what tunings chose with the records of what they tried, and final records with what was chosen."""
-    if not bundle.choices:
-        configuration_of = {}
-    else:
-        configuration_of = {record: cell_id({**record.cell, "seed": 0}) for record in bundle.records}
     configurations: dict[str, list[Record]] = defaultdict(list)
-    for record, configuration in configuration_of.items():
-        configurations[configuration].append(record)
+    for record in bundle.records:
+        configurations[_configuration(record)].append(record)
     tuned_sweeps: set[str] = set()
     for choice in bundle.choices.values():
         for entry in choice.choices:
             yield from _ranking_misfits(choice, entry, configurations)
             for ranked in entry.ranking:
-                tuned_sweeps.update(record.sweep for record in configurations.get(ranked.configuration, ()))
+                tuned_sweeps.update(record.sweep for record in configurations[ranked.configuration])
         yield from _budget_misfits(choice)
     for record in bundle.records:
         if record.status == "done" and not record.is_reference and "external" not in record.cell:
-            yield from _final_misfits(record, bundle.choices, configuration_of.get(record), tuned_sweeps)
+            yield from _final_misfits(record, bundle.choices, tuned_sweeps)
 
 
-def _final_misfits(
-    record: Record, choices: Mapping[str, TuningChoice], configuration: str | None, tuned_sweeps: set[str]
-) -> Iterator[Misfit]:
+def _configuration(record: Record) -> str:
+    """Return what the cells of a record's configuration share: the id without the seed."""
+    return cell_id({**record.cell, "seed": 0})
+
+
+def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sweeps: set[str]) -> Iterator[Misfit]:
     """Check that the test split was opened for a cell that its tuning has chosen before."""
     say = partial(Misfit, record.path)
     stated = record.choice.get("hyperparameters", {})
@@ -69,7 +65,7 @@ def _final_misfits(
     if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
         claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
         yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
-    if configuration not in {entry.configuration for entry in chosen.choices}:
+    if _configuration(record) not in {entry.configuration for entry in chosen.choices}:
         yield say("its tuning has chosen other hyperparameters")
     began = max((attempt.started for attempt in record.attempts if attempt.started), default="")
     if not _before(chosen.created, began):
@@ -93,8 +89,8 @@ def _ranking_misfits(
         if ranked.configuration in seen:
             yield _of_choice(f"{ranked.cell_id} is ranked twice for {entry.label}")
         seen.add(ranked.configuration)
-        tried = configurations.get(ranked.configuration, ())
-        yield from _ranked_misfits(choice, entry, ranked, [r for r in tried if r.seed in choice.seeds])
+        tried = [record for record in configurations[ranked.configuration] if record.seed in choice.seeds]
+        yield from _ranked_misfits(choice, entry, ranked, tried)
 
 
 def _ranked_misfits(
@@ -115,11 +111,9 @@ def _ranked_misfits(
     if not all(_before(record.finished, choice.created) for record in records if record.status == "tuned"):
         yield _of_choice(f"{name}, was finished after the choice")
     value = _mean([record.score(choice.score, choice.selected_on) for record in records])
-    if value is None or ranked.value is None:
-        same = value == ranked.value
-    else:
-        same = math.isclose(value, ranked.value, rel_tol=_CLOSE)
-    if not same:
+    # The last bits of a mean depend on the order of the sum.
+    close = value is not None and ranked.value is not None and math.isclose(value, ranked.value)
+    if not close and value != ranked.value:
         yield _of_choice(f"{name} with {ranked.value}, has {value} in its records")
 
 
