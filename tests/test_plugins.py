@@ -12,9 +12,11 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from regbench.benchmark.evaluate.base import EVALUATIONS
+from regbench.benchmark.settings.compose import PLUG_INS
 from regbench.benchmark.settings.listing import listing
 from regbench.benchmark.settings.sweep import load_run
 from regbench.cli import main
+from regbench.plugins import own_names
 from tests.conftest import TINY
 from tests.plugin import install
 from tests.test_documentation import blocks
@@ -143,6 +145,37 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     assert scores["ncm_top1"]["title"] == "nearest class mean top-1"
     assert scores["ncm_top1"]["value"] > 40  # of three classes
     assert 0 < scores["retrieval_recall1"]["value"] <= scores["retrieval_recall10"]["value"] <= 100
+
+
+def test_the_names_of_our_plug_ins_are_known_without_their_import() -> None:
+    for registry in (*PLUG_INS.values(), EVALUATIONS):
+        assert own_names(registry.kind) == registry.names()
+
+
+REFUSALS = {
+    "train method=vicregg": "unknown method 'vicregg'; did you mean vicreg",
+    "train method=vicreg,SimCLR": "unknown method 'SimCLR'; did you mean simclr?",
+    "sweep quickstart network.backbone=resnet-50": "unknown backbone 'resnet-50'; did you mean resnet50",
+    "tune quickstart_tuning optimizer=adamv": "unknown optimizer 'adamv'; did you mean adam",
+    "prepare imagefolder dataset.source=ImageFolder": "unknown source 'ImageFolder'; did you mean imagefolder",
+    "train evaluation.protocols=[knn,probes]": "evaluation.protocols: unknown evaluation 'probes'; did you mean probe",
+    "evaluate runs/a/b --only kn": "--only: unknown evaluation 'kn'; did you mean knn",
+}
+# Here the import of torch fails.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from regbench.cli import main
+for command in sys.argv[1:]:
+    assert main(command.split(), standalone_mode=False) == 2
+"""
+
+
+def test_a_name_is_refused_before_torch_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *REFUSALS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, refusal in zip(done.stderr.splitlines(), REFUSALS.values(), strict=True):
+        assert line.startswith(f"regbench: {refusal}")
 
 
 def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:

@@ -7,14 +7,19 @@ entry points of other wheels, when they are first asked for. What another wheel 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import logging
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from regbench import settings, wording
@@ -36,6 +41,14 @@ PACKAGES = {
 }
 """Kinds of plug-ins, and the package of regbench whose modules hold our own of each."""
 
+_CHOSEN_BY = {
+    "method": "method",
+    "optimizer": "optimizer",
+    "network.backbone": "backbone",
+    "dataset.source": "source",
+    "evaluation.protocols": "evaluation",
+}
+
 
 class Registry(Generic[P]):
     """The plug-ins of one kind.
@@ -48,7 +61,7 @@ class Registry(Generic[P]):
 
     def __init__(self, kind: str) -> None:
         """Begin with no plug-in of one of the kinds in `PACKAGES`."""
-        self.kind, self.group, self.package = kind, f"regbench.{kind}s", PACKAGES[kind]
+        self.kind, self.group, self.package = kind, _group(kind), PACKAGES[kind]
         self._classes: dict[str, type[P]] = {}
         self._presets: dict[str, tuple[type[P], Preset]] = {}
         self._broken: dict[str, str] = {}  # name of an entry point -> why it is left out
@@ -198,3 +211,63 @@ class Registry(Generic[P]):
             return value if isinstance(value, ours) else self.from_plain(value, prefix)
 
         return wording.PlugIn(read, self.plain, f"the name of a registered {self.kind}, with its settings")
+
+
+def _group(kind: str) -> str:
+    """Return the group of entry points of a kind."""
+    return f"regbench.{kind}s"
+
+
+def own_names(kind: str) -> list[str]:
+    """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
+    spec = importlib.util.find_spec(PACKAGES[kind])
+    assert spec is not None
+    names: list[str] = []
+    for folder in spec.submodule_search_locations or []:
+        for file in Path(folder).glob("*.py"):
+            names += _registered(file.read_text())
+    return sorted(names)
+
+
+def _registered(source: str) -> list[str]:
+    """Return what a module registers: `@register("name", preset=...)`."""
+    names: list[str] = []
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
+                names.append(ast.literal_eval(call.args[0]))
+                names += [str(keyword.arg) for keyword in call.keywords]
+    return names
+
+
+def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
+    """Refuse names that no plug-in has before torch is imported, which takes seconds.
+
+    Where another wheel may have them, and where torch is there already, the registry refuses them later.
+
+    Raises:
+        RegbenchError: With the nearest names, if a name is unknown.
+    """
+    if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
+        return
+    known = own_names(kind)
+    for name in names:
+        if name not in known:
+            raise RegbenchError(where + wording.unknown(kind, name, known))
+
+
+def refuse_unknown_in(overrides: Sequence[str]) -> None:
+    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported.
+
+    Raises:
+        RegbenchError: With the nearest names, if a name is unknown.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        names = value.strip("[]").split(",")
+        # Values in quotation marks or with functions are left to Hydra's grammar.
+        if key in _CHOSEN_BY and all(re.fullmatch(r"[\w-]+", name) for name in names):
+            kind = _CHOSEN_BY[key]
+            refuse_unknown(kind, names, f"{key}: " if kind == "evaluation" else "")

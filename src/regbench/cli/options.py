@@ -28,8 +28,16 @@ Settings are given as key=value in Hydra's grammar:
 """
 
 
+def _known_names(ctx: click.Context, param: click.Parameter, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse unknown names of plug-ins, before torch is imported."""
+    from regbench.plugins import refuse_unknown_in
+
+    refuse_unknown_in(overrides)
+    return overrides
+
+
 # Without the option --runs-dir, as for the command that prepares data sets.
-settings = click.argument("overrides", nargs=-1)
+settings = click.argument("overrides", nargs=-1, callback=_known_names)
 
 
 def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:

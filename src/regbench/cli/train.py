@@ -81,9 +81,13 @@ def evaluate(
     \b
     docs/evaluation.md describes the PROTOCOLs.
     """
-    from regbench.benchmark.evaluate.base import EVALUATIONS
+    from regbench.plugins import refuse_unknown
 
     protocols = only.split(",") if only is not None else []
+    refuse_unknown("evaluation", protocols, "--only: ")  # before torch is imported
+
+    from regbench.benchmark.evaluate.base import EVALUATIONS
+
     EVALUATIONS.refuse_unknown(protocols, "--only: ")
     if backbone is not None and run and "=" not in run:
         raise RegbenchError(f"{run}: give a run directory or --backbone, not both")
