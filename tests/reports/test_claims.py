@@ -266,7 +266,7 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     ),
     "a history in words": (
         lambda parts: _in_words(parts.final[0], parts),
-        [f"{NO_RUN} .JSONDecodeError"],
+        [f"{NO_RUN} .ValueError"],
     ),
     "an evaluation that is a number": (
         lambda parts: _set_cell(parts, evaluation=3),
