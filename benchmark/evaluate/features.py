@@ -76,18 +76,17 @@ class Images:
 
     def loader(self, split: str, batch_size: int, **options: Any) -> EvalLoader:
         """Return a loader of a split; `options` as for `EvalLoader`."""
+        return EvalLoader(self.dataset, split, batch_size=batch_size, **self._reading(), **options)
+
+    def _reading(self) -> dict[str, Any]:
         compute = self.compute
-        return EvalLoader(
-            self.dataset,
-            split,
-            data_dir=compute.data_dir,
-            batch_size=batch_size,
-            device=compute.device,
-            backend=compute.runtime.loader,
-            workers=compute.workers,
-            choice=self.choice,
-            **options,
-        )
+        return {
+            "data_dir": compute.data_dir,
+            "device": compute.device,
+            "backend": compute.runtime.loader,
+            "workers": compute.workers,
+            "choice": self.choice,
+        }
 
     def features(self, encoder: Encoder, split: str, interpolation: str, batch_size: int) -> tuple[Features, str]:
         """Return the representations of a split's centre crops, in the file's order, and what read the images.
@@ -151,20 +150,8 @@ class Images:
         Raises:
             NotFinite: If they are not finite.
         """
-        compute = self.compute
-        with ViewLoader(
-            self.dataset,
-            augmentation,
-            split,
-            images=images,
-            data_dir=compute.data_dir,
-            batch_size=batch_size,
-            seed=seed,
-            device=compute.device,
-            backend=compute.runtime.loader,
-            workers=compute.workers,
-            choice=self.choice,
-        ) as loader:
+        options = {"images": images, "batch_size": batch_size, "seed": seed, **self._reading()}
+        with ViewLoader(self.dataset, augmentation, split, **options) as loader:
             pairs = []
             for number in tqdm(range(-(-views // 2)), f"views of {split}", disable=None, leave=False):
                 batches = []

@@ -66,7 +66,7 @@ def shown(value: object) -> str:
 
 
 def written(value: object) -> str:
-    """Write a value of Python as an override has it, text in quotation marks."""
+    """Write a value of Python as an override has it, text in quotation marks; refuse what no setting can have."""
     if isinstance(value, str | os.PathLike):
         return quoted(os.fspath(value))
     if isinstance(value, Mapping):

@@ -50,19 +50,7 @@ COST_HELP = """
 )
 @out_in_runs("cost", "Folder to write to.")
 def cost(
-    methods: Sequence[str],
-    n: str | None,
-    q: str | None,
-    views: str | None,
-    ranks: str | None,
-    forms: str | None,
-    device: str,
-    threads: int,
-    repeats: int,
-    dtype: str,
-    budget: float,
-    memory_limit: float | None,
-    out: Path,
+    methods: Sequence[str], forms: str | None, budget: float, memory_limit: float | None, out: Path, **asked: Any
 ) -> None:
     """Measure time and memory of the losses.
 
@@ -77,13 +65,14 @@ def cost(
     from regbench.instruments.cost.harness import table
     from regbench.reports.page.cost_curves import cost_png
 
-    sizes = {"n": n, "q": q, "views": views, "ranks": ranks}
-    asked: dict[str, Any] = {what: tuple(whole_numbers(what, text)) for what, text in sizes.items() if text is not None}
+    for what in ("n", "q", "views", "ranks"):
+        sizes = asked.pop(what)
+        if sizes is not None:
+            asked[what] = tuple(whole_numbers(what, sizes))
     if forms is not None:
         asked["forms"] = tuple(comma_separated("forms", forms))
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
-    asked |= {"device": device, "threads": threads, "repeats": repeats, "dtype": dtype}
     grid = Grid(methods=tuple(methods), budget_s=budget, **asked)
     make_folder(out)
     click.echo(f"{grid.machine}\n")

@@ -33,15 +33,7 @@ from regbench.text import printable
 )
 @click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
 @click.pass_context
-def report(
-    ctx: click.Context,
-    names: Sequence[str],
-    runs_dir: Path,
-    out: Path | None,
-    paper: bool,
-    against: Sequence[str],
-    check: bool,
-) -> None:
+def report(ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: bool, **options: Any) -> None:
     """Make tables, figures and a page of finished cells.
 
     NAMES are sweeps (default: quickstart). A NAME with a '/' is the path of a folder: a sweep, or the directory of a
@@ -59,7 +51,7 @@ def report(
         checked = check_records([report_folder(runs_dir, name) for name in names])
         click.echo(checked)
         ctx.exit(1 if checked.misfits else 0)
-    write_and_show_report(*names, runs_dir=runs_dir, out=out, paper=paper, against=against)
+    write_and_show_report(*names, runs_dir=runs_dir, **options)
 
 
 def write_and_show_report(*names: str, **options: Any) -> None:

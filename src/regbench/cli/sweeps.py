@@ -103,18 +103,18 @@ def fail_if_unfinished(grid: Sweep, statuses: Sequence[CellStatus] | None) -> No
     type=click.IntRange(1),
     help="Search instead of a grid: each method may train as many images as so many of its cells.",
 )
-@click.option("--unequal-budgets", is_flag=True, help="Let methods choose from different numbers of configurations.")
+@click.option(
+    "--unequal-budgets", "unequal", is_flag=True, help="Let methods choose from different numbers of configurations."
+)
 def tune(
     name: str,
     overrides: Sequence[str],
     seeds: str | None,
-    leading: int | None,
     trials: int | None,
-    unequal_budgets: bool,
-    oversized: bool,
     plan: bool,
     report: bool,
     wait: bool,
+    **how: Any,
 ) -> None:
     r"""Tune each method, then score the chosen on the test split.
 
@@ -149,10 +149,8 @@ def tune(
             wait_for_slurm,
             click.echo,
             final_seeds=final_seeds,
-            leading=leading,
             trials=trials,
-            unequal=unequal_budgets,
-            oversized=oversized,
+            **how,
         )
     except Unfinished as error:  # cells failed, but nothing was refused: the exit code is 1
         raise click.ClickException(str(error)) from error
