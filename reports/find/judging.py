@@ -147,8 +147,8 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
 
 def id_misfits(record: Record) -> Iterator[Misfit]:
     """Compare a record's cell id with its folder's name and the id of its cell."""
-    # A path without a folder is of a run that was asked for from within its own folder.
-    if (record.path.parent.name or record.path.absolute().parent.name) != record.cell_id:
+    # Absolute, because a run that was asked for from within its own folder has a path without one.
+    if record.path.absolute().parent.name != record.cell_id:
         yield Misfit(record.path, f"its cell id is {record.cell_id}, the folder's name is another")
     try:
         computed = cell_id(record.cell)

@@ -146,7 +146,7 @@ def find_missing(found: Found) -> list[Missing]:
                 failure = _failure(begun.pop(place, None))
                 missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure))
     for place, run in begun.items():
-        if _CELL_ID.fullmatch(place.name) and place not in found.short:
+        if place not in found.short:
             missing.append(Missing(place.parent.name, place.name, "", None, {}, _failure(run)))
     return missing
 

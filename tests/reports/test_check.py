@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from regbench import RegbenchError
-from regbench.benchmark.rundir.record_parts import ImageSource
+from regbench.benchmark.rundir.record_parts import ImageSource, Saved
 from regbench.cli import main
+from regbench.errors import RegbenchError
 from regbench.reports.find.check import check_records
+from regbench.reports.find.records import read_records
 from tests.records import chosen, ranked, tuning_choice
-from tests.reports.conftest import dataset, resign
+from tests.reports.conftest import dataset, resign, settings
+from tests.reports.test_report import SPOILED
 
 Make = Callable[..., Path]
 
@@ -24,6 +27,75 @@ def test_good_records_check_out(runs: Path, record: Make) -> None:
     checked = check_records([runs])
     assert checked.misfits == ()
     assert str(checked) == "2 records check out"
+
+
+def _with_cell(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: resign(path, cell=settings("VICReg") | changes)
+
+
+def _with_config(change: Callable[[str], str]) -> Callable[[Path], object]:
+    def changed(path: Path) -> None:
+        config = path.with_name("config.yaml")
+        config.write_text(change(config.read_text()))
+
+    return changed
+
+
+def _folder_for(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+MORE: list[tuple[Callable[[Path], object], str]] = [
+    (_folder_for, "record.json: cannot be read (Is a directory)"),
+    (lambda path: _folder_for(path.with_name("config.yaml")), "config.yaml: cannot be read ("),
+    (lambda path: path.rename(path.with_name("tuning.json")), "status is 'done', which belongs into another file"),
+    (
+        lambda path: resign(path, metrics={"file": "a\0b", "sha256": "ab" * 32}),
+        "a\0b: cannot be read (embedded null byte)",
+    ),
+    (_with_config(lambda text: text + "more:\n"), "config.yaml: differs from the record's cell in more"),
+    (
+        _with_config(lambda text: text.replace("micro_batch_size: null\n", "")),
+        "config.yaml: differs from the record's cell in micro_batch_size",
+    ),
+    (_with_cell(external={}), "record.json: its cell is none (KeyError: 'sha256')"),
+    (_with_cell(external=3), "record.json: its cell is none (TypeError: "),
+    (_with_cell(epochs=0, evaluation=3), "record.json: its cell is none (AttributeError: "),
+]
+
+# Two things of these do not fit.
+TWICE = ("its cell id is", "its cell is none")
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [*SPOILED, *MORE])
+def test_a_misfit_is_told_alone_and_the_record_left_out(
+    runs: Path, record: Make, spoil: Callable[[Path], object], reason: str
+) -> None:
+    record("AUH")
+    spoil(record("VICReg", linear=99.5))
+    lines = check_records([runs]).misfits
+    assert len(lines) == 1 + any(part in reason for part in TWICE), lines
+    assert reason in "\n".join(lines)
+    assert [each.label for each in read_records(runs).records] == ["AUH"]
+    assert str(check_records([runs])).endswith(f"\n{len(lines)} misfit{'s' if len(lines) > 1 else ''} in 2 records")
+
+
+def test_weights_are_read_where_they_still_are(runs: Path, record: Make) -> None:
+    path = record(checkpoint=Saved("checkpoint-0001.pt", hashlib.sha256(b"weights").hexdigest(), 6))
+    assert check_records([runs]).misfits == ()
+    path.with_name("checkpoint-0001.pt").write_bytes(b"weights")
+    assert check_records([runs]).misfits == ()
+    path.with_name("checkpoint-0001.pt").write_bytes(b"others")
+    (line,) = check_records([runs]).misfits
+    assert "checkpoint-0001.pt: its content is not what" in line
+
+
+def test_a_record_may_be_checked_from_within_its_folder(
+    runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(record().parent)
+    assert str(check_records([Path()])) == "1 record checks out"
 
 
 def test_nothing_there(runs: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from regbench import RegbenchError
 from regbench.reports.find.records import load_records, read_records
+from regbench.reports.find.runs import Missing
 from regbench.reports.rows.grouping import summarize
+from tests.records import tuning_choice
 from tests.reports.conftest import GIVEN, RATE, backbone, later, resign, score
 
 Make = Callable[..., Path]
@@ -93,6 +96,96 @@ def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
         folder.mkdir()
         (folder / "config.yaml").touch()
     assert read_records(runs).unfinished == {"quickstart": 2}
+
+
+def test_what_is_missing_is_told_in_the_order_of_the_plan(runs: Path, record: Make) -> None:
+    """The cells of the plan without a record, and then those that were begun without being planned."""
+    names = {name: name[0] * 12 for name in ("begun", "failed", "short", "deserted")}
+    done, waiting = record("AUH").parent.name, "0" * 12
+    sweep = runs / "quickstart"
+    for name in names.values():
+        (sweep / name / "attempts").mkdir(parents=True)
+        (sweep / name / "config.yaml").touch()
+    ends = {"1.json": "failed", "2.json": "interrupted", ".3.json": "failed", "3.txt": "failed"}
+    for name, end in ends.items():
+        (sweep / names["begun"] / "attempts" / name).write_text(json.dumps({"ended": end, "error": "no\nmemory"}))
+    for name in ("failed", "deserted"):
+        (sweep / names[name] / "attempts" / "1.json").write_text(json.dumps({"ended": "interrupted"}))
+    (sweep / names["failed"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed", "error": "no\nmemory"}))
+    (sweep / names["deserted"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed"}))
+    plan = [names["failed"], waiting, done, names["begun"], names["short"]]
+    cells = [{"id": name, "label": "DCL", "seed": i, "epochs": 3} for i, name in enumerate(plan)]
+    (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
+    (sweep / "search.json").write_text(json.dumps({"short": [names["short"]]}))
+    assert names["short"] in [cell.cell_id for cell in read_records(runs).missing]  # that was no search
+    (sweep / "search.json").write_text(json.dumps({"short": {names["short"]: 1}}))
+    assert read_records(runs).missing == (
+        Missing("quickstart", names["failed"], "DCL", 0, {"epochs": 3}, "no memory"),
+        Missing("quickstart", waiting, "DCL", 1, {"epochs": 3}, ""),
+        Missing("quickstart", names["begun"], "DCL", 3, {"epochs": 3}, ""),
+        Missing("quickstart", names["deserted"], "", None, {}, "no reason noted"),
+    )
+
+
+def test_a_run_that_a_search_stopped_is_no_result(runs: Path, record: Make) -> None:
+    path = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
+    tuning_choice(runs / "quickstart")
+    (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
+    for folder in (runs, path.parent):
+        with pytest.raises(RegbenchError, match="no finished run in"):
+            read_records(folder)
+    record("VICReg")
+    found = read_records(runs)
+    assert [[each.label for each in records] for records in (found.records, found.short)] == [["VICReg"], ["AUH"]]
+
+
+def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:
+    """A sweep's references, which are no methods, come after its methods."""
+    for sweep, label, seed in (("b", "AUH", 1), ("a", "untrained", 0), ("b", "AUH", 0), ("a", "VICReg", 0)):
+        record(label, seed, sweep=sweep)
+    found = [(each.sweep, each.label, each.seed) for each in read_records(runs).records]
+    assert found == [("a", "VICReg", 0), ("a", "untrained", 0), ("b", "AUH", 0), ("b", "AUH", 1)]
+
+
+def test_tidy_data_have_all_that_leads_back_to_the_run(runs: Path, record: Make) -> None:
+    how = {"selected_on": "tuning", "score": "knn_top1", "budget": 8, "record": "q/tuning_choice.json", "sha256": "0"}
+    path = record(linear=None, choice={"hyperparameters": how}, environment={"gpus": ["a", "b"]})
+    (row,) = load_records(runs).to_dict("records")
+    (one,) = read_records(runs).records
+    environment = {name: value for name, value in one.environment.items() if name != "gpus"}
+    assert list(row.items()) == list(
+        {
+            **{"sweep": "quickstart", "cell_id": one.cell_id, "label": "VICReg", "method": "vicreg", "seed": 0},
+            **{"status": "done", "dataset": "fashion_mnist", "backbone": "resnet_tiny", "embedding_dim": 512},
+            **{"batch_size": 256, "epochs": 3},
+            **{
+                "score": "knn_top1",
+                "value": 70.0,
+                "unit": "%",
+                "split": "test",
+                "protocol": "how knn_top1 is measured",
+            },
+            **{"record": str(path), "config": str(path.with_name("config.yaml")), "record_sha256": one.sha256},
+            **{"command": one.command, "selected_on": "tuning", "tuning_budget": 8},
+            **{"choice_record": "q/tuning_choice.json", "finished": "2026-11-22T05:30:00+00:00"},
+            **{"train_s": 30.0, "evaluate_s": 8.0, "img_per_s": 1600.0, "step_ms": 160.0, "loss_ms": 4.0},
+            **{"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"},
+            **environment,
+        }.items()
+    )
+
+
+def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None:
+    paths = [record("AUH", seed) for seed in range(3)]
+    assert read_records(runs).warning == ""
+    told = "not what was written, and left out of the report: {}: not valid JSON.*[)]{}; `regbench report runs --check`"
+    for number, (count, others) in enumerate((("1 file is", ""), ("2 files are", " and others")), 1):
+        paths[number].write_text("{")
+        first = min(paths[1 : number + 1])
+        assert re.fullmatch(f"{count} {told.format(first, others)} tells all", read_records(runs).warning)
+    paths[0].write_text("{")
+    with pytest.raises(RegbenchError, match=f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid"):
+        read_records(runs)
 
 
 def test_a_plan_that_holds_something_else_is_no_plan_of_it(runs: Path, record: Make) -> None:
