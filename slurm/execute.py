@@ -56,13 +56,15 @@ def run_tuning(
     final_seeds: Sequence[int] | None,
     leading: int | None,
     trials: int | None,
+    repeats: int | None,
     unequal: bool,
     oversized: bool,
 ) -> Sweep | None:
     """Take a tuning to its choice, from wherever an earlier call was stopped.
 
-    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid, or None
-    for what the sweep's file says. The other arguments are those of `run_grid` and `regbench.sweeps.tune.tune`.
+    `name` and `overrides` are those of `load_sweep`. `trials` is the budget of a search in place of the grid, and
+    `repeats` says how often all of it is done; None: what the sweep's file says. The other arguments are those of
+    `run_grid` and `regbench.sweeps.tune.tune`.
 
     Returns:
         The cells that are left to score on the test split; None if Slurm goes on with the tuning.
@@ -71,11 +73,11 @@ def run_tuning(
         RegbenchError: If the tuning is refused.
         Unfinished: If cells have ended without a score.
     """
-    propose_next = proposals(name, overrides, trials)
+    propose_next = proposals(name, overrides, trials, repeats)
     proposed = propose_next()
     grid = proposed.sweep
     # The final runs come hours later, so their seeds are looked at now.
-    tune.refuse_seeds(final_seeds or (), grid.cells[0])
+    tune.refuse_seeds(grid.final_seeds if final_seeds is None else final_seeds, grid.cells[0], proposed.repeats)
     _prepare(grid, oversized=oversized)
 
     def run(grid: Sweep, stages: Sequence[str]) -> bool:
@@ -123,13 +125,14 @@ def refuse_unfinished(statuses: list[CellStatus] | None, grid: Sweep, stages: Se
         raise Unfinished(missing)
 
 
-def proposals(name: str, overrides: Sequence[str], trials: int | None) -> Callable[[], Proposed]:
-    """Return what a tuning tries: its grid, or with `trials` (here or in the sweep's file) a search's next cells."""
-    trials = trials or read_rows(name, overrides).trials
+def proposals(name: str, overrides: Sequence[str], trials: int | None, repeats: int | None) -> Callable[[], Proposed]:
+    """Return what a tuning tries: its grid, or with `trials` a search's next cells; None: what its file says."""
+    file = read_rows(name, overrides)
+    trials, repeats = trials or file.trials, repeats or file.repeats
     if trials:
-        return functools.partial(propose, name, overrides, trials)
-    grid = load_sweep(name, overrides)
-    return lambda: Proposed(grid, True)
+        return functools.partial(propose, name, overrides, trials, repeats)
+    grid = tune.repeated(load_sweep(name, overrides), repeats)
+    return lambda: Proposed(grid, True, repeats=repeats)
 
 
 def _prepare(grid: Sweep, *, oversized: bool) -> None:

@@ -19,6 +19,7 @@ from tabulate import tabulate
 from regbench.benchmark.evaluate.base import selection_name
 from regbench.benchmark.rundir.record import Record, read_tuned
 from regbench.benchmark.rundir.tuning_choice import (
+    APART,
     SEARCH,
     TUNING_CHOICE,
     ChosenConfiguration,
@@ -98,8 +99,10 @@ def selection_score(record: Record) -> float | None:
     return record.score(selection_name(evaluation["select_by"]), evaluation["select_on"])
 
 
-def choose(folder: Path) -> TuningChoice:
+def choose(folder: Path, repeats: int = 1) -> TuningChoice:
     """Choose the best configuration of each method in each setting, once: a later call reads `tuning_choice.json`.
+
+    A tuning with several `repeats` chooses in each of them.
 
     Raises:
         RegbenchError: If a cell has not ended, or all diverged.
@@ -110,10 +113,14 @@ def choose(folder: Path) -> TuningChoice:
     cells = [load_cell(folder / name / "config.yaml") for name in compared_ids(folder)]
     search = read_search(folder)
     choices = []
-    for configurations in grouped(cells, search.get("short", {})).values():
-        chosen = _choose_one(folder, configurations, search)
-        if chosen is not None:
-            choices.append(chosen)
+    for number in range(repeats):
+        own = [cell for cell in cells if repeats == 1 or cell.seed // APART == number]
+        for configurations in grouped(own, search.get("short", {})).values():
+            chosen = _choose_one(folder, configurations, search)
+            if chosen is not None and repeats > 1:
+                chosen = replace(chosen, setting=chosen.setting | {"search": number})
+            if chosen is not None:
+                choices.append(chosen)
     if not choices:
         raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
     made = TuningChoice(

@@ -6,6 +6,8 @@ as its box, and half of the budget. Each later one has a box around the best so 
 where nothing was tried beyond the best value of a hyperparameter, the box is the next half of the space in that
 direction: so a search goes on beyond an end of the space where the best lies there, and closes in where it does not.
 
+A repeated tuning does each search again, with other seeds and with configurations drawn anew.
+
 With several seeds each configuration is trained with all of them, which the budget counts, and judged by its mean.
 
 What is tried follows from the budget and the scores alone, so a search goes on wherever it was stopped. How much is
@@ -14,6 +16,7 @@ tried does not depend on scores: all methods train equally many images in each s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,11 +46,13 @@ class Proposed(NamedTuple):
         complete: Whether they are all; those of a search have ended then.
         search: Content of `search.json`; None of a grid. Its entry "short" maps the ids of cells that are trained for
             fewer epochs than the chosen ones will be to the epochs of these.
+        repeats: How often the tuning is repeated.
     """
 
     sweep: Sweep
     complete: bool
     search: Mapping[str, Any] | None = None
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,14 @@ class _Trial:
         return math.fsum(known) / len(known) if min(known) else 0.0
 
 
-def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
+def propose(name: str, overrides: Sequence[str], trials: int, repeats: int = 1) -> Proposed:
     """Propose the cells to try next.
 
     Args:
         name: A preset of a sweep, or the path of a YAML file.
         overrides: Settings that change each of its rows.
         trials: Budget of each search, in trainings of full length.
+        repeats: How often each search is done, with seeds and configurations of its own.
 
     Returns:
         All cells proposed so far, those to be tried next included.
@@ -99,21 +105,25 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
     begun = read_search(folder)
-    if begun and begun["trials"] != trials:
-        raise RegbenchError(
-            f"{folder / SEARCH}: this search began with --trials {begun['trials']}; go on with that, or give a search "
-            f"with {trials} another name (a copy of the file under another name)"
-        )
+    budget = {"trials": trials} | ({"repeats": repeats} if repeats > 1 else {})
+    for key, value in (("trials", trials), ("repeats", repeats)):
+        first_value = begun.get(key, 1) if begun else value
+        if first_value != value:
+            raise RegbenchError(
+                f"{folder / SEARCH}: this search began with --{key} {first_value}; go on with that, or give a search "
+                f"with {value} another name (a copy of the file under another name)"
+            )
     cells: dict[str, tuple[Cell, Cluster]] = {}
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []
     complete = True
-    for search in searches:
+    for number, first_search in itertools.product(range(repeats), searches):
+        search = first_search.again(number)
         rounds = list(_rounds(search, trials, folder))
         complete = complete and all(trial.score is not None for trial in rounds[-1])
-        for number, trials_of_round in enumerate(rounds):
+        for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
-                tried += _entries(trial, number)
+                tried += _entries(trial, round_number)
                 for cell in trial.cells:
                     # Two searches may propose the same cell, which runs once.
                     cells.setdefault(cell.id, (cell, search.cluster))
@@ -121,7 +131,7 @@ def propose(name: str, overrides: Sequence[str], trials: int) -> Proposed:
                         short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
     sweep = replace(first, cells=chosen, clusters=clusters)
-    return Proposed(sweep, complete, {"trials": trials, "short": short, "tried": tried})
+    return Proposed(sweep, complete, {**budget, "short": short, "tried": tried}, repeats)
 
 
 def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:
@@ -162,7 +172,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
     for size in _brackets(search, trials):
         alive: list[Mapping[str, Any]] = []
         for index in range(drawn, drawn + _FIRST * size):
-            alive.append(_values(search.space, box, spread(index, len(box))))
+            alive.append(_values(search.space, box, spread(index, len(box), search.number)))
         drawn += _FIRST * size
         for epochs, number in _lengths(search.cell.epochs):
             # Values are rounded, so that two points may be one configuration, which is tried once.

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep
 
+from regbench.benchmark.rundir.tuning_choice import seed_in
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import row_values
 from regbench.benchmark.settings.runtime import Cluster
@@ -24,12 +25,21 @@ _TUNED = ("method.", "optimizer.")
 
 @dataclass(frozen=True)
 class Search:
-    """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial."""
+    """One search: a cell with all that stays, the space of each setting that is searched, and the seeds of a trial.
+
+    Attributes:
+        number: Which one of a tuning's repeats it is of, from 0.
+    """
 
     cell: Cell
     cluster: Cluster
     space: Mapping[str, Range | Choice]
     seeds: tuple[int, ...]
+    number: int = 0
+
+    def again(self, number: int) -> Search:
+        """Return the search of another repeat: with seeds and configurations of its own."""
+        return replace(self, number=number, seeds=tuple(seed_in(number, seed) for seed in self.seeds))
 
     def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
         """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""

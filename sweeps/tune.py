@@ -15,6 +15,7 @@ folder, so that the same call goes on wherever an earlier one was stopped:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,14 @@ from regbench.benchmark.evaluate.base import Task
 from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.record import read_record
-from regbench.benchmark.rundir.tuning_choice import SEARCH, TUNING_CHOICE, TuningChoice, read_choice
+from regbench.benchmark.rundir.tuning_choice import (
+    APART,
+    SEARCH,
+    TUNING_CHOICE,
+    TuningChoice,
+    read_choice,
+    seed_in,
+)
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep
@@ -60,7 +68,7 @@ def tune(
     Raises:
         RegbenchError: If the tuning is refused.
     """
-    sweep, complete, search = proposed
+    sweep, complete, search, repeats = proposed
     seeds = sweep.final_seeds if final_seeds is None else final_seeds
     folder = Path(sweep.runtime.runs_dir) / sweep.name
     if search is None:  # what a search tries follows from its scores, some of which may be gone once it has chosen
@@ -75,8 +83,8 @@ def tune(
             return None
         if complete:
             break
-        sweep, complete, search = propose_next()
-    cells = final_cells(choose(folder), folder, sweep.cells, seeds, leading)
+        sweep, complete, search, _ = propose_next()
+    cells = final_cells(choose(folder, repeats), folder, sweep.cells, seeds, leading)
     # Final runs have other seeds than what was tried, and go where its configuration went.
     clusters = dict(zip(map(configuration_id, sweep.cells), sweep.clusters, strict=True))
     places = tuple(clusters.get(configuration_id(cell), sweep.clusters[0]) for cell in cells)
@@ -90,12 +98,20 @@ def refuse_tuning(sweep: Sweep) -> None:
         raise RegbenchError(f"{folder} is of a tuning; go on with: regbench tune, or give the sweep another name")
 
 
-def refuse_seeds(seeds: Sequence[int], cell: Cell) -> None:
-    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have, or is given twice."""
+def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
+    """Refuse seeds of final runs before the tuning begins: what `cell` cannot have in all repeats, or has twice."""
     for seed in seeds:
-        replace(cell, seed=seed)  # refuses what is no seed
+        replace(cell, seed=seed_in(repeats - 1, seed))  # refuses what is no seed
         if seeds.count(seed) > 1:
             raise RegbenchError(f"--seeds names {seed} twice; each seed is one run")
+
+
+def repeated(grid: Sweep, repeats: int) -> Sweep:
+    """Return a grid with the cells of each repeat, which differ in their seeds."""
+    cells = []
+    for number in range(repeats):
+        cells += [replace(cell, seed=seed_in(number, cell.seed)) for cell in grid.cells]
+    return replace(grid, cells=tuple(cells), clusters=grid.clusters * repeats)
 
 
 def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool) -> None:
@@ -170,13 +186,14 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
     if not (folder / COMPARED).exists():
         return found
     choice = read_choice(folder)
-    configuration = configuration_id(cell)
-    for chosen in choice.choices if choice else ():
-        if choice and chosen.configuration == configuration:
-            found |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
-            found["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere
-            found["edges"] = chosen.edges
-            return found
+    if choice is not None and choice.repeated:
+        found["search"] = cell.seed // APART
+    chosen = choice.find(configuration_id(cell), cell.seed) if choice else None
+    if choice is not None and chosen is not None:
+        found |= {name: getattr(choice, name) for name in ("selected_on", "score", "budget", "sha256")}
+        found["record"] = f"{folder.name}/{TUNING_CHOICE}"  # as the folder of runs may lie anywhere
+        found["edges"] = chosen.edges
+        return found
     if final and cell.is_method:  # a baseline has nothing to choose
         what = "has not chosen yet" if choice is None else "chose other hyperparameters"
         raise RegbenchError(
@@ -191,20 +208,24 @@ def final_cells(
 ) -> list[Cell]:
     """List the cells that are scored on the test split: each choice with its seeds.
 
+    The searches of a repeated tuning have no final seed in common: what a seed gives to a method would otherwise count
+    in each search as if it were new.
+
     Args:
         choice: What `choose` gave.
         folder: `<runs_dir>/<sweep>`.
         tried: What it chose among; the baselines in it are scored, too.
         seeds: Seeds of the final runs; empty: those of the grid.
-        leading: How many of the best choices get all seeds, by their score on the tuning split; the others get the
-            grid's. None: all.
+        leading: How many of the best choices get all seeds, by their score on the tuning split in each search; the
+            others get the grid's. None: all.
 
     Raises:
         RegbenchError: If the run directory of a choice is not there.
     """
     best_first = sorted(choice.choices, key=lambda entry: -(entry.ranking[0].value or 0.0))
     cells = []
-    for rank, entry in enumerate(best_first):
+    better: Counter[int | None] = Counter()
+    for entry in best_first:
         config = folder / entry.chosen / "config.yaml"
         if not config.exists():
             raise RegbenchError(
@@ -212,12 +233,15 @@ def final_cells(
                 "under another name"
             )
         chosen = load_cell(config)
-        own_seeds = seeds or choice.seeds
-        if leading is not None and rank >= leading:
-            own_seeds = choice.seeds
+        own_seeds = [seed_in(entry.search or 0, seed) for seed in seeds]
+        if not seeds or (leading is not None and better[entry.search] >= leading):
+            own_seeds = [seed for seed in choice.seeds if entry.owns(seed)]
+        better[entry.search] += 1
         cells += [replace(chosen, seed=seed) for seed in own_seeds]
     baselines: dict[Cell, None] = {}
     for cell in tried:
         if not cell.is_method:
-            baselines |= dict.fromkeys(replace(cell, seed=seed) for seed in seeds or [cell.seed])
+            number = cell.seed // APART if choice.repeated else 0
+            own_seeds = [seed_in(number, seed) for seed in seeds] or [cell.seed]
+            baselines |= dict.fromkeys(replace(cell, seed=seed) for seed in own_seeds)
     return cells + sorted(baselines, key=lambda cell: cell.seed)

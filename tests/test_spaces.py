@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from regbench import RegbenchError
@@ -30,6 +32,21 @@ def test_nothing_lies_beyond_the_bounds_that_there_are() -> None:
     assert (space.value(-1), space.value(2)) == (0, 0.4)
     assert Range(0.3, 10, most=20).value(2) == 20
     assert 0 < Range(0.01, 0.99, "logit").value(-3) < Range(0.01, 0.99, "logit").value(4) < 1
+
+
+def test_shifted_points_are_as_even_and_are_others() -> None:
+    """Of 64 points each eighth of an axis has some 8, whatever the shift, and random ones would have 3 to 14."""
+    found = []
+    for shift in (0, 1, 2):
+        points = np.array([spread(index, 2, shift) for index in range(64)])
+        assert np.all((points >= 0) & (points < 1))
+        for axis in (0, 1):
+            counts = np.histogram(points[:, axis], 8, (0, 1))[0]
+            assert 6 <= counts.min() <= counts.max() <= 10
+        found.append(points)
+    apart = [np.abs(one - other).min() for one, other in itertools.combinations(found, 2)]
+    assert min(apart) > 0.01
+    assert spread(3, 2) == spread(3, 2, 0)
 
 
 @pytest.mark.parametrize(("n", "q"), [(64, 1024), (1024, 64)])

@@ -112,9 +112,10 @@ def _is_cell(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _is_choice(choice: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     tuned = choice.get("hyperparameters", {})
-    budget, edges = tuned.get("budget"), tuned.get("edges", {})
-    if budget is not None and type(budget) is not int:
-        raise ValueError(f"hyperparameters.budget is {budget!r:.40}")
+    edges = tuned.get("edges", {})
+    for name in ("budget", "search"):
+        if type(tuned.get(name)) not in (int, type(None)):
+            raise ValueError(f"hyperparameters.{name} is {tuned[name]!r:.40}")
     if not isinstance(edges, dict):
         raise ValueError(f"hyperparameters.edges is {edges!r:.40}")
     return choice
@@ -226,6 +227,12 @@ class Record(SignedFile):
         evaluation = self.cell.get("evaluation")
         evaluated_on_test = isinstance(evaluation, dict) and evaluation.get("select_on") == "test"
         return on_test(self.choice) or evaluated_on_test
+
+    @property
+    def search(self) -> int | None:
+        """The number of the search of a repeated tuning that it belongs to; None of any other record."""
+        number: int | None = self.choice.get("hyperparameters", {}).get("search")
+        return number
 
     @property
     def started(self) -> str:

@@ -9,12 +9,27 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from regbench.benchmark.rundir.signed_file import SignedFile
+from regbench.errors import RegbenchError
 
 TUNING_CHOICE = "tuning_choice.json"
 """The file's name; a run's own choices are in `choice-<attempt>.json`."""
 
 SEARCH = "search.json"
 """The name of the file that says what a search in place of a grid has proposed so far."""
+
+APART = 1000
+"""Search number k of a repeated tuning has the seeds of the first one plus k times this."""
+
+
+def seed_in(search: int, seed: int) -> int:
+    """Return a seed of the first search as that of another one.
+
+    Raises:
+        RegbenchError: If it is too large to tell by a seed whose it is.
+    """
+    if search and seed >= APART:
+        raise RegbenchError(f"seed {seed} is too large for a tuning that is repeated; give seeds below {APART}")
+    return seed + APART * search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +60,8 @@ class ChosenConfiguration:
     Attributes:
         label: The method's name in tables.
         method: Its registered name.
-        setting: Data set, backbone, embedding dimension, batch size and epochs.
+        setting: Data set, backbone, embedding dimension, batch size and epochs; of a repeated tuning also "search",
+            the number of the search that chose it.
         chosen: The cell id of the best configuration.
         configuration: That cell's id without the seed.
         ranking: All configurations, the best first; those that were stopped early come last.
@@ -62,6 +78,15 @@ class ChosenConfiguration:
     ranking: tuple[RankedConfiguration, ...]
     edges: dict[str, str]
     images: int
+
+    @property
+    def search(self) -> int | None:
+        """The number of its search, from 0; None where the tuning is not repeated."""
+        return self.setting.get("search")
+
+    def owns(self, seed: int) -> bool:
+        """Tell whether a seed is of its search."""
+        return self.search in (None, seed // APART)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +108,18 @@ class TuningChoice(SignedFile):
     seeds: tuple[int, ...]
     choices: tuple[ChosenConfiguration, ...]
     created: str
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it holds the choices of several searches."""
+        return any(entry.search is not None for entry in self.choices)
+
+    def find(self, configuration: str, seed: int) -> ChosenConfiguration | None:
+        """Return the choice that a cell without its seed, and with it, belongs to; None if it was not chosen."""
+        for entry in self.choices:
+            if entry.configuration == configuration and entry.owns(seed):
+                return entry
+        return None
 
 
 def read_choice(folder: Path) -> TuningChoice | None:

@@ -88,6 +88,7 @@ class SweepSettings:
         common: Overrides of all cells.
         final_seeds: Seeds of the final runs of a tuning; none: those of the cells.
         trials: Budget of a tuning that searches; null: a grid.
+        repeats: How often a tuning is done, with other seeds.
         equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
         deviations: Differences from a published recipe, a line each.
     """
@@ -97,6 +98,7 @@ class SweepSettings:
     common: tuple[str, ...] = ()
     final_seeds: tuple[Seed, ...] = ()
     trials: AtLeastOne | None = None
+    repeats: AtLeastOne = 1
     equal: Literal["images", "passes"] = "images"
     deviations: tuple[str, ...] = ()
 
@@ -126,9 +128,9 @@ def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
     in Hydra's grammar: `seed=0,1,2` in any of these places multiplies the cells. A line of `epochs=0` stays untrained,
     whatever epochs the overrides ask for.
 
-    The file may have `final_seeds` for a tuning, `trials` for one that searches, and `deviations` of a published
-    recipe. With `equal: passes`, `epochs` are those of two views: a cell of V views gets 2/V as many, which must be a
-    whole number.
+    The file may have `final_seeds` and `repeats` for a tuning, `trials` for one that searches, and `deviations` of a
+    published recipe. With `equal: passes`, `epochs` are those of two views: a cell of V views gets 2/V as many, which
+    must be a whole number.
 
     Raises:
         RegbenchError: If there is no such sweep, or the file or an override is refused.

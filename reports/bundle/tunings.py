@@ -65,7 +65,7 @@ def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sw
     if chosen.budget != stated.get("budget") or chosen.score != stated.get("score"):
         claimed = f"it claims a choice among {stated.get('budget')} by {stated.get('score')}"
         yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
-    if _configuration(record) not in {entry.configuration for entry in chosen.choices}:
+    if chosen.find(_configuration(record), record.seed) is None:
         yield say("its tuning has chosen other hyperparameters")
     began = max((attempt.started for attempt in record.attempts if attempt.started), default="")
     if not _before(chosen.created, began):
@@ -89,8 +89,9 @@ def _ranking_misfits(
         if ranked.configuration in seen:
             yield _of_choice(f"{ranked.cell_id} is ranked twice for {entry.label}")
         seen.add(ranked.configuration)
-        tried = [record for record in configurations[ranked.configuration] if record.seed in choice.seeds]
-        yield from _ranked_misfits(choice, entry, ranked, tried)
+        tried = configurations[ranked.configuration]
+        own = [r for r in tried if r.seed in choice.seeds and entry.owns(r.seed)]
+        yield from _ranked_misfits(choice, entry, ranked, own)
 
 
 def _ranked_misfits(

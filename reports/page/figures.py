@@ -27,7 +27,8 @@ from regbench.reports.page.drawing import (
     labelled_png,
     plain_ticks,
 )
-from regbench.reports.rows.summary import Row, Stat, Summary
+from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.summary import Row, Summary
 from regbench.reports.tables.units import Unit, energy_unit, memory_unit, time_unit
 
 LABELLED = 14  # points or lines of a figure that are all labelled; of more than these, only LABELLED_OF_MANY

@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from regbench.reports.page.drawing import Drawing, Label, Marks, Style, Styles, draw_line, labelled_drawing, sizes_axis
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary, stat
+from regbench.reports.rows.deviations import Stat, stat
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 
 T = TypeVar("T")

@@ -106,7 +106,7 @@ def _compare(change: Change, now: Row, before: Row, scores: Sequence[str]) -> No
     if not now.is_reference:
         change.settings = _differing(before, now)
     for name in scores:
-        ours, theirs = now.by_seed(name), before.by_seed(name)
+        ours, theirs = now.by_unit(name), before.by_unit(name)
         if ours and theirs:
             change.differences[name] = differ(ours, theirs)
     for name in RATIOS:

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from regbench.benchmark.rundir.record import Record, Score, ScoreInTraining
+from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.notes import machine
-from regbench.reports.rows.summary import Row, Stat, Summary, stat
+from regbench.reports.rows.summary import Row, Summary
 
 # A threshold is a multiple of so many per cent: a round number that reports of one task are likely to share.
 _STEP = 5

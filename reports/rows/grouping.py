@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.tuning_choice import TuningChoice
+from regbench.benchmark.rundir.tuning_choice import APART, TuningChoice
 from regbench.reports.find.runs import Missing
 from regbench.reports.rows.comparable import (
     Settings,
@@ -135,7 +135,8 @@ def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
         elif chosen is None:
             summary.unchosen.append(described)
         else:
-            summary.rows.append(_row(chosen, summary.varying, len(configurations)))
+            whole = _all_searches(chosen, configurations)
+            summary.rows.append(_row(whole, summary.varying, len(configurations)))
     headline = summary.scores[summary.headline] if summary.headline else None
     summary.rows.sort(key=lambda row: _order(row, headline))
 
@@ -161,6 +162,23 @@ def _choose(configurations: Sequence[Configuration], score: str, split: str) -> 
         if found.mean >= highest:
             best, highest = configuration, found.mean
     return best
+
+
+def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]) -> Configuration:
+    """Put together what the searches of a repeated tuning chose, each of which stands for the method."""
+    tunings = set(map(_repeated_tuning, chosen.records)) - {None}
+    records: list[Record] = []
+    for configuration in configurations:
+        searches = {record.search for record in configuration.records if _repeated_tuning(record) in tunings}
+        # By the seed, because a run that diverged does not say what chose it.
+        records += [record for record in configuration.records if record.seed // APART in searches]
+    return Configuration(tuple(records)) if records else chosen
+
+
+def _repeated_tuning(record: Record) -> str | None:
+    """Return the digest of the choices of the repeated tuning that a record is of; None if it is of none."""
+    digest: str | None = record.choice["hyperparameters"]["sha256"] if record.search is not None else None
+    return digest
 
 
 def _row(chosen: Configuration, varying: Sequence[str], tried: int) -> Row:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import holm
-from regbench.reports.rows.summary import DASH, Configuration, Stat, Summary, stat
+from regbench.reports.rows.summary import DASH, Configuration, Summary
 
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""

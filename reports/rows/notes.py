@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from regbench.benchmark.rundir.record import Record
+from regbench.reports.rows.deviations import components
 from regbench.reports.rows.significance import LEVEL, POWER
 from regbench.reports.rows.summary import Summary
 
 # A note is one paragraph below a table: of what is listed in it, a reader sees the first few and how many more.
 _FAILURES_SHOWN = 5
 _UNTESTED_SHOWN = 5
+
+UNITS = {"seed": "seeds", "search": "searches"}
 
 
 def task_notes(summary: Summary) -> list[str]:
@@ -30,6 +33,7 @@ def task_notes(summary: Summary) -> list[str]:
         *_choice_notes(summary),
         *_missing_notes(summary),
         *_origin_notes(summary),
+        *search_notes(summary),
     ]
 
 
@@ -182,8 +186,10 @@ def _view_notes(summary: Summary) -> list[str]:
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     """Say what bold means in the columns of some test scores, and what could not be tested."""
     found = {name: summary.best(name) for name in names}
+    plural = UNITS[summary.unit]
     if not any(best.tested for best in found.values()):
-        return ["Bold: the best mean of its column. Differences were not tested: that takes three seeds in common."]
+        why = f"that takes three {plural} in common"
+        return [f"Bold: the best mean of its column. Differences were not tested: {why}."]
     least = []
     untested: dict[str, None] = {}
     for name, best in found.items():
@@ -191,15 +197,15 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
             least.append(f"{best.least:.2g} ({summary.scores[name].title})")
         untested.update(dict.fromkeys(summary.rows[place].name for place in best.untested))
     notes = [
-        f"Bold: the best mean of its column, and every row that Tukey's test (all rows, seeds as blocks, own spread "
+        f"Bold: the best mean of its column, and every row that Tukey's test (all rows, {plural} as blocks, own spread "
         f"added) cannot tell from it at {100 * LEVEL:.0f} %. Two rows that scatter as all do on average can be told "
-        f"apart from a difference of {', '.join(least)} on, over three seeds."
+        f"apart from a difference of {', '.join(least)} on, over three {plural}."
     ]
     if untested:
         shown = list(untested)[:_UNTESTED_SHOWN]
         if len(untested) > _UNTESTED_SHOWN:
             shown.append(f"{len(untested) - _UNTESTED_SHOWN} more")
-        notes.append(f"Too few seeds to say (fewer than three shared with the best): {', '.join(shown)}.")
+        notes.append(f"Too few {plural} to say (fewer than three shared with the best): {', '.join(shown)}.")
     return notes
 
 
@@ -214,11 +220,33 @@ def power_notes(summary: Summary) -> list[str]:
         return []
     title, found = summary.scores[headline].title, tukey.detectable(tukey.seeds)
     one, half = tukey.seeds_for(1.0), tukey.seeds_for(0.5)
+    plural = UNITS[summary.unit]
     return [
-        f"What this comparison can tell: with {tukey.seeds} seeds of each of {tukey.rows} rows, a true difference of "
-        f"{found:.2g} points of {title} is found with {100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's test "
-        f"with its spread; normal approximation). A difference of 1 point takes {one} seeds, one of 0.5 points {half}."
+        f"What this comparison can tell: with {tukey.seeds} {plural} of each of {tukey.rows} rows, a true difference "
+        f"of {found:.2g} points of {title} is found with {100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's "
+        f"test with its spread; normal approximation). A difference of 1 point takes {one} {plural}, one of 0.5 points "
+        f"{half}."
     ]
+
+
+def search_notes(summary: Summary) -> list[str]:
+    """Say what repeated searches make of the numbers, and how much of the variance is theirs."""
+    if not any(row.repeated for row in summary.rows):
+        return []
+    notes = [
+        "Searches were repeated: a mean, its ± and the test are over what each search chose, taken as the mean of its "
+        "final seeds. So they hold for the outcome of tuning and training, and not for one set of hyperparameters. n: "
+        "final runs, and in how many searches."
+    ]
+    for name in summary.leading:
+        found = components(row.samples(name) for row in summary.rows if row.repeated and not row.is_reference)
+        if found is not None:
+            notes.append(
+                f"Standard deviation of {summary.scores[name].title} within a method: {found.seed:.2f} points from the "
+                f"final seed and {found.search:.2f} from the search, which has {100 * found.share:.0f} % of the "
+                "variance of a single run (estimated over all rows)."
+            )
+    return notes
 
 
 def machine(record: Record) -> str:

@@ -149,7 +149,7 @@ def _differences(summary: Summary, pair: Pair) -> str:
     """Write how far apart a pair is by each leading score, over the seeds that both have."""
     texts = []
     for name in reversed(summary.leading):
-        ours, theirs = pair.one.by_seed(name), pair.other.by_seed(name)
+        ours, theirs = pair.one.by_unit(name), pair.other.by_unit(name)
         apart = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
         if apart:
             score, mean = summary.scores[name], abs(math.fsum(apart)) / len(apart)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TuningChoice
 from regbench.files import cell_id
 from regbench.reports.find.runs import Missing, MissingRow
+from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import Best, Tukey, best
 
 # The scores that a leaderboard shows and the figures draw, where they were measured; the last one orders the rows.
@@ -34,31 +35,6 @@ def setting_name(key: str) -> str:
     """Say what tables call a setting."""
     name = key.removesuffix(".name").rpartition(".")[2]
     return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
-
-
-@dataclass(frozen=True)
-class Stat:
-    """Mean and sample standard deviation (n − 1) over n seeds; spread is None for a single seed."""
-
-    mean: float
-    spread: float | None
-    n: int
-
-    def over(self, divisor: float) -> Stat:
-        """Return the statistics of the values divided by a number."""
-        return Stat(self.mean / divisor, self.spread and self.spread / divisor, self.n)
-
-
-def stat(values: Iterable[float | None]) -> Stat | None:
-    """Compute the statistics of the values that are known; None without any."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    # Exact sums, so that the order of the seeds does not change a last digit.
-    n, mean = len(known), math.fsum(known) / len(known)
-    if n == 1:
-        return Stat(mean, None, 1)
-    return Stat(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1)), n)
 
 
 @dataclass(frozen=True)
@@ -106,17 +82,30 @@ class Configuration:
         """Whether any of the cells has its final scores."""
         return any(r.status == "done" for r in self.records)
 
+    @property
+    def repeated(self) -> bool:
+        """Whether it stands for what several searches chose, and not for one configuration."""
+        return any(record.search is not None for record in self.records)
+
     def score(self, name: str, split: str = "test") -> Stat | None:
-        """Return the statistics of a score over the seeds."""
+        """Return the statistics of a score over the seeds; where searches were repeated, over the means of each."""
+        if self.repeated:
+            return stat(self.by_unit(name, split).values())
         return stat(r.score(name, split) for r in self.records)
 
-    def by_seed(self, name: str) -> dict[int, float]:
-        """Return seed -> score on the test split."""
-        found = {}
+    def by_unit(self, name: str, split: str = "test") -> dict[int, float]:
+        """Return seed -> score, or where searches were repeated, search -> mean score: what varies independently."""
+        return {unit: math.fsum(values) / len(values) for unit, values in self.samples(name, split).items()}
+
+    def samples(self, name: str, split: str = "test") -> dict[int, list[float]]:
+        """Return the scores of each unit of `by_unit`."""
+        found: dict[int, list[float]] = {}
         for record in self.records:
-            value = record.score(name, "test")
+            value = record.score(name, split)
             if value is not None:
-                found[record.seed] = value
+                # Search k has the number -1 - k, so that no other row's seed is taken for its counterpart.
+                unit = record.seed if record.search is None else -1 - record.search
+                found.setdefault(unit, []).append(value)
         return found
 
     def cost(self, name: str) -> Stat | None:
@@ -168,12 +157,14 @@ class Row(Configuration):
     @property
     def edges(self) -> dict[str, str]:
         """Hyperparameters beyond whose value nothing was tried, see `ChosenConfiguration.edges`."""
+        edges: dict[str, str] = {}
         for record in self.records:
             how = record.choice.get("hyperparameters")
             if how:
-                edges: dict[str, str] = how.get("edges", {})
-                return edges
-        return {}
+                edges |= how.get("edges", {})
+                if record.search is None:
+                    break  # the other seeds say the same
+        return edges
 
     @functools.cached_property
     def setting(self) -> str:
@@ -259,6 +250,12 @@ class Summary:
         """The split that chose among configurations."""
         return "test" if self.on_test else "tuning"
 
+    @property
+    def unit(self) -> str:
+        """What rows are repeated by, in words: the seed, or the search where all rows of methods have several."""
+        methods = [row for row in self.rows if not row.is_reference]
+        return "search" if methods and all(row.repeated for row in methods) else "seed"
+
     @functools.cached_property
     def selection(self) -> str:
         """The score that chose among configurations."""
@@ -282,7 +279,7 @@ class Summary:
         if name not in self._tukey:
             # Labels are no method's competitor: with that row in it, the test would be of labels against the rest.
             labels = self.supervised(name)
-            scores: list[dict[int, float]] = [{} if row is labels else row.by_seed(name) for row in self.rows]
+            scores: list[dict[int, float]] = [{} if row is labels else row.by_unit(name) for row in self.rows]
             self._tukey[name] = Tukey(scores)
         return self._tukey[name]
 

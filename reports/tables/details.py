@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
+from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.kept_factors import factors_tables, is_factor
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
@@ -46,6 +47,9 @@ def accuracy_table(summary: Summary) -> Table:
     tuned = [name for name in named if (name, "tuning") in measured]
     ranked = [name for name in tested if summary.scores[name].higher_is_better is not None]
     columns = accuracies(summary, tested, ", test")
+    if any(row.repeated for row in summary.rows):
+        for name in summary.leading:
+            columns.append((Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name)))
     for name in tuned:
         columns.append((Column(f"{summary.scores[name].head}, tuning"), partial(_tuned, name)))
     notes = ["The tuning split chooses; it is no result.", *best_notes(summary, ranked)]
@@ -53,6 +57,11 @@ def accuracy_table(summary: Summary) -> Table:
         notes.append("Measures without labels have no best.")
     notes += same_loss_notes(summary)
     return table_of_rows(summary, "accuracy", "Accuracy", columns, notes, whole=True)
+
+
+def _interval(name: str, row: Row) -> str:
+    score = row.score(name) if row.repeated else None
+    return DASH if score is None or score.n < 2 else "{:.2f} to {:.2f}".format(*score.interval())
 
 
 def _tuned(name: str, row: Row) -> str:
@@ -68,7 +77,7 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     """
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
-        places = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.by_seed(name)]
+        places = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.by_unit(name)]
         # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
         while len(places) > 1:
             one = places.pop(0)
@@ -83,7 +92,7 @@ def significance_table(summary: Summary) -> Table:
     name = summary.headline or ""
     scored = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
-    rows = [i for i in scored if len(summary.rows[i].by_seed(name)) >= MIN_PAIRS]
+    rows = [i for i in scored if len(summary.rows[i].by_unit(name)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]
     body = []
     for place, i in enumerate(shown, start=1):

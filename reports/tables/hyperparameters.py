@@ -39,7 +39,9 @@ class _Line:
 def hyperparameters_table(summary: Summary) -> Table:
     """Set every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
     trained = [configuration for configuration in summary.configurations if not configuration.is_reference]
-    chosen = {row.records[0].cell_id for row in summary.rows}
+    chosen: set[str] = set()
+    for row in summary.rows:
+        chosen.update(record.cell_id for record in row.records)
     varying = _varying(trained)
     lines = []
     several = any(row.tried > 1 for row in summary.rows)

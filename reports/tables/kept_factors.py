@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from regbench.benchmark.rundir.record import Score
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Entry, Table, entries, number_columns, spread, text_columns
 
 _NAME = re.compile(r"factor_(.+)_([a-z]+)")

@@ -9,9 +9,10 @@ from functools import partial
 import pandas as pd
 
 from regbench.reports.rows.curves import curve_scores, reached, threshold
+from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
 from regbench.reports.rows.same_loss import same_loss_notes
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables import paper
 from regbench.reports.tables.table import (
     Column,
@@ -141,7 +142,8 @@ def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list
 
     def fill(name: str, row: Row) -> Entry:
         score, best, place = row.score(name), summary.best(name), places[id(row)]
-        few = f" (n={score.n})" if score is not None and score.n < len(row.records) else ""
+        scored = 0 if score is None else sum(map(len, row.samples(name).values()))
+        few = f" (n={scored})" if 0 < scored < len(row.records) else ""
         return Entry(spread(score, 2) + few, place in best.rows, best.reason(place))
 
     return [(Column(summary.scores[name].head + suffix), partial(fill, name)) for name in names]
@@ -152,7 +154,11 @@ def _at_end(name: str, row: Row) -> str:
 
 
 def _seeds(row: Row) -> str:
-    return f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))
+    runs = f"{len(row.records)} of {len(row.records) + row.missing}" if row.missing else str(len(row.records))
+    if not row.repeated:
+        return runs
+    searches = len({record.search for record in row.records} - {None})
+    return f"{runs} in {searches}"
 
 
 def _one_decimal(value: float | None) -> str:
@@ -195,6 +201,8 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             score, unit = row.score(name), "_percent" * (summary.scores[name].unit == "%")
             entry |= _mean_and_spread(f"{name}{unit}", score)
             entry[f"{name}_n"] = score and score.n
+            if score and row.repeated:
+                entry[f"{name}_low"], entry[f"{name}_high"] = score.interval()
             entry[f"{name}_best"] = place in summary.best(name).rows
             entry[f"{name}_minus_trivial"] = summary.gain(row, name)
             if summary.supervised(name) is not None:

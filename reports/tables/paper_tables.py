@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables import paper
 from regbench.reports.tables.table import Column, Entry, Table, difference, spread
 

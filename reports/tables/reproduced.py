@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from regbench.benchmark.rundir.record import Record
-from regbench.reports.rows.summary import DASH, stat
+from regbench.reports.rows.deviations import stat
+from regbench.reports.rows.summary import DASH
 from regbench.reports.tables.table import difference, spread
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from textwrap import wrap
 
 from tabulate import tabulate
 
+from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.same_loss import same_loss_marks
-from regbench.reports.rows.summary import DASH, Row, Stat, Summary
+from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import Unit
 from regbench.text import printable
 

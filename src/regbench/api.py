@@ -154,6 +154,7 @@ def tune(
     seeds: Sequence[int] | None = None,
     leading: int | None = None,
     trials: int | None = None,
+    repeats: int | None = None,
     unequal_budgets: bool = False,
     oversized: bool = False,
     **settings: Any,
@@ -166,6 +167,7 @@ def tune(
         seeds: Seeds of the final runs; None: those of the file, or of the grid.
         leading: Only so many methods, the best on the tuning split, get all seeds.
         trials: Search instead of a grid: each method may train as many images as so many of its cells.
+        repeats: Do each search so often, with other seeds and configurations; None: what the file says, or once.
         unequal_budgets: Let methods choose from different numbers of configurations.
         oversized: As in `sweep`.
         **settings: Settings by keyword, see the module.
@@ -188,6 +190,7 @@ def tune(
         final_seeds=seeds,
         leading=leading,
         trials=trials,
+        repeats=repeats,
         unequal=unequal_budgets,
         oversized=oversized,
     )

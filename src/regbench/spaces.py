@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -124,11 +125,18 @@ DIMENSIONS = 6
 """Most dimensions of a search: in more, the first points of `spread` lie on few lines."""
 
 
-def spread(index: int, dimensions: int) -> list[float]:
-    """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however many are taken."""
+def spread(index: int, dimensions: int, shift: int = 0) -> list[float]:
+    """Return point `index`, from 0, of Halton's sequence, which fills the unit cube evenly however many are taken.
+
+    Other shifts than 0 move all points by as much, over the cube's faces (Cranley and Patterson 1976): sequences of
+    different shifts fill the cube as evenly, and independently of each other.
+    """
     from scipy.stats.qmc import Halton  # takes a second to import, and only searches need it
 
     halton = Halton(dimensions, scramble=False)
     halton.fast_forward(index + 1)  # beyond the origin, which is a corner and not within
     point: list[float] = halton.random()[0].tolist()
+    if shift:
+        drawn = random.Random(shift)  # Python promises the same numbers in all of its versions
+        point = [(place + drawn.random()) % 1 for place in point]
     return point

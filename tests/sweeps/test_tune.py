@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import shutil
@@ -31,6 +32,7 @@ from regbench.cli import main
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
+from regbench.slurm.execute import proposals
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.local import run_sweep
@@ -454,9 +456,11 @@ def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Swe
     return run
 
 
-def search(path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9) -> TuningChoice:
+def search(
+    path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9, repeats: int = 1
+) -> TuningChoice:
     """Search to the choice."""
-    propose_next = functools.partial(propose, str(path), [], trials)
+    propose_next = functools.partial(propose, str(path), [], trials, repeats)
     final = tune.tune(
         propose_next(),
         propose_next,
@@ -756,6 +760,67 @@ def test_a_search_that_cannot_be_made_is_refused(
     for trials in (3, 9):
         with pytest.raises(RegbenchError, match="this search began with --trials 6"):
             propose(str(path), [], trials)
+
+
+def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_own(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    path = sweep_file(tmp_path, ["method=tcr,vicreg", ROWS[0]], [*settings, "epochs=4"], final_seeds=[0, 1])
+    search(path, folder, 3, peak(100.0))
+    once = {cell.id for cell in tried(folder)}
+    assert "repeats" not in verified((folder / "search.json").read_bytes())
+    shutil.rmtree(folder)
+    for at_most in (3, 9):
+        with pytest.raises(KeyboardInterrupt):
+            search(path, folder, 3, peak(100.0), at_most, repeats=3)
+    choice = search(path, folder, 3, peak(100.0), repeats=3)
+    by_search = [[cell for cell in tried(folder) if cell.seed == seed] for seed in (0, 1000, 2000)]
+    assert {cell.id for cell in by_search[0]} == once  # the first is the search as it is without repeats
+    for label in ("TCR", "VICReg"):
+        weights = [
+            {cell.plain()["method"]["alignment_weight"] for cell in own if cell.label == label} for own in by_search
+        ]
+        assert [len(own) for own in weights] == [4, 4, 4]
+        assert len(set.union(*weights)) == 12
+        assert [entry.search for entry in choice.choices if entry.label == label] == [0, 1, 2]
+    final = tune.final_cells(choice, folder, tried(folder), [0, 1], None)
+    assert Counter((cell.label, cell.seed) for cell in final) == dict.fromkeys(
+        itertools.product(("TCR", "VICReg", "untrained"), (0, 1, 1000, 1001, 2000, 2001)), 1
+    )
+    for cell in final:
+        how = tune.how_chosen(folder / cell.id, cell, final=True)
+        assert how["search"] == cell.seed // 1000
+        assert how["sha256"] == (choice.sha256 if cell.epochs else None)
+    other = replace(final[0], seed=(final[0].seed + 1000) % 3000)
+    with pytest.raises(RegbenchError, match="chose other hyperparameters"):  # another search did
+        tune.how_chosen(folder / other.id, other, final=True)
+    with pytest.raises(RegbenchError, match="this search began with --repeats 3"):
+        propose(str(path), [], 3, 2)
+    leading = tune.final_cells(choice, folder, [], [0, 1], 1)
+    assert Counter(cell.seed for cell in leading) == {0: 2, 1: 1, 1000: 2, 1001: 1, 2000: 2, 2001: 1}
+
+
+def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[str], folder: Path) -> None:
+    """Each search has a seed that prefers another weight."""
+    row = "method=vicreg method.alignment_weight=10,20,30"
+    path = sweep_file(tmp_path, [row], settings, repeats=3, final_seeds=[0])
+    propose_next = proposals(str(path), [], None, None)
+
+    def prefers(cell: Cell) -> float:
+        weight: float = cell.plain()["method"]["alignment_weight"]
+        return 90.0 - abs(weight - 10 * (1 + cell.seed // 1000))
+
+    final = tune.tune(
+        propose_next(), propose_next, bring(folder, prefers), final_seeds=None, leading=None, unequal=False
+    )
+    assert final is not None
+    chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
+    assert chosen == {(0, 10.0), (1000, 20.0), (2000, 30.0)}
+    planned = CliRunner().invoke(main, ["tune", str(path), "--repeats", "2", "--plan"])
+    assert (planned.exit_code, "6 cells" in planned.output) == (0, True)
+    for option, more in (("--seeds", "0,1000"), ("seed=1000", "--plan")):
+        refused = CliRunner().invoke(main, ["tune", str(path), option, more])
+        assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), refused.output
 
 
 def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:

@@ -104,6 +104,11 @@ def fail_if_unfinished(grid: Sweep, statuses: Sequence[CellStatus] | None) -> No
     help="Search instead of a grid: each method may train as many images as so many of its cells.",
 )
 @click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    help="Do each search so often, with other seeds and configurations: results then hold for its outcome too.",
+)
+@click.option(
     "--unequal-budgets", "unequal", is_flag=True, help="Let methods choose from different numbers of configurations."
 )
 def tune(
@@ -111,6 +116,7 @@ def tune(
     overrides: Sequence[str],
     seeds: str | None,
     trials: int | None,
+    repeats: int | None,
     plan: bool,
     report: bool,
     wait: bool,
@@ -127,6 +133,7 @@ def tune(
       regbench tune quickstart_tuning --seeds 0,1,2 --report
       regbench tune mine.yaml cluster=slurm cluster.gpus=4
       regbench tune mine.yaml --trials 12                  search where each method says (regbench methods NAME)
+      regbench tune mine.yaml --repeats 3                  three searches of each method, three results to compare
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
     from regbench.benchmark.settings.runtime import STAGES
@@ -135,10 +142,11 @@ def tune(
     # None, unlike no seeds, leaves it to the sweep's file.
     final_seeds = None if seeds is None else whole_numbers("seeds", seeds)
     if plan:
-        proposed = proposals(name, overrides, trials)()
+        proposed = proposals(name, overrides, trials, repeats)()
         show_plan(proposed.sweep)
         if proposed.search is not None:
             budget = f"each method gets the images of {proposed.search['trials']} trainings"
+            budget += f" in each of {proposed.repeats} searches" * (proposed.repeats > 1)
             click.echo(f"\nThis is what the search tries first; in all, {budget}.")
         return
     wait_for_slurm = watch if wait else None
@@ -150,6 +158,7 @@ def tune(
             click.echo,
             final_seeds=final_seeds,
             trials=trials,
+            repeats=repeats,
             **how,
         )
     except Unfinished as error:  # cells failed, but nothing was refused: the exit code is 1
