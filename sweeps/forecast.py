@@ -82,13 +82,11 @@ def plan(sweep: Sweep) -> list[Planned]:
         if needs is not None and pretrain.gpu_memory_gib is not None:
             fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
         done = (runs / sweep.name / cell.id / "record.json").exists()
-        gpu_hours, from_flop = None, False
-        if not done:
-            gpu_hours = _known_hours(cell, times)
-            # On the machine's own processors FLOP say little about time.
-            if gpu_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
-                gpu_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
-                from_flop = gpu_hours is not None
+        gpu_hours, from_flop = _known_hours(cell, times), False
+        # On the machine's own processors FLOP say little about time.
+        if gpu_hours is None and needs is not None and pretrain.gpus and sweep.runtime.device != "cpu":
+            gpu_hours = _flop_hours(cell, needs, Path(sweep.runtime.data_dir))
+            from_flop = gpu_hours is not None
         planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, from_flop))
     return planned
 
@@ -222,7 +220,7 @@ def rows(planned: Sequence[Planned]) -> Iterable[dict[str, Any]]:
             row["TFLOP/step"] = f"{needs.flop_per_step / 1e12:.3g}"
             row["sent GB/step"] = f"{needs.sent_bytes_per_step / 1e9:.3g}"
             row["checkpoint GB"] = f"{needs.checkpoint_bytes / 1e9:.3g}"
-        if entry.gpu_hours is not None:
+        if entry.gpu_hours is not None and not entry.done:
             row["GPU hours"] = f"{'≈ ' * entry.from_flop}{entry.gpu_hours:.3g}"
         yield row
 

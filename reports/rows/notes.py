@@ -218,8 +218,8 @@ def power_notes(summary: Summary) -> list[str]:
     # Scores without any spread would promise to find any difference.
     if tukey.rows < 2 or not tukey.deviation > 0:
         return []
-    title, found = summary.scores[headline].title, tukey.detectable(tukey.seeds)
-    one, half = tukey.seeds_for(1.0), tukey.seeds_for(0.5)
+    title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
+    one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)
     plural = UNITS[summary.unit]
     return [
         f"What this comparison can tell: with {tukey.seeds} {plural} of each of {tukey.rows} rows, a true difference "

@@ -81,9 +81,7 @@ class Tukey:
         squares = np.zeros(known.shape)
         squares[known] = np.round(centred - of_seed @ given, 9) ** 2
         self.deviation = math.sqrt(float(squares.sum()) / self.freedom) if self.freedom > 0 else math.nan
-        # Two rows have one variance between them, which is not added to itself.
         others = max(self.rows - 1, 1)
-        self._weight = max(self.rows - 2, 0) / others
         # A row takes its share of what the seeds give, so that its squares are too few by 1 - 1 / rows.
         self._own = np.full(len(scores), np.nan)
         self._own[enough] = self.rows / others * np.sum(squares, axis=1) / (own[:, 0] - 1)
@@ -96,7 +94,7 @@ class Tukey:
         with np.errstate(divide="ignore", invalid="ignore"):  # of rows that share no seed, of scores without any spread
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
-            deviations = np.sqrt(self.deviation**2 + self._weight * own)
+            deviations = np.sqrt(self.deviation**2 + own_weight(self.rows) * own)
             apart = np.where(means == 0, 0.0, np.abs(means) * np.sqrt(pairs) / deviations)
         p = np.full(len(pairs), np.nan)
         tested = pairs >= MIN_PAIRS
@@ -112,33 +110,55 @@ class Tukey:
         """
         if math.isnan(self.deviation):
             return math.nan
-        return critical_range(self.rows, self.freedom) * self._typical / math.sqrt(MIN_PAIRS)
+        return critical_range(self.rows, self.freedom) * self.power.typical / math.sqrt(MIN_PAIRS)
 
     @property
-    def _typical(self) -> float:
-        """The deviation that the test takes for two rows which scatter as all rows do on average."""
-        return self.deviation * math.sqrt(1 + self._weight)
+    def power(self) -> Power:
+        """What the test can find, if rows scatter as these do."""
+        return Power(self.rows, self.deviation)
+
+
+@dataclass(frozen=True)
+class Power:
+    """What `Tukey` can find among rows that all scatter alike: the normal approximation, with the spread known.
+
+    Attributes:
+        rows: Number of rows.
+        deviation: Standard deviation of the remainder, see `Tukey`.
+    """
+
+    rows: int
+    deviation: float
+
+    @property
+    def typical(self) -> float:
+        """The deviation that the test takes for two of the rows."""
+        return self.deviation * math.sqrt(1 + own_weight(self.rows))
 
     def detectable(self, seeds: int) -> float:
         """Return the true difference of two rows that is found significant with a chance of `POWER`.
 
-        The normal approximation: the spread is taken as known and equal in all rows, and every row has so many seeds.
-        NaN where nothing is tested.
+        Every row has so many seeds. NaN where nothing is tested.
         """
         if math.isnan(self.deviation):
             return math.nan
-        significant = critical_range(self.rows, (self.rows - 1) * (seeds - 1)) * self._typical / math.sqrt(seeds)
+        significant = critical_range(self.rows, (self.rows - 1) * (seeds - 1)) * self.typical / math.sqrt(seeds)
         return significant + NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2 / seeds)
 
     def seeds_for(self, difference: float) -> int:
         """Return how many seeds each row needs for `detectable` to be such a difference, `MIN_PAIRS` at least."""
         # With the spread known for sure fewer would do: the search begins there.
-        of_one_seed = critical_range(self.rows, math.inf) * self._typical
+        of_one_seed = critical_range(self.rows, math.inf) * self.typical
         of_one_seed += NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2)
         seeds = max(MIN_PAIRS, math.ceil((of_one_seed / difference) ** 2))
         while self.detectable(seeds) > difference:
             seeds += 1
         return seeds
+
+
+def own_weight(rows: int) -> float:
+    """Return the weight of a pair's own variance: two rows have one between them, which is not added to itself."""
+    return max(rows - 2, 0) / max(rows - 1, 1)
 
 
 @functools.cache

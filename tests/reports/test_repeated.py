@@ -18,7 +18,7 @@ from tests.records import CELL, knn_top1, made
 from tests.reports.conftest import GIVEN
 from tests.reports.reading import Make, grid, task
 
-SEARCH, SEED = 0.4, 0.45  # deviations as they were measured on small images: those of a mean of three seeds are 0.26
+SEARCH, SEED = 0.33, 0.46  # deviations as they were measured on small images
 
 
 def outcomes(rows: int, searches: int, seeds: int, rng: np.random.Generator) -> np.ndarray:
@@ -46,7 +46,7 @@ def test_the_test_keeps_its_level_where_searches_vary_and_one_over_seeds_alone_d
     rng = np.random.default_rng(0)
     nested, one_search, all_runs = [], [], []
     for _ in range(100):
-        scores = outcomes(8, 3, 3, rng)
+        scores = outcomes(8, 3, 5, rng)
         rows = [row(own) for own in scores]
         nested.append(claims([each.by_unit("knn_top1", "test") for each in rows]))
         one_search.append(claims([dict(enumerate(own[0])) for own in scores]))

@@ -29,13 +29,13 @@ def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(row
     known.deviation = 1.0  # what the approximation takes as known
     found = []
     for _ in range(1000):
-        (pair,) = fitted(rows, seeds, rng, known.detectable(seeds)).compare(0, [1])
+        (pair,) = fitted(rows, seeds, rng, known.power.detectable(seeds)).compare(0, [1])
         found.append(pair.p <= LEVEL)
     assert np.mean(found) == pytest.approx(POWER, abs=0.05)  # the approximation, and three standard errors
 
 
 def test_seeds_for_a_difference_are_the_fewest_that_find_it() -> None:
-    test = fitted(6, 3, np.random.default_rng(0))
+    test = fitted(6, 3, np.random.default_rng(0)).power
     for difference in (3.0, 1.0, 0.5):
         seeds = test.seeds_for(difference)
         assert test.detectable(seeds) <= difference < test.detectable(seeds - 1)
@@ -48,7 +48,7 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
         for label, linear in zip(LABELS, scores, strict=True):
             record(label, seed, linear=linear)
     summary = task(runs)
-    test = summary.tukey("linear_top1")
+    test = summary.tukey("linear_top1").power
     (note,) = power_notes(summary)
     assert leaderboard(summary).notes[-1] == note
     assert (

@@ -62,10 +62,11 @@ def overrides_and_runs_dir(command: Callable[..., Any]) -> Callable[..., Any]:
     return settings(folder(with_runs_dir))
 
 
-def positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """Refuse a number that is not above 0 and finite."""
-    if value is not None and not 0 < value < math.inf:
-        raise RegbenchError(f"{param.get_error_hint(ctx)}: {value:g} is not a number above 0")
+def positive(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse a number, or one of several, that is not above 0 and finite."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if number is not None and not 0 < number < math.inf:
+            raise RegbenchError(f"{param.get_error_hint(ctx)}: {number:g} is not a number above 0")
     return value
 
 

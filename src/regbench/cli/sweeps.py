@@ -15,6 +15,7 @@ from regbench.cli.reporting import write_and_show_report
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.sweep import Sweep
+    from regbench.sweeps.forecast import Planned
     from regbench.sweeps.status import CellStatus
 
 _report_option = click.option(
@@ -169,8 +170,8 @@ def tune(
     _conclude(final, run_stages(final, STAGES, wait_for_slurm, click.echo), report)
 
 
-def show_plan(grid: Sweep) -> None:
-    """Print the cells of a grid and what they will take."""
+def show_plan(grid: Sweep) -> list[Planned]:
+    """Print the cells of a grid and what they will take; return that."""
     from tabulate import tabulate
 
     from regbench.sweeps import forecast
@@ -178,6 +179,7 @@ def show_plan(grid: Sweep) -> None:
     planned = forecast.plan(grid)
     click.echo(tabulate(list(forecast.rows(planned)), headers="keys", disable_numparse=True))
     click.echo(f"\n{forecast.summary(planned)}")
+    return planned
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -191,7 +193,28 @@ def show_plan(grid: Sweep) -> None:
     help="Also find the largest batch size and q that fit such a GPU.",
 )
 @click.option("--savings", is_flag=True, help="Also show what each way of saving memory brings, for the first cell.")
-def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool) -> None:
+@click.option(
+    "--tell",
+    type=float,
+    callback=positive,
+    metavar="POINTS",
+    help="Also say how many seeds and searches tell such a difference between rows.",
+)
+@click.option(
+    "--spread",
+    type=(float, float),
+    callback=positive,
+    metavar="SEED SEARCH",
+    help="Standard deviations in points that --tell assumes.  [default: of the records at hand]",
+)
+def plan(
+    name: str,
+    overrides: Sequence[str],
+    fits: float | None,
+    savings: bool,
+    tell: float | None,
+    spread: tuple[float, float] | None,
+) -> None:
     r"""Predict memory, FLOP and time of cells; run nothing.
 
     Memory of a GPU, FLOP, communication, disk and GPU hours of each cell of the sweep NAME. No GPU is needed: a
@@ -200,15 +223,17 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
     \b
       regbench plan in100_table4 cluster=slurm cluster.gpus=8
       regbench plan method=vicreg dataset=in100 augmentation=imagenet network=resnet50 cluster.gpus=8 --fits 32
+      regbench plan digits_search --tell 1        seeds and searches that tell a difference of one point
     """
-    from regbench.benchmark.settings.sweep import load_grid, load_sweep
+    from regbench.benchmark.settings.sweep import load_grid, load_sweep, read_rows
     from regbench.instruments.plan import savings as measure_savings
     from regbench.instruments.plan import table
     from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
 
     # No sweep's name has an equals sign, but each setting of a single run has.
-    grid = load_grid([name, *overrides]) if "=" in name else load_sweep(name, overrides)
-    show_plan(grid)
+    single = "=" in name
+    grid = load_grid([name, *overrides]) if single else load_sweep(name, overrides)
+    planned = show_plan(grid)
     cell, processes = grid.cells[0], grid.clusters[0].at("pretrain").processes
     if fits is not None:
         symbols = {"batch_size": "n", "embedding_dim": "q"}
@@ -218,3 +243,10 @@ def plan(name: str, overrides: Sequence[str], fits: float | None, savings: bool)
     if savings:
         click.echo(f"\n{cell.label}, {processes} GPUs, decimal GB a GPU:\n")
         click.echo(table(measure_savings(cell, world_size=processes)))
+    if tell is not None:
+        from regbench.reports.rows import telling
+        from regbench.reports.rows.deviations import Components
+
+        assumed, origin = (Components(*spread), "as given") if spread else telling.known_spread(grid)
+        trials = None if single else read_rows(name, overrides).trials
+        click.echo(f"\n{telling.tell(planned, tell, assumed, origin, trials)}")

@@ -1,0 +1,97 @@
+"""What a comparison takes to tell a difference: seeds of given hyperparameters, searches where they are tuned."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from regbench.benchmark.settings.sweep import Sweep
+from regbench.errors import RegbenchError
+from regbench.reports.find.records import read_records
+from regbench.reports.rows.deviations import Components, components
+from regbench.reports.rows.grouping import summarize
+from regbench.reports.rows.significance import LEVEL, POWER, Power
+from regbench.reports.rows.summary import Summary
+from regbench.sweeps.choose import grouped
+from regbench.sweeps.forecast import Planned
+
+ASSUMED = Components(seed=0.46, search=0.33)
+"""Of the means of kNN and linear probing on Fashion-MNIST (docs/results/fashion_mnist.md), in points: seeds scatter by
+0.46, and two searches that chose otherwise differ by 0.60, which is √2 times the deviation of a mean of three seeds."""
+
+
+def known_spread(grid: Sweep) -> tuple[Components, str]:
+    """Return how far scores scatter, and in words where that is from.
+
+    It is from records of the sweep, else from those of others on its data set and backbone, else `ASSUMED`.
+    """
+    summaries: list[Summary] = []
+    with contextlib.suppress(RegbenchError):  # nothing has run yet
+        summaries = summarize(read_records(Path(grid.runtime.runs_dir)).records)
+    cell, found = grid.cells[0], []
+    for summary in summaries:
+        first, headline = summary.records[0], summary.headline
+        alike = (first.cell["dataset"]["name"], first.backbone) == (cell.dataset.name, cell.network.architecture)
+        if alike and headline is not None and summary.scores[headline].unit == "%":
+            tukey = summary.tukey(headline)
+            if tukey.deviation > 0:
+                found.append((grid.name in summary.sweeps, tukey.freedom, headline, summary))
+    if not found:
+        return ASSUMED, "as in the study of all methods on Fashion-MNIST"
+    _, _, name, summary = max(found, key=lambda each: each[:2])
+    origin = f"by {summary.scores[name].title} in {summary.name}"
+    split = components(row.samples(name) for row in summary.rows if row.repeated and not row.is_reference)
+    if split is not None:
+        return split, origin
+    return Components(summary.tukey(name).deviation, ASSUMED.search), f"the former {origin}, the latter assumed"
+
+
+def tell(planned: Sequence[Planned], points: float, spread: Components, origin: str, trials: int | None) -> str:
+    """Say how many seeds, or searches, tell a true difference of so many points between any two rows of a sweep.
+
+    Args:
+        planned: Its cells. Those of a row differ in their seeds, and where it is tuned in hyperparameters.
+        points: The difference.
+        spread: How far scores scatter.
+        origin: Where that is from.
+        trials: Trainings of a search; None: as many as the grid has configurations of a row.
+
+    Raises:
+        RegbenchError: If there is one row.
+    """
+    cells = [entry.cell for entry in planned]
+    groups = grouped(cells, {})
+    # The test takes all baselines but the row that labels train.
+    rows = len(groups) + len({cell.label for cell in cells if not cell.epochs})
+    if rows < 2:
+        raise RegbenchError("--tell compares rows of a table, and there is one; give a sweep of several methods")
+    firsts = {next(iter(configurations.values()))[0].id for configurations in groups.values()}
+    once = [entry for entry in planned if entry.cell.id in firsts]
+    cost = trials or max(map(len, groups.values()))
+    seeds = Power(rows, spread.seed).seeds_for(points)
+    lines = [
+        f"To find a true difference of {points:g} between any two of {rows} rows with {100 * POWER:.0f} % power at "
+        f"{100 * LEVEL:.0f} % (Tukey's test with its spread; normal approximation):",
+        f"- hyperparameters given: {seeds} seeds of each row, {_cost(once, seeds)}",
+    ]
+    if cost > 1 and spread.search > 0:
+        # What makes the variance of a row's mean the smallest for a given number of trainings.
+        finals = max(1, round(math.sqrt(cost) * spread.seed / spread.search))
+        deviation = math.hypot(spread.search, spread.seed / math.sqrt(finals))
+        searches = Power(rows, deviation).seeds_for(points)
+        lines.append(
+            f"- tuned by {cost} trainings a search: {searches} searches of each row and {finals} final seeds of each "
+            f"search, {_cost(once, searches * (cost + finals))}"
+        )
+    of = f"{spread.seed:.2f} points between seeds and {spread.search:.2f} between searches"
+    return "\n".join([*lines, f"Assumed standard deviations: {of}, {origin}; --spread sets others."])
+
+
+def _cost(once: Sequence[Planned], times: int) -> str:
+    """Word what it takes to train each of some cells so many times."""
+    known = [entry.gpu_hours for entry in once if entry.gpu_hours is not None]
+    about = "≈ " * any(entry.from_flop for entry in once)
+    hours = f"{about}{sum(known) * times:.3g} GPU hours" if len(known) == len(once) else "GPU hours unknown"
+    return f"{len(once) * times:,} trainings, {hours}"
