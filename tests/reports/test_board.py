@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -15,6 +16,8 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, expect
 
 from regbench.cli import main
+from regbench.reports.board.by_task import new_slug
+from regbench.reports.bundle.bundle import read_bundle
 from tests.reports.conftest import PATIENCE_MS, STILL, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.reading import Drawn, cells_in, tables_in
@@ -64,6 +67,7 @@ def _several_sizes(parts: Parts, out: Path) -> None:
         record["scores"].append({**record["scores"][0], **rank})
         parts.settle(record)
         parts.history(record, partial(_set_first, loss=q + n + rate, effective_rank=q / 2))
+        parts.history(record, lambda rows: rows[-1].update(alignment=0.25))
     parts.write(out)
 
 
@@ -98,18 +102,32 @@ def cells_of_site(site: Path) -> dict[str, list[Json]]:
     return runs
 
 
-def test_the_start_page(site: Path) -> None:
+def test_the_start_page(site: Path, bundles: Path) -> None:
     found = tables_in(site / "index.html")
-    (task,) = found["Tasks"]
-    assert task["task"] == "fashion_mnist, resnet_tiny"
-    assert (task["cells"], task["methods"], task["its score"]) == ("6", "2", "65.00 ± 0.00")
-    assert [(row["method"], row["cells in rows"]) for row in found["Methods"]] == [("AUH", "2"), ("VICReg", "2")]
-    shown = [(row["bundle"], row["cells"]) for row in found["Bundles"]]
-    assert shown == [("copy", "6"), ("lab-a", "6"), ("other/lab-b", "1")]
+    task = {"task": "fashion_mnist, resnet_tiny", "cells": "6", "methods": "2", "best row": "AUH"}
+    assert found["Tasks"] == [{**task, "its score": "65.00 ± 0.00", "score": "linear_top1 (%)", "newest": "2026-11-22"}]
+    both = {"published": "somebody, 2021", "tasks": "1", "cells in rows": "2"}
+    assert found["Methods"] == [
+        {"method": "AUH", "first in": "1", **both},
+        {"method": "VICReg", "first in": "0", **both},
+    ]
+    assert found["Bundles"] == [
+        {
+            **{"bundle": name, "cells": cells, "hardware": hardware, "finished": "2026-11-22"},
+            "sha256": read_bundle(bundles / f"{name}.zip").sha256,
+        }
+        for name, cells, hardware in (
+            *(("copy", "6", "1 x Example"), ("lab-a", "6", "1 x Example")),
+            ("other/lab-b", "1", EVIL),
+        )
+    ]
     text = (site / "index.html").read_text()
     assert 'href="tasks/fashion-mnist-resnet-tiny.html"' in text
     assert "1 cell was run by more than one lab. The largest difference of a leading score is 0.75 points" in text
     assert '<span class="id">forged</span>' in text
+    assert "6 cells of 3 bundles." in text
+    numbers = ["cells", "methods", "its score", "tasks", "first in", "cells in rows", "cells"]
+    assert re.findall('<th scope="col" class="n">([^<]*)', text) == numbers
 
 
 def test_a_task(site: Path) -> None:
@@ -128,9 +146,16 @@ def test_a_task(site: Path) -> None:
 def test_a_method(site: Path) -> None:
     page = site / "methods" / "auh.html"
     (row,) = tables_in(page)["Results"]
-    assert (row["linear_top1 (%)"], row["knn_top1 (%)"]) == ("**65.00 ± 0.00**", "**71.00 ± 0.00**")
-    assert (row["n"], row["tuned among"]) == ("2", "2")
-    assert re.search(r'href="../tasks/fashion-mnist-resnet-tiny.html#s1-row[01]"', page.read_text())
+    shown = {
+        **{"task": "fashion_mnist, resnet_tiny", "setting": "–", "linear_top1 (%)": "**65.00 ± 0.00**"},
+        **{"knn_top1 (%)": "**71.00 ± 0.00**", "place": "1 of 2", "n": "2", "tuned among": "2"},
+        **{"effective rank": "30.0 ± 0.0", "training (s)": "21.9 ± 0.3", "step (ms)": "9.0 ± 0.0"},
+        "peak memory (MiB)": "1,024 ± 0",
+    }
+    assert list(row.items()) == list(shown.items())
+    numbers = re.findall('<th scope="col" class="n">([^<]*)', page.read_text())
+    assert numbers == [name for name in shown if name not in ("task", "setting")]
+    assert re.search(r'href="../tasks/fashion-mnist-resnet-tiny.html#s1-row0"', page.read_text())
     assert '<p class="formula">a + b</p>' in page.read_text()
 
 
@@ -140,9 +165,15 @@ def test_a_method_of_several_sizes(bundles: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "results"), "--out", str(tmp_path / "site")])
     assert "cells: 5, bundles: 1, tasks: 1;" in done.output
     found = tables_in(tmp_path / "site" / "methods" / "vicreg.html")
-    results = {row["setting"]: row for row in found["Results"]}
-    row = results["q=128, batch=32"]
-    assert (row["loss (ms/step)"], row["loss memory (MiB)"], row["effective rank"]) == ("4.10", "4.00", "30.0")
+    common = {"task": "fashion_mnist, resnet_tiny", "linear_top1 (%)": "**65.00**", "n": "1", "effective rank": "30.0"}
+    common |= {"alignment": "0.25", "training (s)": "22.3", "step (ms)": "9.0", "peak memory (MiB)": "1,024"}
+    rows = (
+        ("q=64, batch=32", "61.00", "1 of 3", "–", "2.05", "2.00"),
+        ("q=128, batch=32", "**62.00**", "2 of 3", "3", "4.10", "4.00"),
+        ("q=64, batch=48", "61.00", "3 of 3", "–", "3.07", "3.00"),
+    )
+    heads = ("setting", "knn_top1 (%)", "place", "tuned among", "loss (ms/step)", "loss memory (MiB)")
+    assert found["Results"] == [common | dict(zip(heads, row, strict=True)) for row in rows]
     (task,) = (tmp_path / "site" / "tasks").iterdir()
     tables = tables_in(task)
     ranks = [row["knn_top1, tuning"] for row in tables["Accuracy"]]
@@ -199,7 +230,8 @@ def test_other_images_are_another_task(bundles: Path, tmp_path: Path) -> None:
     shutil.copy(bundles / "copy.zip", results)
     done = CliRunner().invoke(main, ["leaderboard", str(results), "--out", str(tmp_path / "site")])
     assert done.exit_code == 0, done.output
-    assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
+    names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
+    assert names == [f"fashion_mnist, resnet_tiny, test split {2 * digits}" for digits in ("9999", "cdcd")]
 
 
 def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path) -> None:
@@ -312,7 +344,72 @@ def test_tasks_of_one_name_have_pages_of_their_own(bundles: Path, tmp_path: Path
     parts.write(tmp_path / "plants.zip")
     done = CliRunner().invoke(main, ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")])
     assert "cells: 2, bundles: 1, tasks: 2;" in done.output
-    assert len(list((tmp_path / "site" / "tasks").iterdir())) == 2
+    names = [row["task"] for row in tables_in(tmp_path / "site" / "index.html")["Tasks"]]
+    assert names == ["plants (v2), resnet_tiny", "plants (v2), resnet_tiny (evaluated in another way: 2)"]
+    pages = ["plants-v2-resnet-tiny-evaluated-in-another-way-2.html", "plants-v2-resnet-tiny.html"]
+    assert sorted(page.name for page in (tmp_path / "site" / "tasks").iterdir()) == pages
+
+
+def test_names_of_pages_are_plain_and_different() -> None:
+    taken: set[str] = set()
+    titles = ("SFRIK (L=3)", "SFRIK_L=3", "sfrik l 3", "Ünal²", "???", 79 * "a" + " bc", "--")
+    slugs = ["sfrik-l-3", "sfrik-l-3-2", "sfrik-l-3-3", "nal", "unnamed", 79 * "a", "unnamed-2"]
+    assert [new_slug(title, taken) for title in titles] == slugs
+    assert taken == set(slugs)
+
+
+def test_a_choice_on_the_test_split_is_a_task_of_its_own(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs", "mine", "evaluation.select_on=test")
+    out = tmp_path / "results" / "lab.zip"
+    command = ["submit", "mine", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (page,) = pages(out.parent, "tasks")
+    (task,) = tables_in(page.parents[1] / "index.html")["Tasks"]
+    assert task["task"] == "fashion_mnist, resnet_tiny, chosen on the test set"
+
+
+def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
+    """The start page names twenty, and for each the first of its misfits."""
+    parts = Parts(bundles / "lab-a.zip")
+    for record in parts.final:
+        parts.score(record)["value"] = 99.0
+    for number in range(22):
+        parts.write(tmp_path / f"{number:02}.zip")
+    command = ["leaderboard", str(tmp_path), "--out", str(tmp_path / "site")]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert "the first of 22 was refused: mine/" in done.stderr
+    assert "(and 3 more)" in done.stderr
+    shutil.copy(bundles / "lab-a.zip", tmp_path)
+    (tmp_path / "a_folder.zip").mkdir()
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0
+    assert len(done.stderr.splitlines()) == 22
+    text = (tmp_path / "site" / "index.html").read_text()
+    assert re.findall('<span class="id">([0-9]*)</span>: mine/', text) == [f"{number:02}" for number in range(20)]
+    assert "22 bundles do not check out" in text
+
+
+def test_a_site_that_cannot_be_written_is_refused(bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "tasks").touch()
+    done = CliRunner().invoke(main, ["leaderboard", str(bundles / "other"), "--out", str(tmp_path / "site")])
+    assert done.exit_code == 2
+    assert re.search(f"cannot write to {tmp_path}/site: .*; give another --out", done.stderr)
+
+
+def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(bundles: Path, tmp_path: Path) -> None:
+    parts = Parts(bundles / "lab-a.zip")
+    longer = parts.copy(next(r for r in parts.records if (r["status"], r["method"]) == ("tuned", "vicreg")))
+    longer["cell"]["epochs"] = 3
+    parts.settle(longer)
+    longer |= {"checkpoint": None, "sweep": "longer"}
+    parts.history(longer, lambda rows: rows.append({**rows[0], "epoch": 3}))
+    rows = [json.loads(line) for line in parts.histories[longer["metrics"]["sha256"]].splitlines()]
+    longer["cost"]["train_s"] = sum(row["epoch_s"] for row in rows)
+    parts.write(tmp_path / "lab.zip")
+    (page,) = pages(tmp_path, "tasks")
+    assert "3" in [row["epochs"] for row in tables_in(page)["Hyperparameters"]]
 
 
 def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None:
