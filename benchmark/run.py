@@ -154,7 +154,6 @@ class _Run:
             **environment(self.compute.device),
             "loss_form": self.runtime.loss_form,
             "compile": self.runtime.compile,
-            "shard_optimizer": self.runtime.shard_optimizer,
         }
         write_config(self.directory, self.cell.plain())
         attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())

@@ -72,7 +72,6 @@ def predict(
     *,
     world_size: int = 1,
     loss_form: str = "auto",
-    shard_optimizer: bool = False,
     ddp_bucket_view: bool = True,
     plain_network: bool = False,
 ) -> Needs:
@@ -82,7 +81,6 @@ def predict(
         cell: The run; nothing of it is computed.
         world_size: GPUs that share the batch.
         loss_form: See `Engine`.
-        shard_optimizer: Whether the ranks share the optimizer's state, see `SharedOptimizer`.
         ddp_bucket_view: Whether gradients are views of DistributedDataParallel's buckets.
         plain_network: Whether the network is `PlainSiameseNetwork`: what the savings in memory are measured against.
 
@@ -102,7 +100,7 @@ def predict(
         for layer in network.modules():
             if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_hook(accounts.synchronize_statistics)
-        optimizer = cell.optimizer.build_clipping(parameters, group if shard_optimizer else None)
+        optimizer = cell.optimizer.build_clipping(parameters)
         step = Step(
             network=network,
             optimizer=optimizer,
@@ -133,10 +131,7 @@ def predict(
         weights_bytes = sum(p.nbytes for p in parameters)
         accounts.all_reduce(weights_bytes if group is not None else 0)
         checkpoint_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
-        for weight, state in optimizer.state.items():
-            for entry in _tensors(state):
-                # A rank may keep a share of an entry, and the checkpoint has the whole; counts of steps have no share.
-                checkpoint_bytes += weight.nbytes if entry.ndim else entry.nbytes
+        checkpoint_bytes += sum(entry.nbytes for entry in _tensors(optimizer.state))
         return Needs(
             peak_bytes=accounts.peak_bytes,
             moment=accounts.moment,
@@ -183,7 +178,6 @@ def savings(cell: Cell, *, world_size: int) -> dict[str, Needs]:
         "streamed loss": {"loss_form": "auto"},
         "gradients in DDP's buckets": {"ddp_bucket_view": True},
         "projector and max-pool keep less": {"plain_network": False},
-        "momentum shared by the ranks": {"shard_optimizer": True},
     }
     switches: dict[str, Any] = {}
     needs = {}

@@ -143,9 +143,7 @@ def refuse_oversized(sweep: Sweep) -> None:
 
 def _switches(runtime: Runtime, cluster: Cluster) -> dict[str, Any]:
     """Describe where a cell will run, as arguments of `predict`."""
-    ranks = cluster.processes
-    shard = runtime.shard_optimizer and ranks > 1
-    return {"world_size": ranks, "loss_form": runtime.loss_form, "shard_optimizer": shard}
+    return {"world_size": cluster.processes, "loss_form": runtime.loss_form}
 
 
 def _shape(cell: Cell, processes: int) -> Any:

@@ -31,8 +31,6 @@ class Runtime:
             as it has CPUs beside a GPU and in a Slurm job.
         loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance" or "textbook" (the
             published formula under plain autograd).
-        shard_optimizer: Whether the ranks of a run share the optimizer's state of matrices (ZeRO-1) instead of each
-            keeping all of it.
         compile: Whether torch.compile builds the network, and the kernels of losses over pairs.
         checkpoint_minutes: Minutes between checkpoints.
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
@@ -53,7 +51,6 @@ class Runtime:
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     loss_form: Literal["auto", "textbook", "gram", "covariance"] = "auto"
-    shard_optimizer: bool = False
     compile: bool = False
     checkpoint_minutes: NonNegative = 10.0
     checkpoint_epochs: AtLeastOne = 1

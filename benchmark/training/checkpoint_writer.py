@@ -43,12 +43,10 @@ class CheckpointWriter:
             The seconds that training waited; they are added to `progress.checkpoint_s`.
         """
         began_s = time.perf_counter()
-        # All ranks take part, because they may share the state.
-        optimizer_state = optimizer.state_dict()
         if self._attempt is not None:
             self.wait()
             self._attempt.check()
-            state = {"network": network.state_dict(), "optimizer": optimizer_state}
+            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
             # Training changes the tensors and the progress while the thread writes.
             state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
             self._writing = self._thread.submit(_write, self._attempt, state, copy.deepcopy(progress))

@@ -100,8 +100,7 @@ class _Training:
             # It copies the network, which cannot be done once the BN layers belong to several processes.
             self.monitor = Monitor(cell, self.network, compute, attempt)
         synchronize_batch_norm(self.network, world, compute.device)
-        group = world.group if compute.runtime.shard_optimizer else None
-        self.optimizer = cell.optimizer.build_clipping(self.network.parameters(), group)
+        self.optimizer = cell.optimizer.build_clipping(self.network.parameters())
         self.progress = Progress()
         self.checkpoints = CheckpointWriter(attempt)
         self._resume()

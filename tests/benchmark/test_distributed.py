@@ -37,9 +37,8 @@ FINE_TUNED = (
 )
 CASES = {
     "plain": ("epochs=4",),
-    "sharded": ("epochs=4", "runtime.shard_optimizer=true"),
     # Three steps an epoch; all ranks hear of the signal one step later, in the middle of the first epoch.
-    "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1", "runtime.shard_optimizer=true"),
+    "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
@@ -116,7 +115,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     ("size", "names"),
     [
         (2, ["plain", "stopped", "micro"]),
-        pytest.param(2, ["sharded", "random", "bf16"], marks=pytest.mark.slow),
+        pytest.param(2, ["random", "bf16"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )
@@ -179,14 +178,13 @@ run_cell(*load_run(json.loads(sys.argv[1])), "killed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", ["true", "false"])
 def test_a_transformer_of_many_views_on_two_ranks_goes_on_after_a_kill_as_if_there_was_none(
-    shared: str, tiny: list[str], tmp_path: Path
+    tiny: list[str], tmp_path: Path
 ) -> None:
     """Drop path draws on each rank what it would have drawn; the curve and the scores are the same to the bit."""
     records = {}
     for name, lives in {"undisturbed": ["run"], "killed": ["kill", "run"]}.items():
-        overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}", f"runtime.shard_optimizer={shared}"]
+        overrides = [*tiny, *TRANSFORMER, f"runtime.runs_dir={tmp_path / name}"]
         for life in lives:
             codes = [process.returncode for process in launch(2, KILLED, json.dumps(overrides), life)]
             assert codes == [1, -signal.SIGKILL] if life == "kill" else codes == [0, 0]
@@ -245,9 +243,9 @@ def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_processes_share_is_as_one_has_it() -> None:
-    """BN of unequal batches; optimizers with shared state; losses; agreement; a transformer and clipping."""
+    """BN of unequal batches; losses; agreement; a transformer and clipping."""
     code = """
-import copy, os, sys, torch, warnings
+import sys, torch, warnings
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -255,8 +253,6 @@ from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import Agreement, connect, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
-from regbench.benchmark.training.optimizers.adamw import AdamWConfig
-from regbench.benchmark.training.optimizers.lars import LARSConfig
 from regbench.benchmark.training.optimizers.sgd import SGDConfig
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
@@ -352,44 +348,6 @@ def batch_norm_kernels(world):
     for name, kernel in originals.items():
         setattr(torch, name, kernel)
 
-def shared_state(world):
-    # Equal to what one has, also after the state was saved and loaded, and to the bit to what went on without that;
-    # matrices of odd size are not shared.
-    shapes = [(5, 3), (4, 6), (8,), (2, 3, 2, 2)]
-    for config, moments in (
-        (LARSConfig(weight_decay=0.1, trust_coefficient=0.1), 1),
-        (AdamWConfig(weight_decay=0.1, clip_grad_norm=3.0), 2),
-        (SGDConfig(weight_decay=0.1, nesterov=True), 1),
-        (SGDConfig(momentum=0.0), 0),
-    ):
-        models = [[nn.Parameter(draw(i, *shape)) for i, shape in enumerate(shapes)] for _ in range(4)]
-        for parameters in models:
-            parameters[3].data = parameters[3].data.contiguous(memory_format=torch.channels_last)
-        groups = (None, world.group, world.group, None)
-        alone, straight, resumed, dispersed = map(config.build_clipping, models, groups)
-        for step in range(4):
-            if step == 2:
-                saved = resumed.state_dict()
-                for i, entry in alone.state_dict()["state"].items():
-                    for name, value in entry.items():
-                        if value is not None:
-                            close(saved["state"][i][name], value)
-                resumed, dispersed = map(config.build_clipping, models[2:], groups[2:])
-                resumed.load_state_dict(copy.deepcopy(saved))
-                dispersed.load_state_dict(saved)  # what many have saved one takes up
-            for parameters, optimizer in zip(models, (alone, straight, resumed, dispersed)):
-                optimizer.param_groups[0]["lr"] = optimizer.param_groups[-1]["lr"] = 0.3 / (step + 1)
-                for i, p in enumerate(parameters):
-                    p.grad = torch.empty_like(p).copy_(draw(10 * step + i, *p.shape))  # as autograd orders it
-                optimizer.step()
-            for i, p in enumerate(models[0]):
-                assert torch.equal(models[1][i], models[2][i]), (config, step, i)
-                for others in (models[1], models[3]):
-                    (torch.equal if isinstance(config, LARSConfig) else close)(others[i], p)
-                state = resumed.state[models[2][i]].values()
-                kept = sum(value.untyped_storage().nbytes() // 4 for value in state if value is not None and value.ndim)
-                assert kept == moments * p.numel() // (1 if i in (0, 2) else 2), (config, step, i, kept)
-
 def equal_shares(world):
     z1, z2 = draw(0, 8, 5), draw(1, 8, 5)
     rows = slice(0, 4) if world.rank == 0 else slice(4, 8)
@@ -435,7 +393,7 @@ def transformer(world):
         close(mine, theirs)
 
 with connect(cpu) as world:
-    checks = batch_norm, batch_norm_kernels, shared_state, equal_shares, random_directions, agreement, transformer
+    checks = batch_norm, batch_norm_kernels, equal_shares, random_directions, agreement, transformer
     for check in checks:
         check(world)
 """

@@ -81,21 +81,17 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _train(rank: int, folder: Path) -> None:
-    """Three steps of a rank of two, of networks of three kinds; the first rank saves their weights."""
+    """Three steps of a rank of two, of networks of two kinds; the first rank saves their weights."""
     torch.set_num_threads(1)
     layers.BLOCK_ELEMENTS = 1000
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     group = dist.group.WORLD
-    for name, kind, sharing in (
-        ("plain", PlainSiameseNetwork, None),
-        ("ours", SiameseNetwork, None),
-        ("shared", SiameseNetwork, group),
-    ):
+    for name, kind in (("plain", PlainSiameseNetwork), ("ours", SiameseNetwork)):
         network: nn.Module = kind(CONFIG, 96, 3, 64, 0)
         network.to(memory_format=torch.channels_last)
         step = Step(
             network=DistributedDataParallel(network, gradient_as_bucket_view=True),
-            optimizer=LARS(network.parameters(), group=sharing, **SETTINGS),
+            optimizer=LARS(network.parameters(), **SETTINGS),
             method=build("vicreg"),
             engine=Engine(group=group, even=True),
             precision="bf16",
@@ -109,12 +105,10 @@ def _train(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_share_the_momentum(tmp_path: Path) -> None:
+def test_ranks_take_the_step_of_plain_layers(tmp_path: Path) -> None:
     spawn(_train, (tmp_path,), nprocs=2)
-    plain, ours, shared = (torch.load(tmp_path / name) for name in ("plain", "ours", "shared"))
+    plain, ours = (torch.load(tmp_path / name) for name in ("plain", "ours"))
     start = SiameseNetwork(CONFIG, 96, 3, 64, 0).state_dict()
-    for name, expected in ours.items():
-        assert torch.equal(shared[name], expected), name
     moved = sum((ours[name] - start[name]).square().sum() for name in start if "weight" in name)
     apart = sum((ours[name] - plain[name]).square().sum() for name in start if "weight" in name)
     assert apart < 0.01 * moved  # bf16; a gradient that is lost or counted twice gives 0.3 and more

@@ -27,7 +27,7 @@ def step_of(cell: Cell, device: torch.device) -> Step:
     network = SiameseNetwork(
         cell.network, cell.embedding_dim, cell.dataset.channels, cell.dataset.image_size, cell.seed
     ).to(device)
-    optimizer = cell.optimizer.build_clipping(list(network.parameters()), None)
+    optimizer = cell.optimizer.build_clipping(network.parameters())
     for group in optimizer.param_groups:
         group["lr"] = cell.optimizer.base_lr
     engine = Engine(even=True)

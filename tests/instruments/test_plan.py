@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from regbench import RegbenchError
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
-from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.instruments import plan
 from regbench.instruments.plan import Accounts, Needs, largest, predict, savings, table
 from regbench.methods import Engine, Regularizer
@@ -188,18 +187,6 @@ def test_statistics_of_bn_are_sent_forward_and_backward() -> None:
 def test_the_work_of_a_step_is_that_of_all_ranks() -> None:
     one, four = (predict(small_cell(), world_size=ranks) for ranks in (1, 4))
     assert four.flop_per_step == pytest.approx(one.flop_per_step, rel=0.01)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
-def test_sharing_the_optimizers_state(optimizer: str) -> None:
-    cell = small_cell(f"optimizer={optimizer}")
-    whole, shared = (predict(cell, world_size=4, shard_optimizer=shard) for shard in (False, True))
-    state_bytes = [needs.parts_bytes["optimizer state"] for needs in (whole, shared)]
-    assert state_bytes[1] < 0.3 * state_bytes[0]
-    assert whole.peak_bytes - shared.peak_bytes == state_bytes[0] - state_bytes[1]
-    assert whole.checkpoint_bytes == shared.checkpoint_bytes
-    assert shared.flop_per_step == whole.flop_per_step
-    assert shared.sent_bytes_per_step > whole.sent_bytes_per_step
 
 
 def test_micro_batches_need_less() -> None:

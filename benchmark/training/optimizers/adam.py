@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharded import Groups, elementwise
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
 
@@ -36,13 +34,7 @@ class AdamConfig(OptimizerConfig):
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
     """torch's class; AdamW has another."""
 
-    def build(
-        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
-    ) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return torch's optimizer for the parameters."""
-
-        def make(groups: Groups) -> torch.optim.Adam:
-            # Fused for the reason that `SGDConfig` gives.
-            return self.kind(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
-
-        return elementwise(self.groups(parameters), make, group)
+        # Fused for the reason that `SGDConfig` gives.
+        return self.kind(self.groups(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)

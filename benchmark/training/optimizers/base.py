@@ -14,7 +14,6 @@ from regbench.spaces import Space
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
 
 
 @settings
@@ -58,24 +57,15 @@ class OptimizerConfig(ABC):
     """Ranges of the settings that a tuning searches beside those of the method; None: nobody has stated them."""
 
     @abstractmethod
-    def build(
-        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer; the trainer sets the learning rate of each step.
+    def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """Return the optimizer of the tensors to train; the trainer sets the learning rate of each step."""
 
-        Args:
-            parameters: The tensors to train.
-            group: The ranks that share its state, each of which has the same gradients; None: each has its own.
-        """
-
-    def build_clipping(
-        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
-    ) -> torch.optim.Optimizer:
+    def build_clipping(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return the optimizer, which clips the gradients before each of its steps if that is set; see `build`."""
         import torch  # here, because settings are read without torch, whose import takes seconds
 
         trained, limit = list(parameters), self.clip_grad_norm
-        optimizer = self.build(trained, group)
+        optimizer = self.build(trained)
 
         def clip(*_: object) -> None:
             if limit is not None:

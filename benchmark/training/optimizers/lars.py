@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharded import SharedOptimizer
 from regbench.settings import Momentum, Positive, settings
 from regbench.spaces import Range, Space
 
@@ -37,7 +36,7 @@ class LARSConfig(OptimizerConfig):
     reference = "You et al., 2017, as in VICReg and SFRIK"
     space: ClassVar[Space] = {"base_lr": Range(0.2, 20)}
 
-    def build(self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> LARS:
+    def build(self, parameters: Iterable[Tensor]) -> LARS:
         """Return LARS for the parameters."""
         return LARS(
             parameters,
@@ -47,19 +46,16 @@ class LARSConfig(OptimizerConfig):
             trust_coefficient=self.trust_coefficient,
             clip_lr=self.clip_lr,
             exclude_bias_and_norm=self.exclude_bias_and_norm,
-            group=group,
         )
 
 
-class LARS(SharedOptimizer):
+class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017), in the form of VICReg's and SFRIK's training.
 
     For a tensor p of two or more dimensions with gradient g: g ← g + wd·p, then g ← g · η‖p‖/‖g‖ (left as it is
     where a norm is 0). Tensors of fewer dimensions (biases, BN) get neither, unless they are asked for. Then m ←
     momentum·m + g and p ← p − lr·m. With `clip_lr` the factor is min(η‖p‖/‖g‖ / lr, 1): the rate of a tensor is
     η‖p‖/‖g‖, at most lr. (solo-learn, which has it, divides by ‖g‖ + wd·‖p‖ + 10⁻⁸ with the gradient before the decay.)
-
-    If the ranks share the momentum, the update is the same to the bit.
     """
 
     def __init__(
@@ -72,9 +68,8 @@ class LARS(SharedOptimizer):
         trust_coefficient: float,
         clip_lr: bool = False,
         exclude_bias_and_norm: bool = True,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Set up the optimizer; see `LARSConfig` for the settings and `SharedOptimizer` for the group of ranks."""
+        """Set up the optimizer; see `LARSConfig` for the settings."""
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -83,7 +78,7 @@ class LARS(SharedOptimizer):
             "clip_lr": clip_lr,
             "exclude_bias_and_norm": exclude_bias_and_norm,
         }
-        super().__init__(parameters, defaults, group)
+        super().__init__(parameters, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -98,15 +93,14 @@ class LARS(SharedOptimizer):
                 # The norms as one vector: a GPU takes as long to start the work on a number as on all of them.
                 weights_P, updates_P = torch.stack(torch._foreach_norm([*adapted, *gradients])).chunk(2)
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())
-            own = [self._own(p) for p in parameters]
-            for p, part in zip(parameters, own, strict=True):
+            momenta = []
+            for p in parameters:
                 if "momentum" not in self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(part)
-            momenta = [self.state[p]["momentum"] for p in parameters]
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+                momenta.append(self.state[p]["momentum"])
             torch._foreach_mul_(momenta, group["momentum"])
-            torch._foreach_add_(momenta, [self._own(p.grad, p) for p in parameters])
-            torch._foreach_add_(own, momenta, alpha=-group["lr"])
-            self._exchange(zip(parameters, own, strict=True))
+            torch._foreach_add_(momenta, [p.grad for p in parameters])
+            torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
 
 
 def _trust(weights_P: Tensor, updates_P: Tensor, group: dict[str, Any]) -> Tensor:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 
 from regbench.benchmark.training.optimizers.base import OptimizerConfig, register
-from regbench.benchmark.training.optimizers.sharded import Groups, elementwise
 from regbench.errors import RegbenchError
 from regbench.settings import Momentum, NonNegative, Positive, settings
 from regbench.spaces import Range, Space
@@ -40,13 +38,8 @@ class SGDConfig(OptimizerConfig):
         if self.nesterov and not self.momentum:
             raise RegbenchError("optimizer.nesterov=true needs optimizer.momentum above 0")
 
-    def build(
-        self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None
-    ) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Return SGD for the parameters."""
-
-        def make(groups: Groups) -> torch.optim.SGD:
-            # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each step.
-            return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
-
-        return elementwise(self.groups(parameters), make, group)
+        # One fused kernel: torch's default on a GPU makes tensors of the size of the model in each step.
+        groups = self.groups(parameters)
+        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
