@@ -30,10 +30,7 @@ from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.errors import RegbenchError
 from regbench.files import write_text
-from regbench.instruments.cost import loaders, losses
-from regbench.instruments.cost.contestants import BASELINE, CONTESTANTS
-from regbench.instruments.cost.grid import Grid
-from regbench.instruments.cost.harness import table
+from regbench.instruments.cost import loader_speed, losses
 from regbench.instruments.cost.images import SCENARIOS, PreparedImages, Scenario, make_images
 from regbench.processes import Place, Processes, WorkFailed
 
@@ -70,8 +67,8 @@ def measure_losses(bench: Bench) -> str:
     if bench.small:
         sizes = {"n": (32, 64), "q": (32, 64), "budget_s": 20.0}
     device: Any = bench.device.type
-    rows = losses.measure(Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes))
-    return f"{table(rows, losses.COLUMNS, 'github')}\n\n{losses.LEGEND}"
+    rows = losses.measure(losses.Grid(methods=METHODS, forms=("auto",), repeats=3, device=device, **sizes))
+    return f"{losses.table(rows, 'github')}\n\n{losses.LEGEND}"
 
 
 def measure_training(bench: Bench) -> str:
@@ -103,7 +100,7 @@ Bare loop: the same layers in plain PyTorch, on a batch that lies on the device,
 
 def train(bench: Bench, images: PreparedImages, network: str, batch: int, q: int) -> Record:
     """Train two epochs by a command of its own, and read its record."""
-    settings = [*images.overrides, "method=sfrik_l3", "augmentation=imagenet", "precision=bf16", "epochs=2"]
+    settings = [*images.overrides, "method=sfrik_l3", "precision=bf16", "epochs=2"]
     settings += [f"network={network}", f"embedding_dim={q}", f"batch_size={batch}"]
     settings += ["optimizer.base_lr=0.01", "optimizer.warmup_epochs=0", "evaluation.protocols=[]"]
     settings += [f"runtime.device={bench.device.type}", f"runtime.runs_dir={bench.folder / 'runs'}"]
@@ -143,9 +140,11 @@ def measure_loaders(bench: Bench) -> str:
     """Measure as `regbench loader-bench` does, the photometric part on the CPU and on the GPU."""
     cores = len(os.sched_getaffinity(0))
     seconds, rounds = (0.1, 1) if bench.small else (1.0, 2)
-    own = [each for each in CONTESTANTS if each.name in (BASELINE, "regbench") and each.interpolation == "bicubic"]
-    rows, _ = loaders.measure([bench.images()], workers=cores, seconds=seconds, rounds=rounds, contestants=own)
-    return f"```\n{loaders.tables(rows)}\n```\n\n{loaders.LEGEND}"
+    own = [
+        each for each in loader_speed.CONTESTANTS if each.interpolation == "bicubic" and each.backend != "torchvision"
+    ]
+    lines, _ = loader_speed.measure([bench.images()], workers=cores, seconds=seconds, rounds=rounds, contestants=own)
+    return f"```\n{loader_speed.tables(lines)}\n```\n\n{loader_speed.LEGEND}"
 
 
 ALL = {"Losses": measure_losses, "Training": measure_training, "Loaders": measure_loaders}

@@ -23,7 +23,8 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run, sweep_names
 from regbench.cli import main
 from regbench.instruments.cost import losses
-from regbench.instruments.cost.grid import Grid, LossCost
+from regbench.instruments.cost.losses import Grid
+from regbench.instruments.cost.timing import LossCost
 from regbench.instruments.plan import Needs, predict
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -139,7 +140,7 @@ def test_help_is_quick() -> None:
         (["report", ""], ["NAMES", "a folder's name"]),
         (["report", "--runs-dir", "/nowhere"], ["/nowhere/quickstart is not a folder"]),
         (["logs", "quickstart", "abc", "--lines", "-1"], ["--lines", "-1 is not in the range"]),
-        (["loader-bench", "--seconds", "nan"], ["--seconds nan"]),
+        (["loader-bench", "--seconds", "nan"], ["--seconds", "nan is not a number above 0"]),
         (["evaluate", "runs/a/b", "--backbone", "x.pth"], ["runs/a/b: give a run directory or --backbone, not both"]),
         (["plan", "seed=0", "--fits"], ["'--fits' requires an argument. See: regbench plan --help"]),
         (["train", "--runs-dir", ""], ["--runs-dir must name a folder"]),
@@ -316,7 +317,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
     def measure(grid: Grid) -> list[LossCost]:
         asked.append(grid)
         row: dict[str, Any] = {"method": "vicreg", "form": "gram", "auto": True, "q": 4, "views": 3, "ranks": 1}
-        return [LossCost(**row, n=n, embedding_bytes=1, median_ms=0.5) for n in grid.n]
+        return [LossCost(**row, n=n, median_ms=0.5) for n in grid.n]
 
     monkeypatch.setattr(losses, "measure", measure)
     options = ["--n", "8,16", "--q", "4", "--views", "3", "--ranks", "1", "--forms", "auto,textbook", "--repeats", "2"]
@@ -328,7 +329,7 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
     assert asked == [Grid(methods=("vicreg",), memory_limit_bytes=2**29, **sizes, **how)]
     assert sum(line.startswith("vicreg ") for line in result.stdout.splitlines()) == 2
     folder = tmp_path / "runs" / "cost"
-    assert {path.name for path in folder.iterdir()} == {"cost.csv", "cost.md", "cost.png"}
+    assert {path.name for path in folder.iterdir()} == {"cost.csv", "cost.png"}
     assert len((folder / "cost.csv").read_text().splitlines()) == 3
     assert "runs/cost/cost.csv" in result.stdout
 

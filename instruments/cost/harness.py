@@ -1,63 +1,40 @@
-"""What all measurements have in common: the machine, rounds in turns, ratios within a round, tables and CSV.
+"""What all measurements have in common: the machine, rounds in turns, ratios within a round, numbers and CSV.
 
 What is compared takes turns, and ratios are of one round: all sides see the same machine.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+import pandas as pd
 import torch
-from tabulate import tabulate
 
 from regbench.benchmark.machine import hardware, versions
 
-MIB = 2**20
-
 K = TypeVar("K", bound=Hashable)
-R = TypeVar("R")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and with what something was measured.
+def machine(device: str, packages: Sequence[str] = ("torch",), /, **settings: Any) -> dict[str, Any]:
+    """Describe where and with what something is measured: columns of its CSV file."""
+    return {"hardware": hardware(torch.device(device)), **versions(*packages), **settings}
 
-    Attributes:
-        hardware: The cores or the GPU.
-        versions: Versions of the packages that do the work.
-        settings: What else decides the numbers, by name, such as threads and rounds.
-    """
 
-    hardware: str
-    versions: Mapping[str, str]
-    settings: Mapping[str, Any]
-
-    @staticmethod
-    def here(device: str = "cpu", packages: Sequence[str] = ("torch",), /, **settings: Any) -> Machine:
-        """Describe this machine."""
-        return Machine(hardware(torch.device(device)), versions(*packages), settings)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The columns of a CSV file."""
-        return {"hardware": self.hardware, **self.versions, **self.settings}
-
-    def __str__(self) -> str:
-        """Put it into one line."""
-        settings = ", ".join(f"{name} = {value}" for name, value in self.settings.items())
-        packages = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return "; ".join(filter(None, (self.hardware, settings, packages)))
+def in_words(machine: Mapping[str, Any]) -> str:
+    """Put the description of a machine into one line."""
+    rest = [f"{name} {value}" for name, value in machine.items() if name != "hardware"]
+    return f"{machine['hardware']}; {', '.join(rest)}"
 
 
 def take_turns(turns: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """Call everything once in each round, in turns.
+
+    `torch.utils.benchmark` has no rounds, and its `Timer.timeit` warms up with two calls each time: where a call takes
+    seconds and comes once a round, that is three times the work.
 
     Args:
         turns: What to call, by name.
@@ -95,33 +72,9 @@ def span(values: Sequence[float] | None) -> str:
     return f"{number(min(values))}–{number(max(values))}" if values else "–"
 
 
-@dataclass(frozen=True)
-class Column(Generic[R]):
-    """A column of a table.
-
-    Attributes:
-        head: Its title.
-        text: What it shows of a row.
-        align: Alignment, as `tabulate` names it.
-    """
-
-    head: str
-    text: Callable[[R], str]
-    align: str = "right"
-
-
-def table(rows: Sequence[R], columns: Sequence[Column[R]], style: str = "simple") -> str:
-    """Set rows as a table, in a format of `tabulate`."""
-    cells = [[column.text(row) for column in columns] for row in rows]
-    heads, align = [column.head for column in columns], [column.align for column in columns]
-    return tabulate(cells, headers=heads, tablefmt=style, disable_numparse=True, colalign=align if rows else None)
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]], machine: Machine) -> str:
+def to_csv(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     """Write rows of the same names as CSV, with the machine in columns of its own."""
-    lines = [{**row, **machine.columns} for row in rows]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]) if lines else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
+    # Any other type would turn whole numbers beside a missing one into 1.0.
+    frame = pd.DataFrame(rows, dtype=object).assign(**machine)
+    text: str = frame.to_csv(index=False, lineterminator="\n")
+    return text

@@ -6,31 +6,21 @@ about as large as ImageNet's.
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from tqdm import tqdm
 
 from regbench.benchmark.settings.sweep import load_run
-from regbench.datasets.beton import JPEG, RAW, Beton, Sample, write_beton
-from regbench.datasets.config import AugmentationConfig, DatasetConfig, ViewsConfig
-from regbench.datasets.manifest import Manifest, prepared_from
-from regbench.datasets.sources.imagefolder import ImageFolder
-from regbench.errors import RegbenchError
-from regbench.version import __version__
-
-log = logging.getLogger("regbench")
+from regbench.datasets.beton import RAW, Beton
+from regbench.datasets.config import AugmentationConfig, DatasetConfig
+from regbench.datasets.manifest import Manifest
+from regbench.datasets.prepare import prepare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +33,7 @@ class Scenario:
         width: px.
         quality: JPEG quality; None for raw images.
         image_size: Side of the crops, px.
-        augmentation: Augmentation of the two views.
+        augmentation: Preset of the two views.
         distinct: Number of different images.
         copies: How often each is in the file, which makes an epoch long enough.
     """
@@ -53,24 +43,66 @@ class Scenario:
     width: int
     quality: int | None
     image_size: int = 224
-    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
-    distinct: int = 512
-    copies: int = 4
+    augmentation: str = "imagenet"
+    distinct: int = 256
+    copies: int = 8
 
 
-_SMALL = AugmentationConfig(
-    name="small_color",
-    views={
-        "view1": ViewsConfig(crop_scale=(0.2, 1.0), blur_p=0.0),
-        "view2": ViewsConfig(crop_scale=(0.2, 1.0), blur_p=0.0, solarize_p=0.0),
-    },
-)
-_RAW_32 = {"height": 32, "width": 32, "image_size": 32, "distinct": 1024, "copies": 48}
 SCENARIOS = {
     "256": Scenario(name="256", height=256, width=341, quality=90),
     "500x375": Scenario(name="500x375", height=375, width=500, quality=96),
-    "raw32": Scenario(name="raw32", quality=None, augmentation=_SMALL, **_RAW_32),
+    "raw32": Scenario(
+        name="raw32",
+        height=32,
+        width=32,
+        quality=None,
+        image_size=32,
+        augmentation="small_color",
+        distinct=1024,
+        copies=48,
+    ),
 }
+
+
+@dataclass(frozen=True)
+class PreparedImages:
+    """A prepared data set to load.
+
+    Attributes:
+        overrides: The settings of a training on it.
+        dataset: Which.
+        augmentation: Augmentation of the two views.
+        data_dir: Folder of prepared data sets.
+    """
+
+    overrides: Sequence[str]
+    dataset: DatasetConfig
+    augmentation: AugmentationConfig
+    data_dir: Path
+
+    @staticmethod
+    def of(overrides: Sequence[str]) -> PreparedImages:
+        """Choose those that a training with these settings would see."""
+        cell, runtime = load_run(overrides)
+        return PreparedImages(tuple(overrides), cell.dataset, cell.augmentation, Path(runtime.data_dir))
+
+    @property
+    def file(self) -> Path:
+        """The images to pretrain on.
+
+        Raises:
+            RegbenchError: The data set is not prepared.
+        """
+        manifest = Manifest.load(self.data_dir, self.dataset)
+        return manifest.split_file(self.data_dir, manifest.pretraining_split)
+
+    def __str__(self) -> str:
+        """Put them into one line."""
+        beton = Beton(self.file)
+        form = "raw" if (beton.modes == RAW).all() else f"JPEG, {beton.size.mean() / 1e3:.0f} kB each"
+        sides = np.sort(np.stack([beton.heights, beton.widths]), axis=0)
+        short, long = np.median(sides, axis=1)
+        return f"{self.dataset.name}: {len(beton):,} images, {long:.0f} x {short:.0f} px, {form}"
 
 
 def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -99,138 +131,35 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     return pixels
 
 
-def _sample(scenario: Scenario, number: int) -> Sample:
+def _write(scenario: Scenario, number: int, folder: Path) -> None:
+    """Write an image and its copies."""
     upright = scenario.quality is not None and number % 2 == 1
-    height, width = (scenario.width, scenario.height) if upright else (scenario.height, scenario.width)
-    pixels = photo(number, height, width)
+    size = (scenario.width, scenario.height) if upright else (scenario.height, scenario.width)
+    image = Image.fromarray(photo(number, *size))
     if scenario.quality is None:
-        return Sample(RAW, height, width, 0, pixels.tobytes(), f"image {number}")
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=scenario.quality, subsampling="4:2:0")
-    return Sample(JPEG, height, width, 0, buffer.getvalue(), f"image {number}")
+        first = folder / f"{number:04}_0.png"  # stored as pixels, since it is small
+        image.save(first)
+    else:
+        first = folder / f"{number:04}_0.jpg"
+        image.save(first, quality=scenario.quality, subsampling="4:2:0")
+    for copy in range(1, scenario.copies):
+        first.with_name(f"{number:04}_{copy}{first.suffix}").hardlink_to(first)
 
 
 def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
-    """Make the images of a scenario and write them as a prepared data set."""
-    config = DatasetConfig(
-        name=scenario.name,
-        source=ImageFolder(),
-        image_size=scenario.image_size,
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        num_classes=1,
-        eval_resize=scenario.image_size,
-    )
-    title = f"making images, {scenario.name}"
-    if not sys.stderr.isatty():
-        log.info(title)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = pool.map(lambda number: _sample(scenario, number), range(scenario.distinct))
-        samples = list(tqdm(made, title, scenario.distinct, disable=None, leave=False))
-    count = scenario.distinct * scenario.copies
-    path = data_dir / config.name / "train.beton"
-    path.parent.mkdir(parents=True)
-    content_sha256 = write_beton(path, samples * scenario.copies, count)
-    Manifest(
-        name=config.name,
-        source=prepared_from(config),
-        splits={
-            "train": {
-                "file": path.name,
-                "num_samples": count,
-                "counts_per_class": [count],
-                "content_sha256": content_sha256,
-                "bytes": path.stat().st_size,
-                "origins": "",
-                "origins_sha256": "",
-                "left_out": {},
-                "image_px": scenario.image_size,
-                "grey": False,
-            }
-        },
-        class_names=["made"],
-        beton_version=2,
-        regbench_version=__version__,
-        created="",
-    ).save(data_dir)
-    return PreparedImages(name=scenario.name, dataset=config, augmentation=scenario.augmentation, data_dir=data_dir)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedImages:
-    """A prepared data set to load.
-
-    Attributes:
-        name: For the tables.
-        dataset: Which.
-        augmentation: Augmentation of the two views.
-        data_dir: Folder of prepared data sets.
-    """
-
-    name: str
-    dataset: DatasetConfig
-    augmentation: AugmentationConfig
-    data_dir: Path
-
-    @property
-    def file(self) -> Path:
-        """The images to pretrain on.
-
-        Raises:
-            RegbenchError: The data set is not prepared.
-        """
-        manifest = Manifest.load(self.data_dir, self.dataset)
-        return manifest.split_file(self.data_dir, manifest.pretraining_split)
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings of a training on images that `make_images` made."""
-        side_px = self.dataset.image_size
-        settings = ("dataset=imagefolder", f"dataset.name={self.name}", f"dataset.image_size={side_px}")
-        same = (f"dataset.eval_resize={side_px}", "dataset.num_classes=1", "dataset.source.held_out=null")
-        return [*settings, *same, f"runtime.data_dir={self.data_dir}"]
-
-    def __str__(self) -> str:
-        """Put them into one line."""
-        beton = Beton(self.file)
-        form = "raw" if (beton.modes == RAW).all() else f"JPEG, {beton.size.mean() / 1e3:.0f} kB each"
-        sides = np.sort(np.stack([beton.heights, beton.widths]), axis=0)
-        short, long = np.median(sides, axis=1)
-        return f"{self.name}: {len(beton):,} images, {long:.0f} x {short:.0f} px, {form}"
-
-
-@contextmanager
-def chosen_images(
-    scenarios: Sequence[str], data: str | None, overrides: Sequence[str] = ()
-) -> Iterator[list[PreparedImages]]:
-    """Return what to load; images that are made lie in a temporary folder.
-
-    Args:
-        scenarios: Names in `SCENARIOS`; empty for all, or for none if `data` is given.
-        data: Name of a prepared data set's configuration, whose augmentation and folder are its own.
-        overrides: Settings of this configuration.
-
-    Yields:
-        The images, made.
-
-    Raises:
-        RegbenchError: An unknown scenario or data set, or one that is not prepared.
-    """
-    for name in scenarios:
-        if name not in SCENARIOS:
-            raise RegbenchError(f"unknown scenario '{name}'; choose {', '.join(SCENARIOS)}")
-    chosen = []
-    if data:
-        cell, runtime = load_run([f"dataset={data}", *overrides])
-        chosen.append(
-            PreparedImages(
-                name=cell.dataset.name,
-                dataset=cell.dataset,
-                augmentation=cell.augmentation,
-                data_dir=Path(runtime.data_dir),
-            )
-        )
-    with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
-        for name in dict.fromkeys(scenarios) if scenarios or data else SCENARIOS:
-            chosen.append(make_images(SCENARIOS[name], Path(folder)))
-        yield chosen
+    """Make the images of a scenario and prepare them as a data set, which takes some seconds."""
+    side_px = scenario.image_size
+    # A name of digits alone would be a number in an override.
+    settings = ["dataset=imagefolder", f"dataset.name=made_{scenario.name}", f"dataset.image_size={side_px}"]
+    settings += [f"dataset.eval_resize={side_px}", "dataset.num_classes=1", "dataset.source.held_out=null"]
+    settings += [f"augmentation={scenario.augmentation}", f"runtime.data_dir={data_dir}"]
+    images = PreparedImages.of(settings)
+    with tempfile.TemporaryDirectory(dir=data_dir) as folder:
+        train, test = Path(folder, "train", "made"), Path(folder, "val", "made")
+        train.mkdir(parents=True)
+        test.mkdir(parents=True)
+        Image.fromarray(photo(scenario.distinct, 32, 32)).save(test / "one.png")  # a data set has a test split
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda number: _write(scenario, number, train), range(scenario.distinct)))
+        prepare(images.dataset, data_dir, source_dir=Path(folder), progress=False)
+    return images

@@ -30,7 +30,7 @@ from torchvision.models import resnet18
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.beton import Beton
-from regbench.instruments.cost.harness import Machine, median, number, ratios, span, take_turns
+from regbench.instruments.cost.harness import in_words, machine, median, number, ratios, span, take_turns
 from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 
 ROUNDS, BATCH, SIDE_PX, Q = 3, 64, 64, 2048
@@ -134,7 +134,7 @@ def regbench_epoch_s(images: PreparedImages, precision: str) -> float:
     """Train two epochs by regbench, and return the seconds of the second."""
     settings = [
         *images.overrides,
-        *("augmentation=imagenet", "network=resnet18", f"embedding_dim={Q}", f"batch_size={BATCH}"),
+        *("network=resnet18", f"embedding_dim={Q}", f"batch_size={BATCH}"),
         *("method=sfrik_l3", f"precision={precision}", "epochs=2", "optimizer.base_lr=0.01"),
         *("optimizer.warmup_epochs=0", "evaluation.protocols=[]", "runtime.device=cpu"),
     ]
@@ -162,7 +162,7 @@ def main() -> None:
             turns[f"regbench, {precision}"] = partial(regbench_epoch_s, images, precision)
         take_turns(turns, 1)  # warms up
         found = take_turns(turns, ROUNDS)
-        print(Machine.here("cpu", ("torch", "torchvision", "pillow"), rounds=ROUNDS, threads=cores))
+        print(in_words(machine("cpu", ("torch", "torchvision", "pillow"), rounds=ROUNDS, threads=cores)))
         print(f"ResNet-18, {SIDE_PX} px, q = {Q}, batches of {BATCH}, epochs of {count} of {images}")
         for title, times in found.items():
             faster = ratios(found["as released"], times)

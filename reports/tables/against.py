@@ -33,7 +33,7 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
     Returns:
         The table, and the same as numbers: columns label and the settings that vary, change ("new", "gone" or "both"),
         settings (those that differ), and of each score and row now, before, low, high, p, pairs, p_holm as in
-        `rows.against.Difference`, difference, then the ratios of what was measured on both sides.
+        `rows.changes.Difference`, difference, then the ratios of what was measured on both sides.
     """
     found = changes(summary, others)
     if found is None:

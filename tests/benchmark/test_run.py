@@ -57,7 +57,7 @@ from regbench.benchmark.training.spread import spread_metrics
 from regbench.benchmark.training.step import Step, Stepped
 from regbench.datasets.loading.loaders import EvalLoader, PretrainingLoader
 from regbench.datasets.prepare import prepare
-from regbench.instruments.cost.ranks import Case, value_and_gradient
+from regbench.instruments.cost.timing import draw_embeddings, value_and_gradient
 from regbench.methods import Engine
 from tests.benchmark.steps import before_steps
 from tests.conftest import TINY
@@ -305,7 +305,7 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
     assert record.searched["method.alignment_weight"] == Searched("log", balances=True)
     assert record.searched["optimizer.base_lr"] == Searched("log", balances=False)
-    views = Case(method="sfrik", n=cell.batch_size, q=cell.embedding_dim).embeddings(torch.device("cpu"))
+    views = draw_embeddings(cell.batch_size, cell.embedding_dim, 2, torch.float32, torch.device("cpu"))
     alone = value_and_gradient(cell.method, views, Engine(form="textbook"))
     assert record.cost.loss_extra_bytes == pytest.approx(peak_extra_bytes(alone, torch.device("cpu")), abs=200)
     assert record.metrics

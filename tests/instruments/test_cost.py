@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,32 +18,27 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regbench import RegbenchError, methods
-from regbench.instruments.cost import losses
-from regbench.instruments.cost.grid import Grid, LossCost, cases
-from regbench.instruments.cost.harness import median, number, ratios, span, table, take_turns, to_csv
-from regbench.instruments.cost.losses import measure
-from regbench.instruments.cost.ranks import (
-    Case,
-    Measured,
-    Prediction,
-    Rank,
-    Variant,
+from regbench.instruments.cost import timing
+from regbench.instruments.cost.harness import in_words, median, number, ratios, span, take_turns, to_csv
+from regbench.instruments.cost.losses import Grid, cases, measure, table
+from regbench.instruments.cost.timing import (
+    LossCost,
+    draw_embeddings,
     gemm_floor,
-    measure_variants,
-    predict,
+    measure_rows,
     value_and_gradient,
+    with_times,
 )
 from regbench.methods.engine import Engine
 from regbench.processes import Processes, WorkFailed
 from regbench.reports.page.cost_curves import cost_png
 
-EXAMPLE = LossCost(
-    method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1, embedding_bytes=2 * 64 * 32 * 4
-)
+CPU = torch.device("cpu")
+EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, views=2, ranks=1)
 
 
-def extra_bytes(case: Case, form: str) -> int:
-    return measure_variants(Rank(), case, [Variant(form, 2)], repeats=0).extra_bytes[Variant(form, 2)]
+def measured(rows: Sequence[LossCost], repeats: int, left_s: float = math.inf) -> list[LossCost]:
+    return measure_rows(CPU, rows, torch.float32, repeats, left_s)
 
 
 # ------------------------------------------------------------------ what all measurements share
@@ -75,10 +70,13 @@ def test_numbers_have_three_digits() -> None:
 
 
 def test_memory_of_the_textbook_is_more_than_that_of_the_stream_and_the_same_twice() -> None:
-    case = Case(method="sfrik_l3", n=1024, q=128)
-    gram, again, textbook = (extra_bytes(case, form) for form in ("gram", "gram", "textbook"))
-    assert gram == again < textbook / 4
-    assert textbook >= 2 * 1024**2 * 4  # two Gram matrices at the very least
+    gram = replace(EXAMPLE, method="sfrik_l3", n=1024, q=128)
+    found = measured([gram, replace(gram, form="textbook")], repeats=0)
+    stream_bytes, textbook_bytes = (row.extra_bytes for row in found)
+    assert stream_bytes is not None and textbook_bytes is not None
+    assert stream_bytes == measured([gram], repeats=0)[0].extra_bytes
+    assert stream_bytes < textbook_bytes / 4
+    assert textbook_bytes >= 2 * 1024**2 * 4  # two Gram matrices at the very least
 
 
 def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
@@ -106,29 +104,26 @@ def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest
         raise ValueError("no\nluck")
 
     monkeypatch.setattr(type(methods.build("vicreg")), "view_terms", broken)
-    variants = [Variant(form, views) for form in ("textbook", "gram", "covariance") for views in (2, 3)]
-    result = measure_variants(Rank(), Case(method="vicreg", n=24, q=16), variants, repeats=3)
-    assert result.failed == dict.fromkeys(variants[:2], "ValueError: no luck")
-    assert set(result.shared_ms) == set(result.extra_bytes) == {*variants[2:]}
-    assert not result.alone_ms
-    assert all(len(times) == 3 and min(times) > 0 for times in [*result.shared_ms.values(), result.floor_ms])
+    rounds: list[Mapping[Any, list[float]]] = []
 
+    def noted(turns: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
+        rounds.append(take_turns(turns, repeats))
+        return dict(rounds[-1])
 
-@pytest.mark.parametrize("form", ["textbook", "gram"])
-def test_prediction_of_memory(form: str) -> None:
-    """Not far off, and not the square of the size for what streams."""
-    case = Case(method="vicreg", n=1024, q=512)
-    predicted = predict(Rank(), case, Variant(form, 2), memory_limit_bytes=1)
-    assert predicted.seconds > 0
-    assert 0.4 < predicted.bytes / extra_bytes(case, form) < 4
-
-
-def test_what_fits_in_any_case_is_not_probed_for_memory() -> None:
-    assert predict(Rank(), Case(method="auh", n=16, q=16), Variant("gram", 2), memory_limit_bytes=2**30).bytes == 0
+    monkeypatch.setattr(timing, "take_turns", noted)
+    forms = ("textbook", "gram", "covariance")
+    rows = [replace(EXAMPLE, n=24, q=16, form=form, views=views) for form in forms for views in (2, 3)]
+    found = measured(rows, repeats=3)
+    assert [row.note for row in found] == ["failed: ValueError: no luck"] * 2 + [""] * 4
+    assert all(row.median_ms and row.extra_bytes for row in found[2:])
+    assert not any(row.median_ms or row.extra_bytes for row in found[:2])
+    (of_all,) = rounds
+    assert len(of_all) == 5  # and the floor
+    assert all(len(times) == 3 and min(times) > 0 for times in of_all.values())
 
 
 def test_what_is_timed_is_the_loss() -> None:
-    views = Case(method="sfrik_l3", n=12, q=5, dtype="float64").embeddings(torch.device("cpu"), views=4)
+    views = draw_embeddings(12, 5, 4, torch.float64, CPU)
     method = methods.build("sfrik_l3")
     leaves = [view.clone().requires_grad_() for view in views]
     loss = method.loss(*leaves, engine=Engine(form="textbook"), global_views=2)
@@ -173,32 +168,26 @@ def test_everything_is_measured(rows: list[LossCost]) -> None:
     ]
     for row in rows:
         assert not row.note
-        assert row.median_ms and row.low_ms and row.high_ms and row.vs_gemm and row.gemm_ms and row.extra_bytes
+        assert row.median_ms and row.low_ms and row.high_ms and row.vs_gemm and row.extra_bytes
         assert 0 < row.low_ms <= row.median_ms <= row.high_ms
         assert row.vs_textbook and row.vs_one_rank
-        assert row.embedding_bytes == 2 * row.n * row.q * 4
         if row.ranks == 1:
             assert row.vs_one_rank == 1
             assert row.form != "textbook" or row.vs_textbook == 1
 
 
-def test_every_form_is_compared_with_that_of_as_many_views_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = {Variant("textbook", 2): 8.0, Variant("gram", 2): 4.0, Variant("textbook", 4): 24.0}
-    shared[Variant("gram", 4)] = 6.0
-    alone = {variant: 10 * ms for variant, ms in shared.items()}
-
-    def ask(self: Processes, function: object, *arguments: object) -> Sequence[object]:
-        if function is predict:
-            return [Prediction(0.0, 0)]
-        shared_ms, alone_ms = ({variant: [ms] for variant, ms in times.items()} for times in (shared, alone))
-        return [Measured(shared_ms, alone_ms, [3.0], dict.fromkeys(shared, 1))]
-
-    monkeypatch.setattr(Processes, "ask", ask)
-    rows = measure(Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu"))
-    found = {
-        (row.ranks, row.form, row.views): (row.vs_textbook, row.vs_one_rank, row.vs_two_views, row.gemm_ms)
-        for row in rows
-    }
+def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
+    shared_ms = {("textbook", 2): 8.0, ("gram", 2): 4.0, ("textbook", 4): 24.0, ("gram", 4): 6.0}
+    times_ms = {("floor", "", 2): [3.0]}
+    for variant, ms in shared_ms.items():
+        times_ms["shared", *variant], times_ms["alone", *variant] = [ms], [10 * ms]
+    found = {}
+    for row in cases(Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu")):
+        timed = with_times(row, times_ms)
+        ms = shared_ms[row.form, row.views]
+        assert timed.median_ms == timed.low_ms == timed.high_ms == ms
+        floor_ms = ms / (timed.vs_gemm or math.nan)
+        found[row.ranks, row.form, row.views] = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views, floor_ms)
     assert found == {
         (1, "textbook", 2): (1.0, 1.0, 1.0, 3.0),
         (1, "gram", 2): (0.5, 1.0, 1.0, 3.0),
@@ -209,50 +198,46 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks(monkeypatch
         (3, "textbook", 4): (0.1, 0.1, 3.0, 2.0),
         (3, "gram", 4): (0.025, 0.1, 1.5, 2.0),
     }
-    assert all(row.vs_gemm == pytest.approx(shared[row.variant] / (row.gemm_ms or 0)) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("prediction", "changes", "note"),
-    [
-        (Prediction(3.0, 0), {"budget_s": 7.0}, "left out: about 15 s, over what is left of the budget of 7 s"),
-        (Prediction(0.0, 2**20), {"memory_limit_bytes": 2**19}, "of memory, over the limit of 0.5 MiB"),
-        (Prediction(0.0, 2**20), {"memory_limit_bytes": 2**21, "ranks": (4,)}, "about 4 MiB of memory, over the limit"),
-        (WorkFailed("too small"), {}, "failed: rank 0 was ended by signal 9"),
-    ],
-    ids=["budget", "memory", "memory of all ranks", "failure"],
-)
-def test_nothing_is_left_out_silently(
-    prediction: Prediction | WorkFailed, changes: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(self: Processes, function: object, *arguments: object) -> Sequence[object]:
-        if function is measure_variants:
-            raise WorkFailed("rank 0 was ended by signal 9")
-        if isinstance(prediction, WorkFailed):
-            raise prediction
-        return [prediction]
+def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first() -> None:
+    textbook = replace(EXAMPLE, method="sfrik_l3", n=512, q=64, form="textbook")
+    gram = replace(textbook, form="gram")
+    assert all(row.median_ms for row in measured([textbook, gram], repeats=1))
+    found = measured([textbook, gram], repeats=10**6, left_s=60.0)
+    assert all(row.note.startswith("left out: about ") and row.extra_bytes for row in found)
+    assert all("over what is left of the budget" in row.note and row.median_ms is None for row in found)
+    grid = Grid(methods=("auh",), n=(8,), q=(4,), device="cpu", budget_s=1e-9)
+    assert {row.note for row in measure(grid)} == {"left out: the budget of 1e-09 s is spent"}
+
+
+def test_what_needs_more_memory_than_the_limit_is_left_out_and_nothing_else() -> None:
+    """The textbook's Gram matrices of 2⁸ MiB each do not fit into 2⁸ MiB beside what the runtime is granted."""
+    grid = Grid(methods=("auh",), n=(8192,), q=(8,), repeats=0, device="cpu", memory_limit_bytes=2**28)
+    notes = {row.form: row.note for row in measure(grid)}
+    assert notes == {"textbook": "left out: it needs more memory than the limit", "gram": ""}
+
+
+def test_a_process_that_ends_leaves_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: Processes, *arguments: object) -> Sequence[object]:
+        raise WorkFailed("rank 0 was ended by signal 9")
 
     monkeypatch.setattr(Processes, "ask", ask)
-    grid = Grid(methods=("auh",), n=(8,), q=(4,), forms=("gram",), repeats=3, device="cpu", **changes)
-    (row,) = measure(grid)
-    assert note in row.note
+    (row,) = measure(Grid(methods=("auh",), n=(8,), q=(4,), forms=("gram",), device="cpu"))
+    assert row.note == "failed: rank 0 was ended by signal 9"
     assert row.median_ms is None and row.extra_bytes is None
-    assert row.note in table([row], losses.COLUMNS)
+    assert row.note in table([row])
 
 
 # ------------------------------------------------------------------ tables and figures
 
 
-def test_table_page_and_csv(rows: list[LossCost], tmp_path: Path) -> None:
+def test_table_and_csv(rows: list[LossCost]) -> None:
     odd = replace(EXAMPLE, note='left out: "2 GiB", over\nit', extra_bytes=0)
     machine = Grid(device="cpu", threads=2).machine
-    assert "gram*" in table(rows, losses.COLUMNS)
-    losses.write([*rows, odd], machine, tmp_path / "new")
-    page = (tmp_path / "new" / "cost.md").read_text()
-    for part in (str(machine), "at n = 33, q = 40", losses.LEGEND, "threads = 2"):
-        assert part in page
-    with (tmp_path / "new" / "cost.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    assert "gram*" in table(rows)
+    assert "threads 2, dtype float32" in in_words(machine)
+    lines = csv.DictReader(io.StringIO(to_csv([asdict(row) for row in [*rows, odd]], machine), newline=""))
     for row, line in zip([*rows, odd], lines, strict=True):
         expected = {name: "" if value is None else str(value) for name, value in asdict(row).items()}
         assert expected.items() <= line.items()

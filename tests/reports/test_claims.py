@@ -12,7 +12,7 @@ import pytest
 
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.claims import claim_misfits
-from regbench.reports.bundle.submit import submit
+from regbench.reports.bundle.pack import submit
 from tests.reports.conftest import GIVEN
 from tests.reports.forging import Json, Parts, tuned_sweep
 from tests.reports.test_bundle import FORGERIES

@@ -55,14 +55,14 @@ def cost(
     """Measure time and memory of the losses.
 
     METHODS are by default all. Measured is the loss with its gradient, over a grid of sizes given as values separated
-    by commas. Each form of a method is held against the textbook's; they are timed alternately, cheap cases first; what
-    is predicted not to fit the budget or the memory is left out and says so. Prints a table and writes cost.csv,
-    cost.md and cost.png.
+    by commas. Each form of a method is held against the textbook's; they are timed alternately, small sizes first; what
+    does not fit the budget or the memory is left out and says so. Prints a table and writes cost.csv and cost.png.
     """
-    from regbench.files import write_bytes
+    from dataclasses import asdict
+
+    from regbench.files import write_bytes, write_text
     from regbench.instruments.cost import losses
-    from regbench.instruments.cost.grid import Grid
-    from regbench.instruments.cost.harness import table
+    from regbench.instruments.cost.harness import in_words, to_csv
     from regbench.reports.page.cost_curves import cost_png
 
     for what in ("n", "q", "views", "ranks"):
@@ -73,24 +73,30 @@ def cost(
         asked["forms"] = tuple(comma_separated("forms", forms))
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
-    grid = Grid(methods=tuple(methods), budget_s=budget, **asked)
+    grid = losses.Grid(methods=tuple(methods), budget_s=budget, **asked)
     make_folder(out)
-    click.echo(f"{grid.machine}\n")
+    click.echo(f"{in_words(grid.machine)}\n")
     rows = losses.measure(grid)
-    click.echo(f"{table(rows, losses.COLUMNS)}\n\n{losses.LEGEND}\n")
-    losses.write(rows, grid.machine, out)
-    figure = cost_png((out / "cost.csv").read_text())
+    click.echo(f"{losses.table(rows)}\n\n{losses.LEGEND}\n")
+    text = to_csv([asdict(row) for row in rows], grid.machine)
+    write_text(out / "cost.csv", text)
+    figure = cost_png(text)
     if figure is not None:
         write_bytes(out / "cost.png", figure)
-    click.echo(f"written: {out / 'cost.csv'}, cost.md" + (", cost.png" if figure is not None else ""))
+    click.echo(f"written: {out / 'cost.csv'}" + (", cost.png" if figure is not None else ""))
 
 
 @main.command("loader-bench")
-@click.option("--scenario", multiple=True, help="Images to make: 256, 500x375, raw32; may be repeated.  [default: all]")
+@click.option(
+    "--scenario",
+    multiple=True,
+    type=click.Choice(("256", "500x375", "raw32")),
+    help="Images to make; may be repeated.  [default: all]",
+)
 @click.option("--data", metavar="DATASET", help="A prepared data set instead.", shell_complete=complete_dataset)
 @click.option("--workers", type=int, help="Cores, and threads or processes of each loader.  [default: all cores]")
-@click.option("--seconds", type=float, default=2.0, show_default=True, help="Of each loader in each round, about.")
-@click.option("--rounds", type=int, default=5, show_default=True, help="Turns of each loader.")
+@click.option("--seconds", type=float, default=2.0, show_default=True, callback=positive, help="Of each turn, about.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each loader.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all rounds to this CSV file.")
 @settings
 def loader_bench(
@@ -104,7 +110,7 @@ def loader_bench(
 ) -> None:
     r"""Compare the speed of image loaders.
 
-    torchvision (PIL, v2), FFCV with a decode per view, and regbench. All deliver two views of the same images with the
+    torchvision's usual code and regbench, with and without FFCV. All deliver two views of the same images with the
     same cores and take turns. The images are made, photo-like JPEGs of 256 px and 500 x 375 px to crops of 224 px and
     raw ones of 32 px, or come from a prepared data set. With a GPU, the photometric part is also measured there.
 
@@ -113,21 +119,29 @@ def loader_bench(
       regbench loader-bench --data in20 runtime.data_dir=/scratch/data --out loaders.csv
     """
     import os
+    import tempfile
 
-    from regbench.instruments.cost import loaders
-    from regbench.instruments.cost.images import chosen_images
+    from regbench.files import write_text
+    from regbench.instruments.cost import loader_speed
+    from regbench.instruments.cost.harness import in_words, to_csv
+    from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
 
     if overrides and not data:
         raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")
-    cores = workers if workers is not None else len(os.sched_getaffinity(0))
-    loaders.refuse_impossible(workers=cores, seconds=seconds, rounds=rounds)
+    there = len(os.sched_getaffinity(0))
+    cores = there if workers is None else workers
+    if not 1 <= cores <= there:
+        raise RegbenchError(f"--workers is {cores}; choose 1 to {there}, the number of cores here")
     if out:
         make_folder(out.parent)
-    with chosen_images(scenario, data, overrides) as images:
+    images = [PreparedImages.of([f"dataset={data}", *overrides])] if data else []
+    made = dict.fromkeys(scenario) if scenario or data else SCENARIOS
+    with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
+        images += [make_images(SCENARIOS[name], Path(folder)) for name in made]
         for each in images:
             click.echo(str(each))
-        rows, machine = loaders.measure(images, workers=cores, seconds=seconds, rounds=rounds)
-    click.echo(f"{machine}\n\n{loaders.tables(rows)}\n\n{loaders.LEGEND}")
+        lines, machine = loader_speed.measure(images, workers=cores, seconds=seconds, rounds=rounds)
+    click.echo(f"{in_words(machine)}\n\n{loader_speed.tables(lines)}\n\n{loader_speed.LEGEND}")
     if out:
-        loaders.write(rows, machine, out)
+        write_text(out, to_csv(lines, machine))
         click.echo(f"\nwritten: {out}")
