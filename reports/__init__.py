@@ -39,7 +39,6 @@ def write_report(
     runs: Path | Sequence[Path],
     out: Path,
     *,
-    whole_paper: bool = False,
     against: Path | Sequence[Path] = (),
 ) -> Report:
     """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
@@ -51,7 +50,6 @@ def write_report(
     Args:
         runs: Folders of sweeps, sweeps or run directories.
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
-        whole_paper: Whether to write also those tables of the paper in which no number of ours has a place.
         against: Former runs, likewise; what changed since then is a table (against.{md,tex,csv}).
 
     Raises:
@@ -64,7 +62,7 @@ def write_report(
     with without_garbage_collection():
         found = read_records(runs)
         former = read_records(against) if against else None
-        contents, text = report_contents(found, former, whole_paper=whole_paper)
+        contents, text = report_contents(found, former)
         try:
             for name, content in contents.items():
                 if callable(content):

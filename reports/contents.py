@@ -24,7 +24,7 @@ from regbench.reports.tables.indicators import indicators
 from regbench.reports.tables.kept_factors import factors_frame
 from regbench.reports.tables.leaderboard import leaderboard_frame
 from regbench.reports.tables.over_tasks import over_tasks_frame, over_tasks_table
-from regbench.reports.tables.paper_tables import paper_tables
+from regbench.reports.tables.paper import beside_paper
 from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
 
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
@@ -34,13 +34,12 @@ _Numbers = tuple[Table, pd.DataFrame]
 _WIDTH = 118  # of notes, beside a table of 120 columns
 
 
-def report_contents(found: Records, former: Records | None, *, whole_paper: bool) -> tuple[ReportFiles, str]:
+def report_contents(found: Records, former: Records | None) -> tuple[ReportFiles, str]:
     """Make a report.
 
     Args:
         found: Records that the report is about.
         former: Former runs, for a table of what changed since then.
-        whole_paper: See `write_report`.
 
     Returns:
         The files, and the leaderboards with their notes as text for a terminal.
@@ -48,9 +47,9 @@ def report_contents(found: Records, former: Records | None, *, whole_paper: bool
     summaries = summarize(found.records, found.missing, found.choices, found.short)
     style = styles(record.label for record in found.records if not record.is_reference)
     contents = _tidy_files(found.records)
-    papers = paper_tables(summaries, whole=whole_paper)
-    for table, frame in papers:
-        contents |= _table_files(table.slug, table, frame)
+    beside = beside_paper(summaries)
+    if beside is not None:
+        contents |= _table_files("beside_paper", *beside)
     comparison, together = over_tasks(summaries), None
     if comparison is not None:
         together = over_tasks_table(comparison)
@@ -69,7 +68,7 @@ def report_contents(found: Records, former: Records | None, *, whole_paper: bool
         tables.append(shown)
         texts.append(_terminal_text(summary, shown))
     texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
-    contents["index.html"] = render_page(summaries, tables, found, style, [table for table, _ in papers], together)
+    contents["index.html"] = render_page(summaries, tables, found, style, beside and beside[0], together)
     return contents, "\n\n".join(texts)
 
 

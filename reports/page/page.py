@@ -43,7 +43,7 @@ def render_page(
     tables: Sequence[Mapping[str, Table]],
     found: Records,
     style: Styles,
-    paper: Sequence[Table] = (),
+    paper: Table | None = None,
     together: Table | None = None,
 ) -> str:
     """Make the page of some tasks.
@@ -53,7 +53,7 @@ def render_page(
         tables: Those of each task, as `tables_of` makes them.
         found: What was read; what is left out of it is named, and how many runs are not finished.
         style: How each trained method is drawn, by label.
-        paper: The paper's tables with our numbers in them.
+        paper: Ours beside the paper's numbers.
         together: The table of all tasks together.
 
     Returns:
@@ -76,7 +76,7 @@ def render_page(
         footer="Made by regbench from the records of finished runs; tables as Markdown, LaTeX and CSV lie beside this "
         "page.",
         sections=sections,
-        paper=[table_for_page(table) for table in paper],
+        paper=table_for_page(paper) if paper else None,
         methods=methods_of(summaries),
         style=style,
         together=table_for_page(together) if together else None,

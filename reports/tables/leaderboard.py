@@ -13,7 +13,7 @@ from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables import paper
+from regbench.reports.tables.paper import paper_linear_top1
 from regbench.reports.tables.table import (
     Column,
     Entry,
@@ -59,7 +59,7 @@ def leaderboard(summary: Summary) -> Table:
     for name in DECIMALS_AT_END:
         if any(row.at_end(name) for row in summary.rows):
             measured.append(name)
-    beside = any(_reference(row, summary) is not None for row in summary.rows)
+    beside = any(paper_linear_top1(summary, row) is not None for row in summary.rows)
     columns = [*accuracies(summary, summary.leading), (Column("n", spare=1), _seeds)]
     headline = summary.headline
     trivial = summary.best_trivial(headline) if headline else None
@@ -69,7 +69,7 @@ def leaderboard(summary: Summary) -> Table:
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
     columns += _cost_columns(summary.rows)
     if beside:
-        columns.append((Column("paper: linear top-1 (%)", spare=5), lambda row: _one_decimal(_reference(row, summary))))
+        columns.append((Column("paper: linear top-1 (%)", spare=5), partial(_papers, summary)))
     notes = [*_notes(summary, at_end=bool(measured), beside=beside), *task_notes(summary), *power_notes(summary)]
     notes += same_loss_notes(summary)
     title = "Leaderboard: chosen on the test set" if summary.on_test else "Leaderboard"
@@ -161,16 +161,9 @@ def _seeds(row: Row) -> str:
     return f"{runs} in {searches}"
 
 
-def _one_decimal(value: float | None) -> str:
+def _papers(summary: Summary, row: Row) -> str:
+    value = paper_linear_top1(summary, row)
     return DASH if value is None else f"{value:.1f}"
-
-
-def _reference(row: Row, summary: Summary) -> float | None:
-    """Look up the paper's linear probing of the same experiment, in percent."""
-    cell = row.first.cell
-    place = {key: cell[key] for key in paper.PLACE}
-    dataset, backbone = cell["dataset"]["name"], row.first.backbone
-    return paper.linear_top1(row.label, dataset, backbone, on_test=summary.on_test, **place)
 
 
 def leaderboard_frame(summary: Summary) -> pd.DataFrame:
@@ -218,7 +211,7 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             entry[f"{name}_threshold_n"] = when.epochs and when.epochs.n
             entry |= _mean_and_spread(f"{name}_epochs_to_threshold", when.epochs)
             entry |= _mean_and_spread(f"{name}_train_s_to_threshold", when.train_s)
-        entry["paper_linear_top1_percent"] = _reference(row, summary)
+        entry["paper_linear_top1_percent"] = paper_linear_top1(summary, row)
         out.append(entry)
     for absent in summary.missing:
         out.append({**_settings(summary, absent.label, absent.settings), "n": 0, "n_missing": absent.seeds})

@@ -1,97 +1,90 @@
-"""The numbers of the SFRIK paper: Zheng et al., "Self-supervised learning with rotation-invariant kernels", ICLR 2023.
+"""Ours beside the numbers of the SFRIK paper: Zheng et al., ICLR 2023, of which `conf/published.csv` has all.
 
-`benchmark/conf/published.csv` holds them as printed. `metric` is the name that a score has in a record, or a
-hyperparameter: `probe_lr` is the paper's lr_head, `kernel_weight_1` its b1. A place that a line leaves out is one that
-the paper does not state: Table 5 has no epochs, numbers that the paper cites from elsewhere have no q.
+A row of ours fits a number that agrees with it in method, data set, backbone, embedding dimension, batch and epochs,
+whatever its sweep was called. Numbers that the paper cites from elsewhere state no embedding dimension, and none fits.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from regbench.benchmark.settings.recipes import paper_numbers
+from regbench.benchmark.settings.recipes import PublishedNumber, paper_numbers
+from regbench.reports.rows.deviations import Stat
+from regbench.reports.rows.summary import Row, Summary
+from regbench.reports.tables.table import Table, difference, entries, number_columns, spread, text_columns
 
-PLACE = ["embedding_dim", "batch_size", "epochs"]
-"""Settings that tell the paper's experiments on a data set apart."""
-
-BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
+_BACKBONES = {"in20": "resnet18", "in100": "resnet50"}
 """The paper's backbone for each data set."""
 
-_LINEAR_TABLES = {"in20": (2, 3), "in100": (4,)}  # Table 3 for the kernels that only it has
-_LINEAR_TABLES_ON_TEST = {"in20": (13,), "in100": (4,)}
+_ALL_ON_TEST = "Table 13"  # Table 2 again, with everything tuned on the test set
+_GPUS = 8  # of the runs whose memory is in Table 5
+
+_NOTES = (
+    "Every number of the paper of which a row here is the same experiment: method, data set, network, q, batch and "
+    "epochs. *: the paper chose hyperparameters on the test set.",
+    "Table 13 takes rows that were chosen on the test set, the others what the tuning split chose.",
+    f"Memory is that of one of {_GPUS} GPUs, in decimal GB.",
+)
 
 
-@cache
-def load_paper() -> pd.DataFrame:
-    """Load all numbers.
+def paper_linear_top1(summary: Summary, row: Row) -> float | None:
+    """Look up the paper's linear probing of the experiment of a row, in percent; None if it made no such experiment."""
+    for number in _numbers_of(summary, row):
+        if number.score == "linear_top1":
+            return number.number
+    return None
+
+
+def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | None:
+    """Set ours beside the paper's; None where no row has a number of the paper's experiments.
 
     Returns:
-        Columns table, title (of the table), head (of its column), label, dataset, embedding_dim, batch_size, epochs,
-        metric, value, unit, on_test ("yes", "no" or "not stated": whether the paper chose on the test set).
+        The table, and the same as numbers: columns table, label, cell (the settings of the paper's experiment), score,
+        paper, ours, ours_std, n, difference, ours_on_test.
     """
     lines = []
-    for number in paper_numbers():
-        place = dict(setting.split("=") for setting in number.cell.split())
-        table, _, head = number.setting.removeprefix("Table ").partition(", ")
-        line = {"table": int(table), "title": number.what, "head": head, "label": number.method}
-        line |= {"metric": number.score, "value": number.number, "unit": _unit(number.score)}
-        lines.append(line | place | {"on_test": number.on_test})
-    frame = pd.DataFrame(lines)
-    # Int64 has a missing value, which never equals the setting of a cell of ours.
-    frame[PLACE] = frame[PLACE].apply(pd.to_numeric).astype("Int64")
-    return frame
-
-
-def _unit(metric: str) -> str:
-    if metric.endswith(("_top1", "_top5", "_map_full")):
-        return "%"
-    return "GB" if metric == "peak_memory" else ""
-
-
-def paper_table(table: int) -> pd.DataFrame:
-    """Return the rows of one of the paper's tables, in the paper's order; empty if it is not in the data."""
-    frame = load_paper()
-    return frame[frame["table"] == table]
-
-
-def paper_value(label: str, metric: str, table: int, **where: int) -> float | None:
-    """Look up one printed number.
-
-    Args:
-        label: Display name of the method, such as "SFRIK (L=3)".
-        metric: Name of the score, such as "linear_top1".
-        table: Number of the table in the paper.
-        **where: Further columns to match, such as embedding_dim=8192 or epochs=200.
-
-    Returns:
-        The number, in the unit that the table states; None if the paper has none.
-    """
-    frame = paper_table(table)
-    match = (frame["label"] == label) & (frame["metric"] == metric)
-    for column, value in where.items():
-        match &= (frame[column] == value).fillna(False).astype(bool)
-    values = frame.loc[match, "value"]
-    return float(values.iloc[0]) if len(values) else None
-
-
-@cache
-def linear_top1(label: str, dataset: str, backbone: str, *, on_test: bool, **where: int) -> float | None:
-    """Look up linear probing of one of the paper's experiments, in percent; None if the paper made no such experiment.
-
-    Args:
-        label: Display name of the method.
-        dataset: Name of the data set.
-        backbone: Name of the network.
-        on_test: Whether the test set chose the hyperparameters.
-        **where: `embedding_dim`, `batch_size` and `epochs`.
-    """
-    if BACKBONES.get(dataset) != backbone:
+    for summary in summaries:
+        for row in summary.rows:
+            for number in _numbers_of(summary, row):
+                ours = _ours(row, number.score)
+                if ours is not None and number.number is not None:
+                    lines.append((number, row, ours, summary.on_test))
+    if not lines:
         return None
-    tables = _LINEAR_TABLES_ON_TEST if on_test else _LINEAR_TABLES
-    for table in tables[dataset]:
-        value = paper_value(label, "linear_top1", table, **where)
-        if value is not None:
-            return value
-    return None
+    order = {number: place for place, number in enumerate(paper_numbers())}
+    lines.sort(key=lambda line: order[line[0]])
+    body, numbers = [], []
+    for number, row, ours, on_test in lines:
+        table, _, head = number.setting.removeprefix("Table ").partition(", ")
+        apart = ours.mean - (number.number or 0.0)
+        published = f"{number.number:g}" + "*" * (number.on_test == "yes")
+        body.append(entries(table, row.label, number.cell, head, spread(ours, 2), published, difference(apart)))
+        line = {"table": int(table), "label": row.label, "cell": number.cell, "score": number.score}
+        line |= {"paper": number.number, "ours": ours.mean, "ours_std": ours.spread, "n": ours.n}
+        numbers.append(line | {"difference": apart, "ours_on_test": on_test})
+    columns = [*text_columns("table", "method", "experiment", "score"), *number_columns("ours", "paper", "difference")]
+    return Table("beside_paper", "Ours and the paper's", columns, body, list(_NOTES)), pd.DataFrame(numbers)
+
+
+def _numbers_of(summary: Summary, row: Row) -> Iterator[PublishedNumber]:
+    """Yield the paper's numbers of the experiment of a row."""
+    cell = row.first.cell
+    if row.is_reference or _BACKBONES.get(cell["dataset"]["name"]) != row.first.backbone:
+        return
+    for number in paper_numbers():
+        chosen_alike = number.on_test == "yes" if summary.on_test else not number.setting.startswith(_ALL_ON_TEST)
+        # Table 5 does not tell the orders of SFRIK apart.
+        label = "SFRIK" if number.score == "peak_memory" and row.label.startswith("SFRIK") else row.label
+        if number.method == label and chosen_alike and "embedding_dim=" in number.cell and number.is_of(cell):
+            yield number
+
+
+def _ours(row: Row, score: str) -> Stat | None:
+    if score != "peak_memory":
+        return row.score(score)
+    peak, kind = row.cost("peak_memory_bytes"), row.first.cost.peak_memory_kind
+    if peak is None or kind != "CUDA allocated" or row.first.environment.get("world_size") != _GPUS:
+        return None
+    return peak.over(1e9)

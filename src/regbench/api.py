@@ -203,7 +203,6 @@ def report(
     *sweeps: str | Path,
     runs_dir: str | Path | None = None,
     out: str | Path | None = None,
-    paper: bool = False,
     against: Sequence[str | Path] = (),
 ) -> Report:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
@@ -212,7 +211,6 @@ def report(
         *sweeps: Names of sweeps, or paths of sweeps and single run directories. Several are merged into one report.
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
-        paper: Write all tables of the paper, also those without a number of ours.
         against: Former sweeps, given likewise; what changed since then is shown too.
 
     Returns:
@@ -233,7 +231,6 @@ def report(
     return write_report(
         folders,
         folders[0] / "report" if out is None else Path(out),
-        whole_paper=paper,
         against=former,
     )
 

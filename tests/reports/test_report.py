@@ -278,7 +278,7 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make) 
         record(sweep=name, **fields, cell={"dataset": dataset(name)})
     in20 = {"dataset": dataset("in20"), "network": backbone("resnet18")}
     record("SFRIK (L=3)", linear=47.0, cell={"embedding_dim": 8192, "batch_size": 2048, "epochs": 100, **in20})
-    report = write_report(runs, tmp_path / "report", whole_paper=True)
+    report = write_report(runs, tmp_path / "report")
     page = Page(report.page.read_text())
     assert len(page.ids) == len(set(page.ids))
     names = {path.name for path in report.files}
@@ -287,9 +287,9 @@ def test_sparse_records_make_a_report(runs: Path, tmp_path: Path, record: Make) 
     assert timed == {"no_history", "large", "no_provenance"}
     ranked = {name for name in cases if f"accuracy_vs_effective_rank-{name}.png" in names}
     assert ranked == {"no_cost", "large", "no_provenance"}
-    assert {f"paper_table{number}.{ending}" for number in range(2, 16) for ending in ("md", "tex", "csv")} <= names
-    assert "Table 3 of the paper, with ours" in page.text
-    assert "paper_table4.md" not in {path.name for path in write_report(runs / "no_score", tmp_path / "other").files}
+    assert {f"beside_paper.{ending}" for ending in ("md", "tex", "csv")} <= names
+    assert "Ours and the paper's" in page.text
+    assert "beside_paper.md" not in {path.name for path in write_report(runs / "no_score", tmp_path / "other").files}
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_every_table_compiles(runs: Path, tmp_path: Path, record: Make) -> None:
             record(label, seed, tuning=60.0 + seed, linear=70.0 + seed**2, cost=energy)
     record("AUH", status="diverged", knn=None, linear=None)
     record("VICReg", sweep="other", cell={"dataset": dataset("in20"), "network": backbone("resnet18")})
-    report = write_report(runs, tmp_path / "report", whole_paper=True)
+    report = write_report(runs, tmp_path / "report")
     tables = [path for path in report.files if path.suffix == ".tex"]
     assert len(tables) == 2 * 6 + 1 + 14
     # A page each, wide enough for any of them; pdflatex stops at the first error and leaves with 1.

@@ -24,7 +24,6 @@ from regbench.text import printable
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
 )
-@click.option("--paper", is_flag=True, help="Write all tables of the paper, also those without a number of ours.")
 @click.option(
     "--against",
     multiple=True,
