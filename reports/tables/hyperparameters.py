@@ -3,67 +3,44 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from regbench.reports.rows.comparable import is_setting
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Configuration, Summary
-from regbench.reports.tables.table import Column, Entry, Table, number_columns, spread, text_columns
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A configuration, of which there may be no record here.
-
-    Attributes:
-        label: Method, with a sign where it diverged.
-        places: Values of the columns `SETTING_NAMES`.
-        hyperparameters: Those that set it apart, in words.
-        value: Score that chooses.
-        texts: The score, the seeds, what chose it, among how many, and whether it is in the leaderboard.
-    """
-
-    label: str
-    places: Sequence[str]
-    hyperparameters: str
-    value: float | None
-    texts: tuple[object, ...]
-
-    def entries(self) -> list[Entry]:
-        """Return the line of the table; a dash stands for what is not known."""
-        texts = (self.label, *self.places, self.hyperparameters, *self.texts)
-        return [Entry(str(text or DASH)) for text in texts]
+from regbench.reports.tables.table import Column, Table, entries, number_columns, spread, text_columns
 
 
 def hyperparameters_table(summary: Summary) -> Table:
     """Set every configuration tried: what sets it apart, its score on the tuning split, whether it was chosen."""
     trained = [configuration for configuration in summary.configurations if not configuration.is_reference]
-    chosen: set[str] = set()
+    shown: set[str] = set()
     for row in summary.rows:
-        chosen.update(record.cell_id for record in row.records)
+        shown.update(record.cell_id for record in row.records)
     varying = _varying(trained)
-    lines = []
     several = any(row.tried > 1 for row in summary.rows)
+    lines = []
     for configuration in trained:
-        is_row = any(record.cell_id in chosen for record in configuration.records)
+        is_row = any(record.cell_id in shown for record in configuration.records)
         several = several or not is_row
-        lines.append(_line_of(configuration, summary, varying, "yes" if is_row else "no"))
-    lines += _ranked_elsewhere(summary)
-
-    def order(line: _Line) -> tuple[object, ...]:
-        name = line.label.removesuffix(" †")
-        left_out = several and line.texts[-1] == "no"
-        # Places are texts of numbers: shorter ones are smaller.
-        return name, *map(len, line.places), *line.places, left_out, -(line.value or 0.0)
-
+        lines.append((configuration, is_row, configuration.score(summary.selection, summary.selection_split)))
+    # Places are texts of numbers: shorter ones are smaller.
+    lines.sort(key=lambda line: -(line[2].mean if line[2] else 0.0))
+    lines.sort(key=lambda line: (line[0].label, *map(_by_length, _places(line[0])), several and not line[1]))
+    body = []
+    for configuration, is_row, score in lines:
+        how = next((r.choice["hyperparameters"] for r in configuration.records if "hyperparameters" in r.choice), {})
+        cell = configuration.first.settings
+        words = [f"{key.removeprefix('method.')}={cell[key]}" for key in varying if key in cell]
+        label = configuration.label + " †" * bool(configuration.diverged)
+        texts = [label, *_places(configuration), ", ".join(words), spread(score, 2), len(configuration.records)]
+        texts += [how.get("selected_on"), how.get("budget"), *(["yes" if is_row else "no"] if several else [])]
+        body.append(entries(*(str(text or DASH) for text in texts)))
     selected = f"{summary.selection_title} (%), {summary.selection_split}"
     columns = [*text_columns("method"), *number_columns(*SETTING_NAMES.values())]
     columns += [Column("hyperparameters", numeric=False), Column(selected), Column("n")]
     columns += [Column("chosen on", numeric=False), Column("tried")]
     if several:
         columns += text_columns("in the leaderboard")
-    body = [line.entries()[: len(columns)] for line in sorted(lines, key=order)]
     notes = [
         "In the order of the selection score within each method and setting; what stands in the leaderboard is first."
     ]
@@ -77,6 +54,16 @@ def hyperparameters_table(summary: Summary) -> Table:
     return Table("hyperparameters", "Hyperparameters", columns, body, notes)
 
 
+def _places(configuration: Configuration) -> list[str]:
+    """Return its values of the settings that have a column of their own."""
+    values = [configuration.first.settings.get(key, "null") for key in SETTING_NAMES]
+    return [DASH if value == "null" else value for value in values]
+
+
+def _by_length(text: str) -> tuple[int, str]:
+    return len(text), text
+
+
 def _varying(trained: Sequence[Configuration]) -> list[str]:
     """Find the settings to show: all of the methods, and those of optimizer and evaluation that differ."""
     values: dict[str, set[str | None]] = {}
@@ -86,41 +73,3 @@ def _varying(trained: Sequence[Configuration]) -> list[str]:
             values[key] = {configuration.first.settings.get(key) for configuration in trained}
     shown = [key for key, different in values.items() if key.startswith("method.") or len(different) > 1]
     return sorted(shown, key=lambda key: not key.startswith("method."))
-
-
-def _line_of(configuration: Configuration, summary: Summary, varying: Sequence[str], in_leaderboard: str) -> _Line:
-    cell = configuration.first.settings
-    how: Mapping[str, Any] = {}
-    for record in configuration.records:
-        how = how or record.choice.get("hyperparameters", {})
-    places = []
-    for key in SETTING_NAMES:
-        value = cell.get(key, "null")
-        places.append(DASH if value == "null" else value)
-    score = configuration.score(summary.selection, summary.selection_split)
-    texts = spread(score, 2), len(configuration.records), how.get("selected_on"), how.get("budget"), in_leaderboard
-    label = configuration.label + " †" * bool(configuration.diverged)
-    own = {key: cell[key] for key in varying if key in cell}
-    return _Line(label, places, _in_words(own), score.mean if score else None, texts)
-
-
-def _ranked_elsewhere(summary: Summary) -> list[_Line]:
-    """List the configurations that a tuning ranked and whose records are not in the report."""
-    here = {record.cell_id for record in summary.records}
-    lines = []
-    for choice in summary.choices.values():
-        for entry in choice.choices:
-            for ranked in entry.ranking:
-                if ranked.cell_id in here:
-                    continue
-                setting = {**entry.setting, "epochs": ranked.epochs}
-                places = [str(setting.get(key, DASH)) for key in SETTING_NAMES]
-                text = DASH if ranked.value is None else f"{ranked.value:.2f}"
-                label = entry.label + " †" * (ranked.status == "diverged")
-                texts = text, len(choice.seeds), "", "", "no"
-                lines.append(_Line(label, places, _in_words(ranked.hyperparameters), ranked.value, texts))
-    return lines
-
-
-def _in_words(hyperparameters: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in hyperparameters.items())

@@ -504,7 +504,7 @@ def test_a_choice_is_of_the_tasks_of_its_sweep(runs: Path, record: Make) -> None
     for sweep in ("fashion_mnist", "stl10"):
         record("VICReg", sweep=sweep, cell={"dataset": dataset(sweep)})
     tuning_choice(runs / "stl10", chosen("VICReg", ranked("a" * 12, 61.23)))
-    shown = {each.name: "61.23" in str(texts(hyperparameters_table(each))) for each in tasks(runs)}
+    shown = {each.name: any("chosen by" in note for note in hyperparameters_table(each).notes) for each in tasks(runs)}
     assert shown == {"fashion_mnist": False, "stl10": True}
 
 
@@ -656,9 +656,9 @@ def test_tuned_cells_stand_in_the_hyperparameters_only(runs: Path, record: Make)
     ]
 
 
-def test_the_choice_tells_budgets_and_runners_up(runs: Path, record: Make) -> None:
+def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     entries = []
-    second, third = ranked("a" * 12, 60.0, **{"method.alignment_weight": 5.0}), ranked("b" * 12, None)
+    second, third = ranked("a" * 12, 60.0), ranked("b" * 12, None)
     for label, others in (("VICReg", [second, third]), ("AUH", [])):
         path = record(label, tuning=70.0, choice={"hyperparameters": {"selected_on": "tuning", "budget": 3}})
         entries.append(chosen(label, ranked(path.parent.name), *others))
@@ -667,10 +667,6 @@ def test_the_choice_tells_budgets_and_runners_up(runs: Path, record: Make) -> No
     tuning_choice(runs / "quickstart", *entries)
     assert any("1 tried: AUH; 3 tried: VICReg" in note for note in leaderboard(task(runs)).notes)
     tried = hyperparameters_table(task(runs))
-    assert [[c.text for c in row[:6]] for row in tried.rows[2:]] == [
-        ["VICReg", "512", "256", "3", "alignment_weight=5.0", "60.00"],
-        ["VICReg †", "512", "256", "3", "–", "–"],
-    ]
     assert any("3 configurations for each method" in note for note in tried.notes)
 
 
