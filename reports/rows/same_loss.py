@@ -151,16 +151,19 @@ def _differences(summary: Summary, pair: Pair) -> str:
     for name in reversed(summary.leading):
         ours, theirs = pair.one.by_unit(name), pair.other.by_unit(name)
         apart = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+        units = "searches" if summary.unit == "search" else "seeds"
         if apart:
             score, mean = summary.scores[name], abs(math.fsum(apart)) / len(apart)
             of = f" points of {score.title}" if score.unit == "%" else f" of {score.title}"
-            most = f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} seeds)" if len(apart) > 1 else ""
+            most = f" (up to {max(map(abs, apart)):.2f} in one of {len(apart)} {units})" if len(apart) > 1 else ""
             texts.append(f"{mean:.2f}{of}{most}")
     return " and ".join(texts)
 
 
 def _unlike(pair: Pair) -> str:
     """Say what is not equal of a pair."""
+    if pair.one.repeated or pair.other.repeated:
+        return "several searches"
     a, b = (terms.alignment_weight for terms in pair.terms)
     if math.isclose(a, b, rel_tol=_TOLERANCE):
         return "the same weights; other settings differ"
@@ -168,7 +171,9 @@ def _unlike(pair: Pair) -> str:
 
 
 def _trained_alike(one: Row, other: Row) -> bool:
-    """Tell whether nothing but the method differs."""
+    """Tell whether nothing but the method differs; of several searches each chose settings of its own."""
+    if one.repeated or other.repeated:
+        return False
     ours, theirs = one.first.settings, other.first.settings
     differing = {key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)}
     return all(key.startswith("method.") or key == "seed" for key in differing)

@@ -13,7 +13,7 @@ from regbench.reports.rows.same_loss import common_terms
 from regbench.reports.tables.details import accuracy_table, significance_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.settings import plain
-from tests.reports.conftest import settings
+from tests.reports.conftest import GIVEN, settings
 from tests.reports.reading import Make, task, texts
 
 LINEAR = {"name": "sfrik", "weights": [1.0], "alignment_weight": 600.0, "regularize_local": True}
@@ -138,3 +138,13 @@ def test_three_names_of_one_loss_are_three_pairs(runs: Path, record: Make) -> No
     assert len(found) == 3
     assert sum("factor of 4" in note for note in found) == 2
     assert sum(note.startswith("≡ The same loss: ") for note in found) == 1
+
+
+def test_of_several_searches_nothing_is_equal(runs: Path, record: Make) -> None:
+    for search in range(3):
+        choice = {"hyperparameters": GIVEN | {"search": search}}
+        for label, method in (("SFRIK (L=1)", LINEAR), ("generalized distance", DISTANCE)):
+            record(label, 1000 * search, cell={"method": method}, choice=choice, linear=70.0 + search)
+    (note,) = notes(runs)
+    assert note.startswith("≈ One loss up to weights: SFRIK (L=1) and generalized distance (several searches). ")
+    assert "in one of 3 searches" in note
