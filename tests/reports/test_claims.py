@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Callable
@@ -106,6 +107,39 @@ def _several_seeds(parts: Parts) -> None:
     _entry(parts)["chosen"] = _first(parts)["cell_id"] = other["cell_id"]
 
 
+def _repeated(parts: Parts) -> None:
+    """Repeats the tuning with a second seed, in which all score one point more."""
+    parts.choices[0]["seeds"] = [0, 1000]
+    for entry in tuple(parts.choices[0]["choices"]):
+        again = copy.deepcopy(entry)
+        entry["setting"]["search"], again["setting"]["search"] = 0, 1
+        for ranked in again["ranking"]:
+            ranked["value"] += 1.0
+        parts.choices[0]["choices"].append(again)
+    for number, record in enumerate([each for each in parts.records if each["seed"] == 0]):
+        other = parts.copy(record)
+        other |= {"seed": 1000, "checkpoint": None}
+        other["cell"]["seed"] = 1000
+        parts.settle(other)
+        parts.history(other, lambda rows, number=number: rows[0].update(loss=100.0 + number))
+        parts.score(other, split="tuning")["value"] += 1.0
+
+
+def _repeated_otherwise(parts: Parts) -> None:
+    """Lets the second search of one method prefer what the first did not."""
+    _repeated(parts)
+    entry = next(each for each in parts.choices[0]["choices"][2:] if each["label"] == "VICReg")
+    entry["ranking"].reverse()
+    best = entry["ranking"][0]
+    best["value"] = 90.0
+    entry["chosen"] = entry["configuration"] = best["cell_id"]
+    rate = best["hyperparameters"]["optimizer.base_lr"]
+    for record in parts.records:
+        same = (record["seed"], record["method"], record["cell"]["optimizer"]["base_lr"]) == (1000, "vicreg", rate)
+        if same:
+            parts.score(record, split="tuning")["value"] = 90.0
+
+
 def _never(parts: Parts) -> None:
     for ranked in _entry(parts)["ranking"]:
         ranked |= {"status": "diverged", "value": None}
@@ -202,6 +236,7 @@ HONEST: dict[str, Change] = {
     "candidates without scores": lambda parts: _rate(parts, 1, [0.5, 1]),
     "no candidate": lambda parts: _rate(parts, 1, {}),
     "a command with a quoted word": lambda parts: _command(parts, "regbench train 'a b'"),
+    "a tuning that is repeated": _repeated,
     "the last bits of a mean": lambda parts: _first(parts).update(value=70.0 + 1e-9),
 }
 
@@ -289,6 +324,7 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
         ["it claims a choice among 12 by knn_top1, its tuning chose among 2 by knn_top1"],
     ),
     "a final run of another configuration": (_other_rate, [OTHERS]),
+    "a final run of what another search chose": (_repeated_otherwise, [OTHERS]),
     "attempts that began at no time": (
         lambda parts: _began(parts, None),
         ["its last attempt began at no time, before its tuning chose at"],

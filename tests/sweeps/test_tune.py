@@ -34,7 +34,7 @@ from regbench.files import verified, write_text
 from regbench.methods.vicreg import VICReg
 from regbench.slurm.execute import proposals
 from regbench.sweeps import tune
-from regbench.sweeps.choose import choice_table, choose
+from regbench.sweeps.choose import choice_table, choose, compared_ids
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.search import Proposed, propose
 from tests.conftest import TINY
@@ -331,6 +331,58 @@ def test_the_table_says_of_each_method_what_was_tried(
     assert column(choice, "chosen") == ["alignment_weight=20.0", ""]  # only what others of its method have not
     for entry in choice.choices:
         assert entry.ranking[0].hyperparameters["optimizer.base_lr"] == cells[0].optimizer.base_lr
+
+
+EDGE = "at the edge of what was tried"
+
+
+def test_a_choice_holds_all_that_it_was_made_of(
+    tmp_path: Path, settings: list[str], folder: Path, tiny_data_dir: Path
+) -> None:
+    """Of two methods in two sizes, with two seeds; a configuration stands for its seeds under another id."""
+    rows = ("method=vicreg method.alignment_weight=10,20", "method=tcr optimizer.base_lr=1,2")
+    grid = load_sweep(str(sweep_file(tmp_path, rows, settings)), ["seed=3,4", "embedding_dim=16,32"])
+    tune.begin(grid.cells, folder, tiny_data_dir, unequal=False)
+
+    def tuned(cell: Cell) -> float:
+        weight: float = cell.plain()["method"]["alignment_weight"]
+        return weight if cell.label == "VICReg" else cell.optimizer.base_lr
+
+    for cell in grid.cells:
+        diverges = (cell.label, tuned(cell), cell.embedding_dim, cell.seed) == ("TCR", 2, 32, 4)
+        score(folder, cell, None if diverges else 50 + tuned(cell) / 10 + cell.seed)
+    choice = choose(folder)
+    assert (choice.selected_on, choice.score, choice.budget, choice.seeds) == ("tuning", "knn_top1", 2, (3, 4))
+    entries = {(entry.label, entry.setting["embedding_dim"]): entry for entry in choice.choices}
+    assert len(entries) == len(choice.choices) == 4
+    named = [cell for name in reversed(compared_ids(folder)) for cell in grid.cells if cell.id == name]
+    own = {(cell.label, cell.embedding_dim, tuned(cell)): cell for cell in named}  # the first of their seeds
+    for (label, q), entry in entries.items():
+        order = (20.0, 10.0) if label == "VICReg" else (2.0, 1.0) if q == 16 else (1.0, 2.0)
+        cells = [own[label, q, value] for value in order]
+        assert [ranked.cell_id for ranked in entry.ranking] == [cell.id for cell in cells]
+        assert [ranked.configuration for ranked in entry.ranking] == [replace(cell, seed=0).id for cell in cells]
+        assert (entry.chosen, entry.configuration) == (cells[0].id, replace(cells[0], seed=0).id)
+        assert entry.method == label.lower()
+    vicreg, tcr = entries["VICReg", 16], entries["TCR", 32]
+    sizes = {"embedding_dim": 16, "batch_size": 32, "epochs": 1}
+    assert vicreg.setting == {"dataset": "tiny", "backbone": "resnet_tiny", **sizes, "optimizer": "lars"}
+    ends = [(ranked.epochs, ranked.value, ranked.status) for ranked in tcr.ranking]
+    assert ends == [(1, 53.6, "tuned"), (1, None, "diverged")]
+    weights = {"method.alignment_weight": 10.0, "method.covariance_weight": 1.0, "method.variance_weight": 25.0}
+    shown = vicreg.ranking[1].hyperparameters
+    assert shown == {**weights, "method.epsilon": 0.0001, "optimizer.base_lr": 1.0}
+    table = choice_table(choice).split("\n\n")
+    head, _, *lines = (re.split("  +", line) for line in table[0].splitlines())
+    assert head == ["method", "q", "knn_top1 (%), tuning", "runner-up", "tried", "images", "chosen", EDGE]
+    # Three steps of 32 images each, but for the run that diverged in its second.
+    assert sorted(lines) == [
+        ["TCR", "16", "53.70", "53.60", "2", "384", "optimizer.base_lr=2.0", "largest optimizer.base_lr"],
+        ["TCR", "32", "53.60", "–", "2", "352", "optimizer.base_lr=1.0", "smallest optimizer.base_lr"],
+        ["VICReg", "16", "55.50", "54.50", "2", "384", "alignment_weight=20.0", "largest alignment_weight"],
+        ["VICReg", "32", "55.50", "54.50", "2", "384", "alignment_weight=20.0", "largest alignment_weight"],
+    ]
+    assert table[1] == "chosen on the tuning split from at most 2 configurations a method"
 
 
 def test_learning_rates_of_the_probe_make_no_setting(
