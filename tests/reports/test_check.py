@@ -98,6 +98,18 @@ def test_a_record_may_be_checked_from_within_its_folder(
     assert str(check_records([Path()])) == "1 record checks out"
 
 
+def test_a_run_without_a_record_is_nothing_to_check(runs: Path, record: Make) -> None:
+    record("VICReg")
+    begun = runs / "quickstart" / ("0" * 12)
+    begun.mkdir()
+    (begun / "config.yaml").touch()
+    (runs / "quickstart" / "sweep.json").write_text('{"cells": []}')
+    assert str(check_records([runs])) == "1 record checks out"
+    tuning_choice(runs / "quickstart", chosen("AUH", ranked(begun.name)))
+    (line,) = check_records([runs]).misfits
+    assert line.endswith("000000000000, chosen for AUH, has no record beside it")
+
+
 def test_nothing_there(runs: Path) -> None:
     runs.mkdir()
     with pytest.raises(RegbenchError, match="no record in"):

@@ -98,7 +98,9 @@ def test_unfinished_cells_are_counted(runs: Path, record: Make) -> None:
     assert read_records(runs).unfinished == {"quickstart": 2}
 
 
-def test_what_is_missing_is_told_in_the_order_of_the_plan(runs: Path, record: Make) -> None:
+def test_what_is_missing_is_told_in_the_order_of_the_plan(
+    runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cells of the plan without a record, and then those that were begun without being planned."""
     names = {name: name[0] * 12 for name in ("begun", "failed", "short", "deserted")}
     done, waiting = record("AUH").parent.name, "0" * 12
@@ -114,24 +116,35 @@ def test_what_is_missing_is_told_in_the_order_of_the_plan(runs: Path, record: Ma
     (sweep / names["failed"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed", "error": "no\nmemory"}))
     (sweep / names["deserted"] / "attempts" / "2.json").write_text(json.dumps({"ended": "failed"}))
     plan = [names["failed"], waiting, done, names["begun"], names["short"]]
-    cells = [{"id": name, "label": "DCL", "seed": i, "epochs": 3} for i, name in enumerate(plan)]
+    cells = [{"id": name, "label": "DCL", "seed": i, "rate": 0.5} for i, name in enumerate(plan)]
     (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
     (sweep / "search.json").write_text(json.dumps({"short": [names["short"]]}))
     assert names["short"] in [cell.cell_id for cell in read_records(runs).missing]  # that was no search
     (sweep / "search.json").write_text(json.dumps({"short": {names["short"]: 1}}))
-    assert read_records(runs).missing == (
-        Missing("quickstart", names["failed"], "DCL", 0, {"epochs": 3}, "no memory"),
-        Missing("quickstart", waiting, "DCL", 1, {"epochs": 3}, ""),
-        Missing("quickstart", names["begun"], "DCL", 3, {"epochs": 3}, ""),
+    missing = (
+        Missing("quickstart", names["failed"], "DCL", 0, {"rate": 0.5}, "no memory"),
+        Missing("quickstart", waiting, "DCL", 1, {"rate": 0.5}, ""),
+        Missing("quickstart", names["begun"], "DCL", 3, {"rate": 0.5}, ""),
         Missing("quickstart", names["deserted"], "", None, {}, "no reason noted"),
     )
+    monkeypatch.chdir(runs)
+    for folder in (runs, Path(), Path("quickstart")):
+        assert read_records(folder).missing == missing
+    (sweep / names["failed"] / "attempts" / "3.json").write_text("{")
+    (sweep / "sweep.json").write_text("{")
+    found = {(cell.cell_id, cell.failure) for cell in read_records(runs).missing}
+    assert found == {(names["failed"], ""), (names["begun"], ""), (names["deserted"], "no reason noted")}
+    shutil.rmtree(sweep / done)
+    with pytest.raises(RegbenchError, match=f"no finished run in {runs}, 3 cells have none yet; make some"):
+        read_records(runs)
 
 
-def test_a_run_that_a_search_stopped_is_no_result(runs: Path, record: Make) -> None:
+def test_a_run_that_a_search_stopped_is_no_result(runs: Path, record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record("AUH", status="tuned", knn=None, linear=None, tuning=60.0)
     tuning_choice(runs / "quickstart")
     (runs / "quickstart" / "search.json").write_text(json.dumps({"short": {path.parent.name: 1}}))
-    for folder in (runs, path.parent):
+    monkeypatch.chdir(path.parent)
+    for folder in (runs, path.parent, Path()):
         with pytest.raises(RegbenchError, match="no finished run in"):
             read_records(folder)
     record("VICReg")
@@ -242,8 +255,11 @@ def test_an_evaluation_that_does_not_fit_is_set_aside(
 def test_copies_deeper_down_are_no_runs(runs: Path, record: Make) -> None:
     sweep = record().parent.parent
     shutil.copytree(sweep, runs / "kept" / sweep.name)
-    found = read_records(runs)
-    assert (len(found.records), found.skipped) == (1, ())
+    (run,) = sweep.iterdir()
+    shutil.copytree(run, run / ("0" * 12))
+    for folder in (runs, sweep):
+        found = read_records(folder)
+        assert (len(found.records), found.skipped) == (1, ())
 
 
 def test_tidy_data_say_that_the_test_split_chose_the_learning_rate_of_the_probe(runs: Path, record: Make) -> None:
