@@ -255,6 +255,7 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["methods", "sfrik_l"], ["sfrik_l1", "sfrik_l2", "sfrik_l3"]),
         (["sweep", "in20"], ["in20_table2", "in20_table3", "in20_tuning"]),
         (["prepare", "cif"], ["cifar10", "cifar100", "cifar100_full", "cifar10_full"]),
         (["stat"], ["status"]),

@@ -221,35 +221,20 @@ def _group(kind: str) -> str:
 def own_names(kind: str) -> list[str]:
     """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
     spec = importlib.util.find_spec(PACKAGES[kind])
-    assert spec is not None
+    assert spec is not None and spec.origin is not None
     names: list[str] = []
-    for folder in spec.submodule_search_locations or []:
-        for file in Path(folder).glob("*.py"):
-            names += _registered(file.read_text())
+    for file in Path(spec.origin).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            # Of the form register("name", preset=...).
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
+                names.append(ast.literal_eval(call.args[0]))
+                names += [str(keyword.arg) for keyword in call.keywords]
     return sorted(names)
 
 
-def _registered(source: str) -> list[str]:
-    """Return what a module registers: `@register("name", preset=...)`."""
-    names: list[str] = []
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for call in node.decorator_list:
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
-                names.append(ast.literal_eval(call.args[0]))
-                names += [str(keyword.arg) for keyword in call.keywords]
-    return names
-
-
 def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
-    """Refuse names that no plug-in has before torch is imported, which takes seconds.
-
-    Where another wheel may have them, and where torch is there already, the registry refuses them later.
-
-    Raises:
-        RegbenchError: With the nearest names, if a name is unknown.
-    """
+    """Refuse names that no plug-in has before torch is imported, which takes seconds."""
+    # Where another wheel may have them, and where torch is there already, the registry refuses them later.
     if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
         return
     known = own_names(kind)
@@ -259,11 +244,7 @@ def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
 
 
 def refuse_unknown_in(overrides: Sequence[str]) -> None:
-    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported.
-
-    Raises:
-        RegbenchError: With the nearest names, if a name is unknown.
-    """
+    """Refuse overrides that choose plug-ins by unknown names, such as `method=vicregg`, before torch is imported."""
     for override in overrides:
         key, _, value = override.partition("=")
         names = value.strip("[]").split(",")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regbench.cli.completion import complete_method
 from regbench.cli.group import main
 from regbench.cli.options import make_folder
 from regbench.errors import RegbenchError
@@ -23,7 +24,7 @@ KINDS = {
 
 
 @main.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_method)
 @click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
 @click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
 @click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
@@ -124,7 +125,7 @@ def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) ->
 
 
 @main.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_method)
 def check(names: Sequence[str]) -> None:
     """Check that methods keep what a regularizer must keep.
 

@@ -1,4 +1,4 @@
-"""Completion of names in the shell: of those that are file names, as the import of torch would take seconds."""
+"""Completion of names in the shell: of those that are found without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def complete_dataset(ctx: click.Context) -> Iterable[str]:
     from regbench.benchmark.settings.presets import preset_files
 
     return [*preset_files("dataset"), "voc07"]  # which is only evaluated on, so it has no preset
+
+
+@_offer
+def complete_method(ctx: click.Context) -> Iterable[str]:
+    """Offer our own methods."""
+    from regbench.plugins import own_names
+
+    return own_names("method")
 
 
 @_offer

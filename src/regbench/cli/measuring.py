@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from regbench.cli.completion import complete_dataset
+from regbench.cli.completion import complete_dataset, complete_method
 from regbench.cli.group import main
 from regbench.cli.options import (
     comma_separated,
@@ -29,7 +29,7 @@ COST_HELP = """
 
 
 @main.command(epilog=COST_HELP)
-@click.argument("methods", nargs=-1)
+@click.argument("methods", nargs=-1, shell_complete=complete_method)
 @click.option("--n", help="Batch sizes, over all ranks.  [default: 256,1024]")
 @click.option("--q", help="Embedding dimensions.  [default: 512,2048]")
 @click.option("--views", help="Numbers of views of an image, of which two are global, such as 2,8.  [default: 2]")
