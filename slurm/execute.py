@@ -129,7 +129,7 @@ def proposals(name: str, overrides: Sequence[str], trials: int | None, repeats: 
     """Return what a tuning tries: its grid, or with `trials` a search's next cells; None: what its file says."""
     file = read_rows(name, overrides)
     trials, repeats = trials or file.trials, repeats or file.repeats
-    if trials:
+    if trials or file.trials_per_hyperparameter:
         return functools.partial(propose, name, overrides, trials, repeats)
     grid = tune.repeated(load_sweep(name, overrides), repeats)
     return lambda: Proposed(grid, True, repeats=repeats)

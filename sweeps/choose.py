@@ -156,6 +156,10 @@ def _choose_one(
         return None
     cell = configurations[best.configuration][0]
     plain = cell.plain()
+    searched = {}
+    if "trials_per_hyperparameter" in search:
+        settings = {entry["cell_id"]: entry["settings"] for entry in search["tried"]}
+        searched = {"searched": len(settings[best.cell_id])}
     return ChosenConfiguration(
         label=cell.label,
         method=plain["method"]["name"],
@@ -166,6 +170,7 @@ def _choose_one(
             "batch_size": cell.batch_size,
             "epochs": cell.epochs,
             "optimizer": plain["optimizer"]["name"],
+            **searched,
         },
         chosen=best.cell_id,
         configuration=best.configuration,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from regbench.benchmark.rundir.record import read_tuned
 from regbench.benchmark.rundir.tuning_choice import SEARCH
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Cluster
-from regbench.benchmark.settings.sweep import Sweep, load_rows, read_rows
+from regbench.benchmark.settings.sweep import Sweep, SweepFile, load_rows, read_rows
 from regbench.errors import RegbenchError
 from regbench.spaces import Choice, Range, spread
 from regbench.sweeps.choose import grouped, read_search, selection_score
@@ -81,13 +82,13 @@ class _Trial:
         return math.fsum(known) / len(known) if min(known) else 0.0
 
 
-def propose(name: str, overrides: Sequence[str], trials: int, repeats: int = 1) -> Proposed:
+def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: int = 1) -> Proposed:
     """Propose the cells to try next.
 
     Args:
         name: A preset of a sweep, or the path of a YAML file.
         overrides: Settings that change each of its rows.
-        trials: Budget of each search, in trainings of full length.
+        trials: Budget of each search, in trainings of full length; None: what the file gives for each hyperparameter.
         repeats: How often each search is done, with seeds and configurations of its own.
 
     Returns:
@@ -105,21 +106,25 @@ def propose(name: str, overrides: Sequence[str], trials: int, repeats: int = 1) 
     first = load_rows(file, [fixed_settings(file.rows[0])[0]])
     folder = Path(first.runtime.runs_dir) / file.name
     begun = read_search(folder)
-    budget = {"trials": trials} | ({"repeats": repeats} if repeats > 1 else {})
-    for key, value in (("trials", trials), ("repeats", repeats)):
-        first_value = begun.get(key, 1) if begun else value
+    each = None if trials else file.trials_per_hyperparameter
+    asked = {"trials": trials, "trials_per_hyperparameter": each, "repeats": repeats if repeats > 1 else None}
+    for key, value in asked.items():
+        first_value = begun.get(key) if begun else value
         if first_value != value:
+            option = f"--{key}" if key != "trials_per_hyperparameter" else f"{key}:"
+            began = f"without {option}" if first_value is None else f"with {option} {first_value}"
             raise RegbenchError(
-                f"{folder / SEARCH}: this search began with --{key} {first_value}; go on with that, or give a search "
-                f"with {value} another name (a copy of the file under another name)"
+                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search with {value} another "
+                "name (a copy of the file under another name)"
             )
+    budget = {key: value for key, value in asked.items() if value is not None}
     cells: dict[str, tuple[Cell, Cluster]] = {}
     short: dict[str, int] = {}
     tried: list[dict[str, Any]] = []
     complete = True
     for number, first_search in itertools.product(range(repeats), searches):
         search = first_search.again(number)
-        rounds = list(_rounds(search, trials, folder))
+        rounds = list(_rounds(search, trials or (each or 0) * len(search.space), folder))
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -132,6 +137,16 @@ def propose(name: str, overrides: Sequence[str], trials: int, repeats: int = 1) 
     chosen, clusters = zip(*cells.values(), strict=True)
     sweep = replace(first, cells=chosen, clusters=clusters)
     return Proposed(sweep, complete, {**budget, "short": short, "tried": tried}, repeats)
+
+
+def mean_trials(file: SweepFile) -> int | None:
+    """Return the budget of a search in trainings, the mean over the methods; None if the file is of a grid."""
+    if file.trials_per_hyperparameter is None:
+        return file.trials
+    searched: list[int] = []
+    for row in file.rows:
+        searched += [len(search.space) for search in searches_of(file, row) if search.space]
+    return round(file.trials_per_hyperparameter * statistics.fmean(searched)) if searched else None
 
 
 def _entries(trial: _Trial, number: int) -> list[dict[str, Any]]:

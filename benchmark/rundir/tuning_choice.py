@@ -61,7 +61,7 @@ class ChosenConfiguration:
         label: The method's name in tables.
         method: Its registered name.
         setting: Data set, backbone, embedding dimension, batch size and epochs; of a repeated tuning also "search",
-            the number of the search that chose it.
+            the number of the search that chose it; where budgets follow it, "searched", the number of hyperparameters.
         chosen: The cell id of the best configuration.
         configuration: That cell's id without the seed.
         ranking: All configurations, the best first; those that were stopped early come last.

@@ -88,6 +88,7 @@ class SweepSettings:
         common: Overrides of all cells.
         final_seeds: Seeds of the final runs of a tuning; none: those of the cells.
         trials: Budget of a tuning that searches; null: a grid.
+        trials_per_hyperparameter: The same for each hyperparameter that a method has to search, in place of `trials`.
         repeats: How often a tuning is done, with other seeds.
         equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
         deviations: Differences from a published recipe, a line each.
@@ -98,12 +99,15 @@ class SweepSettings:
     common: tuple[str, ...] = ()
     final_seeds: tuple[Seed, ...] = ()
     trials: AtLeastOne | None = None
+    trials_per_hyperparameter: AtLeastOne | None = None
     repeats: AtLeastOne = 1
     equal: Literal["images", "passes"] = "images"
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a seed that is given twice."""
+        """Refuse a seed that is given twice, and two budgets."""
+        if self.trials and self.trials_per_hyperparameter:
+            raise RegbenchError("trials and trials_per_hyperparameter are both given; a search has one budget")
         if len({*self.final_seeds}) < len(self.final_seeds):
             raise RegbenchError(f"final_seeds={shown(self.final_seeds)} names a seed twice; each seed is one run")
 

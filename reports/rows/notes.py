@@ -138,9 +138,12 @@ def no_better_than_trivial(summary: Summary) -> str:
 def _budget_notes(summary: Summary) -> list[str]:
     """Say whether every method had the same chance to be tuned."""
     budgets: dict[int | None, dict[str, None]] = {}
+    per_searched: dict[int | None, set[int | None]] = {}
     for row in summary.rows:
         if not row.is_reference and "external" not in row.first.cell:
-            budgets.setdefault(summary.budget(row), {})[row.name] = None
+            budget, entry = summary.budget(row), summary.chosen(row)
+            budgets.setdefault(budget, {})[row.name] = None
+            per_searched.setdefault(entry.setting.get("searched") if entry else None, set()).add(budget)
     if not budgets:
         return []
     if set(budgets) == {None}:
@@ -153,6 +156,8 @@ def _budget_notes(summary: Summary) -> list[str]:
     for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
         tried = "given, not tuned" if count is None else f"{count} tried"
         listed.append(f"{tried}: {_few(list(names))}")
+    if all(len(counts) == 1 for counts in per_searched.values()) and None not in per_searched:
+        return [f"Tuning budgets in proportion to the number of searched hyperparameters ({'; '.join(listed)})."]
     return [f"Unequal tuning budgets, so compare with care ({'; '.join(listed)})."]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regbench.benchmark.rundir.record import Record, Score
-from regbench.benchmark.rundir.tuning_choice import TuningChoice
+from regbench.benchmark.rundir.tuning_choice import ChosenConfiguration, TuningChoice
 from regbench.files import cell_id
 from regbench.reports.find.runs import Missing, MissingRow
 from regbench.reports.rows.deviations import Stat, stat
@@ -300,19 +300,22 @@ class Summary:
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
-        for record in row.records:
-            stated = record.choice.get("hyperparameters", {}).get("budget")
-            if stated is not None:
-                break
-        else:
+        stated = [record.choice.get("hyperparameters", {}).get("budget") for record in row.records]
+        known = [budget for budget in stated if budget is not None]
+        if not known:
             return row.tried if row.tried > 1 else None
         # The record states the largest budget of its tuning; the tuning's own choice says it of each method.
+        entry = self.chosen(row)
+        return int(known[0]) if entry is None else len(entry.ranking)
+
+    def chosen(self, row: Row) -> ChosenConfiguration | None:
+        """Find what a tuning says of a row's choice; None if it was given, or its tuning is not there."""
         own = {cell_id({**record.cell, "seed": 0}) for record in row.records}
         for choice in self.choices.values():
             for entry in choice.choices:
                 if entry.configuration in own:
-                    return len(entry.ranking)
-        return int(stated)
+                    return entry
+        return None
 
     def best_trivial(self, name: str) -> Row | None:
         """Find the best of the rows that nothing was trained for, by a test score."""

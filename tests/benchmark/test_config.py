@@ -611,6 +611,7 @@ DAMAGED_SWEEPS = [
     ("description: x\ncells: [cluser=slurm]\n", "unknown setting 'cluser'; did you mean cluster"),
     ("description: x\ncells: [seed=0]\nequal: steps\n", "equal=steps must be images or passes"),
     ("description: x\ncells: [seed=0]\ntrials: 0\n", "trials=0 must be a whole number, at least 1"),
+    ("description: x\ncells: [seed=0]\ntrials: 3\ntrials_per_hyperparameter: 3\n", "are both given; a search has one"),
     ("description: x\ncells: [seed=0]\nrepeats: true\n", "repeats=true must be a whole number, at least 1"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: 3\n", "final_seeds=3 must be a list of whole numbers, each at"),
     ("description: x\ncells: [seed=0]\nfinal_seeds: [a]\n", "final_seeds=[a] must be a list of whole numbers"),

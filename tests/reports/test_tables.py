@@ -666,6 +666,14 @@ def test_the_choice_tells_budgets(runs: Path, record: Make) -> None:
     assert any("Equal tuning budget: 3 configurations" in note for note in table.notes)
     tuning_choice(runs / "quickstart", *entries)
     assert any("1 tried: AUH; 3 tried: VICReg" in note for note in leaderboard(task(runs)).notes)
+    for numbers, begins in (((3, 1), "Tuning budgets in proportion to the number of"), ((2, 2), "Unequal tuning")):
+        several = zip(entries, numbers, strict=True)
+        counted = [
+            dataclasses.replace(entry, setting=entry.setting | {"searched": number}) for entry, number in several
+        ]
+        tuning_choice(runs / "quickstart", *counted)
+        (note,) = (note for note in leaderboard(task(runs)).notes if "1 tried: AUH; 3 tried: VICReg" in note)
+        assert note.startswith(begins)
     tried = hyperparameters_table(task(runs))
     assert any("3 configurations for each method" in note for note in tried.notes)
 

@@ -509,7 +509,7 @@ def bring(folder: Path, surface: Surface, at_most: int = 10**9) -> Callable[[Swe
 
 
 def search(
-    path: Path, folder: Path, trials: int, surface: Surface, at_most: int = 10**9, repeats: int = 1
+    path: Path, folder: Path, trials: int | None, surface: Surface, at_most: int = 10**9, repeats: int = 1
 ) -> TuningChoice:
     """Search to the choice."""
     propose_next = functools.partial(propose, str(path), [], trials, repeats)
@@ -873,6 +873,25 @@ def test_a_repeated_grid_chooses_in_each_repeat(tmp_path: Path, settings: list[s
     for option, more in (("--seeds", "0,1000"), ("seed=1000", "--plan")):
         refused = CliRunner().invoke(main, ["tune", str(path), option, more])
         assert (refused.exit_code, "seed 1000 is too large" in refused.output) == (2, True), refused.output
+
+
+def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    """TCR searches two and the RBF kernel three, of which one is stated in the second row."""
+    rows = ["method=tcr,rbf", "method=auh method.scale=2"]
+    path = sweep_file(tmp_path, rows, [*settings, "epochs=4"], trials_per_hyperparameter=3)
+    choice = search(path, folder, None, peak(100.0))
+    searched = {entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices}
+    assert searched == {"TCR": (2, 8), "RBF kernel": (3, 12), "AUH": (2, 8)}
+    epochs = {label: sum(cell.epochs for cell in tried(folder, label)) for label in searched}
+    assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
+    with pytest.raises(RegbenchError, match="this search began without --trials; go on with that"):
+        propose(str(path), [], 6)
+    planned = CliRunner().invoke(main, ["tune", str(path), "--plan"])
+    assert "the images of 3 trainings for each hyperparameter that it searches" in planned.output
+    told = CliRunner().invoke(main, ["plan", str(path), "--tell", "1"])
+    assert "tuned by 7 trainings a search" in told.output  # 3 times 7/3, the mean over the three methods
 
 
 def test_an_impossible_interval_is_refused(tmp_path: Path, settings: list[str]) -> None:

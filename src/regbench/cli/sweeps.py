@@ -146,7 +146,9 @@ def tune(
         proposed = proposals(name, overrides, trials, repeats)()
         show_plan(proposed.sweep)
         if proposed.search is not None:
-            budget = f"each method gets the images of {proposed.search['trials']} trainings"
+            each = proposed.search.get("trials_per_hyperparameter")
+            budget = f"each method gets the images of {each or proposed.search['trials']} trainings"
+            budget += " for each hyperparameter that it searches" * bool(each)
             budget += f" in each of {proposed.repeats} searches" * (proposed.repeats > 1)
             click.echo(f"\nThis is what the search tries first; in all, {budget}.")
         return
@@ -229,6 +231,7 @@ def plan(
     from regbench.instruments.plan import savings as measure_savings
     from regbench.instruments.plan import table
     from regbench.sweeps.forecast import GPU_SHARE, largest_fitting
+    from regbench.sweeps.search import mean_trials
 
     # No sweep's name has an equals sign, but each setting of a single run has.
     single = "=" in name
@@ -248,5 +251,5 @@ def plan(
         from regbench.reports.rows.deviations import Components
 
         assumed, origin = (Components(*spread), "as given") if spread else telling.known_spread(grid)
-        trials = None if single else read_rows(name, overrides).trials
+        trials = None if single else mean_trials(read_rows(name, overrides))
         click.echo(f"\n{telling.tell(planned, tell, assumed, origin, trials)}")
