@@ -51,8 +51,7 @@ def resolve(runtime: Runtime) -> Compute:
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"
-    # float32 is that of IEEE 754: torch's default for
-    # convolutions on a GPU keeps 10 of its 23 bits (TF32).
+    # float32 is that of IEEE 754: torch's default for convolutions on a GPU keeps 10 of its 23 bits (TF32).
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(runtime.threads or default_threads(device, local_size))
     return Compute(runtime, torch.device(device), runtime.workers or default_workers(device, local_size))
@@ -60,10 +59,10 @@ def resolve(runtime: Runtime) -> Compute:
 
 def default_threads(device: str, processes: int) -> int:
     """Return how many threads one of so many processes computes with: what `runtime.threads=0` means."""
-    # On a CPU it is one, unless the cores are a Slurm job's own. Threads that share an
-    # operation wait for each other without giving up their core: in oneDNN's barriers
-    # in the backward pass of a convolution, in OpenMP's pool between operations. So
-    # any other work on the machine makes several threads slower than one.
+    # On a CPU it is one, unless the cores are a Slurm job's own.
+    # Threads that share an operation wait for each other without giving up their core: in oneDNN's barriers in the
+    # backward pass of a convolution, in OpenMP's pool between operations. So any other work on the machine makes
+    # several threads slower than one.
     has_own_cores = "SLURM_JOB_ID" in os.environ
     return cpus_of_each(processes) if device != "cpu" or has_own_cores else 1
 
@@ -85,8 +84,7 @@ def cpus_of_each(processes: int) -> int:
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """Return how many CPUs this process may use, by its affinity, its control groups' quotas and its Slurm task."""
-    # Linux shows the second version of control groups in
-    # the folder, and the group of this process in the file.
+    # Linux shows the second version of control groups in the folder, and the group of this process in the file.
     slurm_cpus = float(os.environ.get("SLURM_CPUS_PER_TASK") or "inf")
     limits = [float(len(os.sched_getaffinity(0))), slurm_cpus]
     with contextlib.suppress(OSError, ValueError):

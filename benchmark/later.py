@@ -62,15 +62,13 @@ def evaluate_directory(
     own = trained_cell(directory)
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])
-    # Scores by other settings are not the run's, so
-    # they do not collide with those that are written.
+    # Scores by other settings are not the run's, so they do not collide with those that are written.
     changed = [override for override in overrides if override.startswith("evaluation.")]
     to_write = _protocols_to_write(directory, own, cell, changed)
     compute = resolve(runtime)
     network = build_network(own, compute.device, _final_state(directory, own))
     scores: list[Score] = []
-    # The run's own files stay as they are: choices are
-    # written into a folder that is removed afterwards.
+    # The run's own files stay as they are: choices are written into a folder that is removed afterwards.
     with tempfile.TemporaryDirectory() as folder, attempt_at(Path(folder), runtime.lease_s) as attempt:
         assert attempt is not None
         choices = Choices(attempt)

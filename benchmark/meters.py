@@ -55,8 +55,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        # Linux resets VmHWM to the present size. Other
-        # systems only know the peak since the process began.
+        # Linux resets VmHWM to the present size. Other systems only know the peak since the process began.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -103,13 +102,13 @@ def _peak_extra_cuda_bytes(run: Callable[[], Sequence[Tensor]], device: torch.de
 def _peak_extra_cpu_bytes(run: Callable[[], Sequence[Tensor]]) -> int:
     # Kineto says on standard error when it starts and stops, and that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # `torch.profiler.profile` would import the compiler first: more than a second, and 150
-    # MiB of the process's memory. PyTorch 2.11 warns unless events are said to be kept.
+    # `torch.profiler.profile` would import the compiler first: more than a second, and 150 MiB of the process's memory.
+    # PyTorch 2.11 warns unless events are said to be kept.
     with autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
         kept_tensors = run()
     assert profile.kineto_results is not None
-    # A dispatch mode that watches the outputs of operations would count 10 % too much for some
-    # textbook losses: autograd does not accumulate gradients in place while one is active.
+    # A dispatch mode that watches the outputs of operations would count 10 % too much for some textbook losses:
+    # autograd does not accumulate gradients in place while one is active.
     events = sorted(_allocations(profile.kineto_results.experimental_event_tree()), key=lambda event: event[0])
     # An address is used again and again; what is returned lies in its last allocation.
     newest = {pointer: i for i, (_, pointer, size) in enumerate(events) if size > 0}

@@ -83,8 +83,7 @@ def run_cell(
     run = _Run(cell, runtime, sweep, interruption or Interruption(), how_chosen)
     run.directory.mkdir(parents=True, exist_ok=True)
     trained: Trained | None = None
-    # The attempt outlives the connection: the other ranks
-    # leave after training, and the first evaluates alone.
+    # The attempt outlives the connection: the other ranks leave after training, and the first evaluates alone.
     with contextlib.ExitStack() as stack:
         with connect(run.compute.device) as world:
             attempt = stack.enter_context(attempt_at(run.directory, runtime.lease_s)) if world.rank == 0 else None
@@ -195,8 +194,7 @@ class _Run:
         try:
             done = score(attempt, subject, cell.label, protocols, weights)
         except NotFinite as error:
-            # A network as it is initialised has not diverged:
-            # something is wrong with it or the images.
+            # A network as it is initialised has not diverged: something is wrong with it or the images.
             if not cell.epochs:
                 raise
             diverged = Diverged(cell.label, progress.step, len(progress.history), str(error), progress)

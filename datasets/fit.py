@@ -58,8 +58,7 @@ def fitting(
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
             images = manifest.splits["train"]["num_samples"]
             if "batch_size" not in given:
-                # The largest power of two, of which a quarter
-                # will do: then an epoch has four steps.
+                # The largest power of two, of which a quarter will do: then an epoch has four steps.
                 filled = 1 << (images.bit_length() - 1)
                 batch_size = min(batch_size, max(filled // 4, min(filled, _BATCH)))
                 fitted["batch_size"] = batch_size

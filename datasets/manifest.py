@@ -130,8 +130,7 @@ def _stated(settings: Mapping[str, Any], key: str) -> str:
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
     """Return the name and settings of a data set's source that decide which images are in its files."""
-    # Without what `prepare` merely accepts, so that the
-    # images, once prepared, fit all cells that see the same.
+    # Without what `prepare` merely accepts, so that the images, once prepared, fit all cells that see the same.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 

@@ -30,8 +30,7 @@ UNREADABLE = "unreadable.txt"
 
 def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progress: bool) -> dict[str, SplitEntry]:
     """Write all splits, and list what cannot be read."""
-    # Before any file is replaced: a manifest must not
-    # describe other files than those it was written for.
+    # Before any file is replaced: a manifest must not describe other files than those it was written for.
     (folder / FILE_NAME).unlink(missing_ok=True)
     entries: dict[str, SplitEntry] = {}
     left_out: dict[str, dict[str, str]] = {}

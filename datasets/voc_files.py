@@ -61,8 +61,7 @@ def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> di
     wrong: list[str] = []
     splits = {}
     for split, expected in zip(SPLITS, num_images, strict=True):
-        # A row for each image that any class names. A fault
-        # can leave gaps, filled so that all faults are found.
+        # A row for each image that any class names. A fault can leave gaps, filled so that all faults are found.
         table = pd.DataFrame({name: _presence(folder, name, split, wrong) for name in CLASSES}).sort_index()
         if len(table) != expected:
             wrong.append(f"{split} has {len(table):,} images, not {expected:,}")

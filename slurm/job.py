@@ -26,8 +26,7 @@ log = logging.getLogger("regbench")
 
 # A job that begins so many times at the same place will never come farther.
 _FRUITLESS_ATTEMPTS = 10
-# Slurm ends what it has requeued, cancelled or preempted;
-# if not within this time, the job ends by itself.
+# Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
 _PATIENCE_S = 600
 _RETRY_S = 1.0
 

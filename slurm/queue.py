@@ -119,8 +119,7 @@ def recover_interrupted(folder: Path) -> None:
     for intent in (folder / "jobs").glob("*.intent"):
         entry = _read_intent(intent)
         found = call("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
-        # submitit writes this file when Slurm has taken the
-        # job; a job without it does not know what to do.
+        # submitit writes this file when Slurm has taken the job; a job without it does not know what to do.
         ready = all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found)
         for array in {_array_of(name) for name in found}:
             if ready:

@@ -33,8 +33,7 @@ log = logging.getLogger("regbench")
 # - It never came to run our code (`_missed` is there): it is queued again once, as its node may be at fault, or a
 #   controller that has just come back and takes a job that it queued again for one that has completed. After a second
 #   time in a row it is not: then the container or its Python is missing.
-# Only Slurm knows whether the job was cancelled, and it may
-# be away for a while: the script asks it until it answers.
+# Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it until it answers.
 _RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 _TEARDOWN = f"""\
@@ -100,8 +99,7 @@ def _submit_array(
     before = ""
     arrays = []
     for names in cluster.jobs(stages):
-        # Written first and found again by the job's name, should
-        # this process be killed before it knows the job's id.
+        # Written first and found again by the job's name, should this process be killed before it knows the job's id.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
         name = f"regbench-{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.name)}-{intent.stem}"
         note = {
@@ -156,8 +154,8 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
             *cluster.setup,
         ],
         "teardown": _TEARDOWN,
-        # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The
-        # first rank may end long after the others: a site's WaitTime must not count.
+        # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The first rank may end long after the
+        # others: a site's WaitTime must not count.
         "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus}", "--wait=0"],
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **(cluster.extra or {})},
     }

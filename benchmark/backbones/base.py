@@ -43,8 +43,7 @@ def representation_dim(source: str, module: nn.Module, channels: int, image_size
     import torch
 
     training = module.training
-    # In evaluation mode, as batch norm refuses one image
-    # in training and would count it in its statistics.
+    # In evaluation mode, as batch norm refuses one image in training and would count it in its statistics.
     try:
         with torch.no_grad():
             out = module.eval()(torch.zeros(1, channels, image_size, image_size))

@@ -45,8 +45,7 @@ class ResNet(Backbone):
         else:
             if channels != 3:
                 network.conv1 = _convolution(channels, 64, stride=2, padding=3, kernel=7)
-            # The maximum of rectified values is the rectified maximum:
-            # to pool first rectifies a quarter of the values.
+            # The maximum of rectified values is the rectified maximum: to pool first rectifies a quarter of the values.
             network.relu = nn.Identity()
             network.maxpool = nn.Sequential(SmallMaxPool(3, 2, 1), nn.ReLU(inplace=True))
         return network, dim

@@ -68,8 +68,7 @@ class TimmModel(Backbone):
             raise RegbenchError(f"{self.model} has no class token; use network.backbone.representation=mean")
         if self.last_blocks > len(getattr(module, "blocks", [])) and self.last_blocks > 1:
             raise RegbenchError(f"network.backbone.last_blocks={self.last_blocks}: {self.model} has fewer blocks")
-        # A class of its own, not a module around it: the
-        # weights keep the names that published files have.
+        # A class of its own, not a module around it: the weights keep the names that published files have.
         module.__class__ = type(type(module).__name__, (_Represented, type(module)), {})
         module.representation, module.last_blocks = self.representation, self.last_blocks  # type: ignore[assignment]
         return module, representation_dim(self.model, module, channels, image_size)
@@ -130,8 +129,7 @@ class _Represented(nn.Module):
         )
         parts = []
         for block in blocks:
-            # timm gives a pair of the patches and the tokens before
-            # them, or the patches alone if there are no others.
+            # timm gives a pair of the patches and the tokens before them, or the patches alone if there are no others.
             patches_NLC, prefix_NLC = block if isinstance(block, tuple) else (block, None)
             parts.append(patches_NLC.mean(dim=1) if self.representation == "mean" else prefix_NLC[:, 0])
         return torch.cat(parts, dim=1)

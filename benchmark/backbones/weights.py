@@ -172,8 +172,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"--backbone {path}: {error.strerror}; give torchvision:NAME@WEIGHTS, timm:NAME or a file"
         ) from error
     try:
-        # Training checkpoints name their options' class or the
-        # optimizer's functions, which this replaces by nothing.
+        # Training checkpoints name their options' class or the optimizer's functions, which this replaces by nothing.
         allowed: list[Any] = [argparse.Namespace, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a file that is refused below anyway

@@ -160,8 +160,7 @@ class _Regression:
         """Predict the values of the factor, (n, t), for other images."""
         eigenvalues_D = self.ridge.eigenvalues_D
         added = penalty * eigenvalues_D.mean()
-        # A direction without variance carries nothing;
-        # without the bound it would divide by rounding.
+        # A direction without variance carries nothing; without the bound it would divide by rounding.
         damped_D = (eigenvalues_D.clamp_min(0) + added).clamp_min(torch.finfo(x_ND.dtype).tiny)
         weight_DT = self.ridge.vectors_DD @ (self.product_DT / damped_D[:, None])
         predicted_NT: Tensor = (x_ND - self.ridge.mean_D) @ weight_DT + self.centre_T

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Batches = Iterable[tuple[Tensor, Tensor]]
 Epochs = Callable[[int], Batches]
 
-# Features that need more than this part of a GPU's memory stay in main memory and are moved by
-# blocks: beside them lie the network, the features of other splits, and the similarities of kNN.
+# Features that need more than this part of a GPU's memory stay in main memory and are moved by blocks:
+# beside them lie the network, the features of other splits, and the similarities of kNN.
 _DEVICE_SHARE = 1 / 8
 
 
@@ -170,7 +170,6 @@ def _place(device: torch.device, size_bytes: int) -> torch.device:
     """Return the device that features of a size are kept on."""
     if device.type != "cuda":
         return device
-    # The whole memory, not what is free now: the same
-    # features then lie in the same place in every run.
+    # The whole memory, not what is free now: the same features then lie in the same place in every run.
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     return device if size_bytes <= _DEVICE_SHARE * total_bytes else torch.device("cpu")

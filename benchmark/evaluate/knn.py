@@ -172,8 +172,7 @@ def _turn(bits: Tensor) -> Tensor:
 
 def _hits(similarity_QK: Tensor, neighbours_QK: Tensor, y_Q: Tensor, temperature: float, num_classes: int) -> Tensor:
     """Count the queries whose label has the greatest score, and those whose label is among the five greatest."""
-    # Relative to the nearest neighbour, so that no
-    # temperature is too low; sums in double precision.
+    # Relative to the nearest neighbour, so that no temperature is too low; sums in double precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
     scores_QC = weights_QK.new_zeros(len(y_Q), num_classes).scatter_add_(1, neighbours_QK, weights_QK)
     own_Q1 = scores_QC.gather(1, y_Q[:, None])

@@ -44,8 +44,7 @@ class Monitor:
         found = []
         for name in cell.evaluation.while_training:
             found.append(cell.evaluation[name].select(name, subject)[0])
-        # The next point is another network's, so what is
-        # kept of a long evaluation is of no more use.
+        # The next point is another network's, so what is kept of a long evaluation is of no more use.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         return found
 

@@ -92,8 +92,7 @@ class Subject:
             mean of the first score of each.
         """
         names = self.config.select_by
-        # All evaluations of `select_by` are of the cell's
-        # own data set, so they have the same split.
+        # All evaluations of `select_by` are of the cell's own data set, so they have the same split.
         splits = self.task.splits(names[0])
         if not splits:
             return []

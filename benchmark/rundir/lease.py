@@ -31,8 +31,7 @@ from regbench.files import read_json, write_new, write_there
 
 log = logging.getLogger("regbench")
 
-# Hosts of a cluster agree about the time at least this
-# well: munge, which Slurm stands on, asks for no less.
+# Hosts of a cluster agree about the time at least this well: munge, which Slurm stands on, asks for no less.
 _CLOCK_SKEW_S = 300.0
 # Some beats may fail or come late before others believe the owner dead.
 _BEATS_PER_LEASE = 6
@@ -230,8 +229,7 @@ class Attempt:
         if write_new(self.directory / name, text):
             self.finished = name == "record.json"
         else:
-            # A "tuning.json" of an earlier attempt is as good;
-            # a "record.json" is another process's, and raises.
+            # A "tuning.json" of an earlier attempt is as good; a "record.json" is another process's, and raises.
             self.check()
 
     def update(self, **progress: Any) -> None:
@@ -281,8 +279,7 @@ def claim(directory: Path, lease_s: float) -> Attempt | None:
     wait = _Wait(directory, lease_s)
     while not (directory / "record.json").exists():
         try:
-            # Before the look at the last attempt: whoever claims
-            # in the meantime takes the number after this one.
+            # Before the look at the last attempt: whoever claims in the meantime takes the number after this one.
             highest = highest_number(directory)
             last = last_attempt(directory)
             if last is not None and not _is_free(last) and not wait.is_over(last):
@@ -318,8 +315,7 @@ class _Wait:
             log.info("%s: %s is at work here; waiting for it", self._directory, name)
         if beat != self._seen:
             self._seen, self._since_s = beat, time.monotonic()
-        # Silence is measured by this host's clock alone:
-        # the time in the owner's file is by another.
+        # Silence is measured by this host's clock alone: the time in the owner's file is by another.
         is_silent = time.monotonic() - self._since_s >= self._lease_s
         return is_silent and not _owner_lives(owner)
 

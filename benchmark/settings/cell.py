@@ -218,8 +218,7 @@ class Cell:
         if self.baseline == "supervised" and not self.epochs:
             raise RegbenchError("baseline=supervised is trained; set epochs=1 or more with it")
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
-        # Only the images tell the steps of an epoch, so a
-        # warm-up in steps is checked when they are opened.
+        # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are opened.
         if self.epochs and self.optimizer.warmup_steps is None:
             self.optimizer.refuse_long_warmup(1, self.epochs)
         if 0 < self.epochs < self.evaluation.every_epochs:

@@ -109,8 +109,7 @@ class Composer:
         put(tree, key, value, new=override.is_add() or override.is_force_add())
 
     def _presets(self, chosen: Presets) -> Tree:
-        # The runtime's defaults are no part of what is
-        # kept: the environment decides where folders lie.
+        # The runtime's defaults are no part of what is kept: the environment decides where folders lie.
         return preset_tree(chosen, self._own) | {"runtime": plain(Runtime())}
 
 

@@ -13,8 +13,7 @@ from hydra.errors import HydraException
 from regbench.errors import RegbenchError
 
 
-# Hydra's parser takes a millisecond for each, and
-# the cells of a grid have most overrides in common.
+# Hydra's parser takes a millisecond for each, and the cells of a grid have most overrides in common.
 @functools.lru_cache(maxsize=65536)
 def parse(override: str) -> Override:
     """Return one override in Hydra's grammar."""
@@ -58,8 +57,7 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
     last: dict[str, Override] = {}
     for override in map(parse, overrides):
         group = override.key_or_group
-        # All profiles of clusters have the same settings,
-        # so a row's own stay when it changes the profile.
+        # All profiles of clusters have the same settings, so a row's own stay when it changes the profile.
         if group != "cluster":
             for member in [key for key in last if key.startswith(f"{group}.")]:
                 del last[member]

@@ -34,8 +34,8 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
     network = SiameseNetwork(config, cell.output_dim, cell.dataset.input_channels, cell.dataset.image_size, cell.seed)
     if state is not None:
         network.load_state_dict(state["network"])
-    # Evaluations need the layout of the training: the last bits of
-    # features depend on it. On a CPU it saves a quarter of the time.
+    # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
+    # of the time.
     return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 

@@ -24,13 +24,11 @@ from regbench.benchmark.training.sync_batch_norm import Kernels, SyncBatchNorm
 from regbench.errors import RegbenchError
 
 _TIMEOUT = timedelta(minutes=30)
-# The first rank may wait for another process at work
-# in the run directory before it lets the others begin.
+# The first rank may wait for another process at work in the run directory before it lets the others begin.
 _CONTROL_TIMEOUT = timedelta(days=7)
 # The entry of torch's store where the first process that fails leaves its error.
 _ERROR_KEY = "regbench/error"
-# The store may be gone with its process; one that is
-# about to end does not wait for it longer than this.
+# The store may be gone with its process; one that is about to end does not wait for it longer than this.
 _ERROR_TIMEOUT = timedelta(seconds=10)
 # How often a process looks for an error of others.
 _WATCH_S = 2.0
@@ -203,8 +201,7 @@ def _watch(store: Any, group: dist.ProcessGroup, is_over: threading.Event, threa
         except RuntimeError:  # the process that keeps the store is gone
             has_failed = True
     if has_failed and not is_over.wait(_GRACE_S):
-        # It is raised when the thread returns from its wait,
-        # before it can use numbers of an exchange that broke off.
+        # It is raised when the thread returns from its wait, before it can use numbers of an exchange that broke off.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PeerLost))
         group.abort()
 

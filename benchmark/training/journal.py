@@ -92,8 +92,7 @@ class Journal:
         progress.epoch_s = time.perf_counter() - self._epoch_began_s
         loss = self._add_losses(steps_per_epoch)
         spread = feature_spread(self._gather(self._views_NQ[0]))
-        # While the rate still rises, the embeddings of a
-        # sound run may lie close together for a while.
+        # While the rate still rises, the embeddings of a sound run may lie close together for a while.
         is_warm = progress.step > cell.optimizer.warmup(steps_per_epoch)
         if is_warm and spread < COLLAPSED_SPREAD:
             reason = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"

@@ -97,8 +97,7 @@ class _Training:
         self.network = build_network(cell, compute.device)
         self.monitor: Monitor | None = None
         if attempt is not None and cell.evaluation.while_training:
-            # It copies the network, which cannot be done
-            # once the BN layers belong to several processes.
+            # It copies the network, which cannot be done once the BN layers belong to several processes.
             self.monitor = Monitor(cell, self.network, compute, attempt)
         synchronize_batch_norm(self.network, world, compute.device)
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters())
@@ -182,8 +181,7 @@ class _Training:
                 progress.step += 1
                 journal.note(stepped)
                 ends = progress.step % steps == 0
-                # At the end of an epoch all ranks wait for each
-                # other anyway, so they wait for the answer too.
+                # At the end of an epoch all ranks wait for each other anyway, so they wait for the answer too.
                 stop, due = self._agree(now=ends)
                 if ends or stop or due or progress.step % LOGGING_STEPS == 0:
                     journal.look(steps)
@@ -307,8 +305,7 @@ class _Training:
 
 def _seed_generators(step_seed: int, rank: int) -> None:
     """Set every generator, so that what a step draws depends on nothing that ran before it, in any process."""
-    # Ranks have numbers of their own, or stochastic
-    # layers would treat the images of all of them alike.
+    # Ranks have numbers of their own, or stochastic layers would treat the images of all of them alike.
     number = step_seed + (rank << 53)
     torch.manual_seed(number)
     random.seed(number)

@@ -54,8 +54,8 @@ class SiameseNetwork(nn.Module):
         for xs_NCHW in passes:
             images_NCHW = torch.cat(xs_NCHW) if len(xs_NCHW) > 1 else xs_NCHW[0]
             hidden_ND.append(self.projector[:-1](self.backbone(images_NCHW)))
-        # The last layer has no statistics, so it takes all views at once: its weight,
-        # the largest of all, then gets one gradient instead of one for each view.
+        # The last layer has no statistics, so it takes all views at once: its weight, the largest of all, then gets one
+        # gradient instead of one for each view.
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
         views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
         return views_NQ

@@ -78,8 +78,7 @@ class WeightsAndBiases(_Service):
         """Begin the run, or go on with it."""
         import wandb
 
-        # W&B ignores epochs that it has: those after the
-        # checkpoint of a resumed run, which come out the same.
+        # W&B ignores epochs that it has: those after the checkpoint of a resumed run, which come out the same.
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "regbench",
             group=directory.parent.name,
@@ -126,8 +125,7 @@ def require_sinks(names: Sequence[str]) -> None:
 
 def run_id(directory: Path) -> str:
     """Return a name for a run: its sweep, its cell's id and a number drawn once for its directory."""
-    # The same cell in another directory needs another
-    # name: a service drops epochs that it already has.
+    # The same cell in another directory needs another name: a service drops epochs that it already has.
     drawn = directory / "sinks_id"
     write_new(drawn, secrets.token_hex(4))
     sweep = re.sub(r"[^A-Za-z0-9_.-]", "_", directory.parent.name)
@@ -153,8 +151,7 @@ class Sinks:
 
     def close(self) -> None:
         """Close all of them."""
-        # In threads, because one that hangs must be left
-        # behind: a run that is to stop has little time.
+        # In threads, because one that hangs must be left behind: a run that is to stop has little time.
         threads = {}
         for name in self._open:
             threads[name] = threading.Thread(target=self._close, args=(name,), daemon=True)

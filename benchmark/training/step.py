@@ -73,8 +73,7 @@ class Step:
         marks = [self.mark()]
         views_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
         marks.append(self.mark())
-        # The loss gets leaves of its own, so that its
-        # backward pass is timed apart from the network's.
+        # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
         leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
         terms, gradients = self._loss(leaves_NQ, labels_N)
         marks.append(self.mark())
@@ -84,16 +83,15 @@ class Step:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
-        # DistributedDataParallel keeps the gradients in its
-        # buckets, so they are zeroed; others are freed.
+        # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed.
         self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
         marks.append(self.mark())
         return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n images of this rank."""
-        # The embeddings are random, as in `regbench cost`. They have a
-        # generator of their own, so that the training's draws stay the same.
+        # The embeddings are random, as in `regbench cost`. They have a generator of their own, so that the training's
+        # draws stay the same.
         generator = torch.Generator().manual_seed(0)
         first_NQ = torch.randn(n, q, generator=generator)
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))

@@ -15,18 +15,15 @@ from regbench.datasets.loading.draws import Floats as Floats
 from regbench.datasets.loading.draws import Ints as Ints
 from regbench.datasets.loading.draws import Keys
 
-# Called with the indices of N images, gives what to cut
-# out of them: (N, views, 9), each a box as in `BOX`.
+# Called with the indices of N images, gives what to cut out of them: (N, views, 9), each a box as in `BOX`.
 Boxes = Callable[[Ints], Ints]
-# Called with the indices of N images, gives what to do with
-# their views: (N, views, 11), see `photometric.chains`.
+# Called with the indices of N images, gives what to do with their views: (N, views, 11), see `photometric.chains`.
 Chains = Callable[[Ints], Floats]
-# One epoch: of each batch the indices, and all views in one dimension,
-# see `CropShape.split`. Crops are uint8, finished views float32; the
-# receiver may keep both. Closing the generator stops the work behind it.
+# One epoch: of each batch the indices, and all views in one dimension, see `CropShape.split`. Crops are uint8, finished
+# views float32; the receiver may keep both. Closing the generator stops the work behind it.
 CropStream = Generator[tuple[Ints, Tensor]]
-# A box of the image (px), whether it is flipped after that (0 or 1), the size it is
-# resized to, and the first row and column of the square that is kept of the result.
+# A box of the image (px), whether it is flipped after that (0 or 1), the size it is resized to, and the first row and
+# column of the square that is kept of the result.
 BOX = ("top", "left", "height", "width", "flip", "to_height", "to_width", "first_row", "first_column")
 
 

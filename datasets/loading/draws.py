@@ -23,8 +23,7 @@ Keys = npt.NDArray[np.uint64]
 # SplitMix64's increment: 2**64 divided by the golden ratio, made odd.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _CROP_ATTEMPTS = 10
-# What a key is for. No view of pretraining shares a number
-# with another or with the evaluation's augmentation.
+# What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
 ORDER, CROP, PHOTOMETRIC, BITS = 0, 1, 2, 3
 EVALUATION_VIEW = 2
 
@@ -68,8 +67,7 @@ def epoch_order(seed: int, epoch: int, indices: Ints) -> Ints:
 
 def shared_bits(split: str, indices: Ints, count: int) -> Ints:
     """Draw the bits of images of a split, (N, count): the same in every epoch and for every seed of a run."""
-    # A split has numbers of its own, so that nothing
-    # learned of one split's bits tells of another's.
+    # A split has numbers of its own, so that nothing learned of one split's bits tells of another's.
     key = keys(0, zlib.crc32(split.encode()), indices, BITS)
     return (uniforms(key, 0, count) < 0.5).astype(np.int64)
 

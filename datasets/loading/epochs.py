@@ -75,8 +75,7 @@ class _Transfer:
         if self._side is None:
             # Whatever follows makes a new float tensor out of it.
             return crops if self._device.type == "cpu" else crops.to(self._device)
-        # On a stream of its own, so that only the copy is
-        # waited for and not the training step before it.
+        # On a stream of its own, so that only the copy is waited for and not the training step before it.
         with torch.cuda.stream(self._side):
             copied = crops.to(self._device, non_blocking=True)
         self._side.synchronize()

@@ -77,8 +77,8 @@ def _plain_dictionaries() -> Iterator[None]:
         numba.typed.Dict = typed
 
 
-# numba's own threading layer. With TBB, which it prefers where the system has it
-# (Debian's OpenCV brings it), a process can wait for ever at its exit, in unload_tbb.
+# numba's own threading layer. With TBB, which it prefers where the system has it (Debian's OpenCV brings it), a process
+# can wait for ever at its exit, in unload_tbb.
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 
 with _contained(), _plain_dictionaries():
@@ -89,11 +89,10 @@ with _contained(), _plain_dictionaries():
     from ffcv.pipeline.compiler import Compiler
 
 
-# Its iterator would make streams, and with them a CUDA context, on the first GPU,
-# whichever is ours. Crops are made in main memory, and `epochs` brings them to the device.
+# Its iterator would make streams, and with them a CUDA context, on the first GPU, whichever is ours. Crops are made in
+# main memory, and `epochs` brings them to the device.
 epoch_iterator.IS_CUDA = False
-# Its iterator's thread would set PyTorch's number of
-# threads to its own, in the middle of a training step.
+# Its iterator's thread would set PyTorch's number of threads to its own, in the middle of a training step.
 Compiler.set_num_threads = lambda _: None
 
 
@@ -159,8 +158,7 @@ class FfcvCrops:
             self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
-        # Two pools, because a batch waits for its parts: in
-        # one pool, waiting batches could take every thread.
+        # Two pools, because a batch waits for its parts: in one pool, waiting batches could take every thread.
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:
@@ -198,8 +196,8 @@ class FfcvCrops:
         edges = np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1).astype(int).tolist()
         list(pool.map(part, edges[:-1], edges[1:]))
         for n in np.flatnonzero(failed).tolist():
-            # FFCV's decoder gives up on flaws that Pillow reads past with a warning,
-            # as some ImageNet files have. What Pillow cannot read is refused.
+            # FFCV's decoder gives up on flaws that Pillow reads past with a warning, as some ImageNet files have. What
+            # Pillow cannot read is refused.
             image = self._beton.image(int(indices[n]))
             show(image, n, count, box[n], self._cutting, chain[n], self._finishing, out)
         return torch.from_numpy(finished if self.finishes else crops)
@@ -210,8 +208,7 @@ def _result(batch: Future[torch.Tensor]) -> torch.Tensor:
     try:
         return batch.result(_COMPILING_S)
     except TimeoutError:
-        # Only whether it is empty: numba's dictionary cannot
-        # be walked while a thread that compiles adds to it.
+        # Only whether it is empty: numba's dictionary cannot be walked while a thread that compiles adds to it.
         if not decode.overloads:
             log.info("compiling the loader, once on this machine; it takes some 15 s")
         return batch.result()

@@ -17,9 +17,8 @@ from regbench.datasets.loading.compiled import Array, compiled
 from regbench.datasets.loading.kernels_cut import cut
 from regbench.datasets.loading.kernels_photometric import finish
 
-# FFCV's JPEG decoder by its name in the library, because numba can keep compiled
-# code that refers to it so, but not code with a ctypes pointer in it: int
-# imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
+# FFCV's JPEG decoder by its name in the library, because numba can keep compiled code that refers to it so, but not
+# code with a ctypes pointer in it: int imdecode(source, source_bytes, height, width, target, crop_height, crop_width,
 # offset_x, offset_y, scale_numerator, scale_denominator, crop, flip).
 _imdecode: Any = types.ExternalFunction(
     "imdecode", types.int32(types.intp, types.uint64, types.uint32, types.uint32, types.intp, *[types.uint32] * 8)

@@ -23,8 +23,7 @@ from regbench.datasets.loading.compiled import Array, Scalar, compiled, f32
 
 BICUBIC, BILINEAR, AREA = 0, 1, 2
 FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "area": AREA}
-# Rows that are transposed at once: with three channels
-# and 500 columns they fill the first-level cache.
+# Rows that are transposed at once: with three channels and 500 columns they fill the first-level cache.
 _BAND = 32
 
 
@@ -67,8 +66,7 @@ def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: boo
                 w = ((-0.5 * d + 2.5) * d - 4.0) * d + 2.0
             else:
                 w = 0.0
-            # Zeros at the ends are cut off: with them, the
-            # weights would often take four pixels more.
+            # Zeros at the ends are cut off: with them, the weights would often take four pixels more.
             if length == 0 and w == 0.0:
                 low += 1
             else:

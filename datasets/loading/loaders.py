@@ -77,8 +77,7 @@ class PretrainingLoader(EpochLoader):
         super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
-            # With the first image numba reads its compiled code,
-            # or compiles it: no part of the time of training.
+            # With the first image numba reads its compiled code, or compiles it: no part of the time of training.
             with self._epoch(self._indices[:1], 0, lambda indices, _: indices) as first:
                 next(first)
 

@@ -23,10 +23,9 @@ from torch import Tensor
 from regbench.datasets.config import ViewConfig
 from regbench.datasets.loading.draws import PhotometricDraws
 
-# What is done to one view of one image: the four jitters in their order (brightness
-# 0, contrast 1, saturation 2, hue 3, none -1), the value of each of the four,
-# whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0: no
-# blur) and the threshold of the solarization (a grey level, above 255: none).
+# What is done to one view of one image: the four jitters in their order (brightness 0, contrast 1, saturation 2, hue 3,
+# none -1), the value of each of the four, whether the colour is dropped (0 or 1), the blur's standard deviation (px, 0:
+# no blur) and the threshold of the solarization (a grey level, above 255: none).
 CHAIN = (
     *("first", "second", "third", "fourth"),
     *("brightness", "contrast", "saturation", "hue"),
@@ -83,8 +82,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     hue = hue + 6 * shift.view(-1, 1, 1)
-    # Channel c of a colour of hue h is value - chroma *
-    # max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
+    # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
     n = torch.arange(5, 0, -2, device=x.device).view(1, 3, 1, 1)
     k = (hue.unsqueeze(1) + n).remainder_(6)
     k = torch.minimum(k, 4 - k).clamp_(0, 1)

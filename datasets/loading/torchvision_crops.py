@@ -113,8 +113,7 @@ class TorchvisionCrops:
             batch_size=None,  # the sampler gives whole batches
             sampler=((chunk, boxes(chunk)) for chunk in chunks),
             collate_fn=_as_it_is,
-            # One worker is this process: a signal that
-            # arrives while a process is forked can be lost.
+            # One worker is this process: a signal that arrives while a process is forked can be lost.
             num_workers=self._workers if self._workers > 1 else 0,
             pin_memory=self._pin_memory,
             # Its own generator: the global one must not depend on which loader runs.

@@ -186,8 +186,7 @@ class DividedFiles(ImageFiles):
         refuse_if(too_few, f"{where} is too small", "choose other numbers, or add images")
         chosen = {"train": {name: images[:keep] for name, images in train.items()}}
         if keep is not None and tune is not None:
-            # One image is skipped in the published code of
-            # SFRIK, whose subsets of ImageNet these are.
+            # One image is skipped in the published code of SFRIK, whose subsets of ImageNet these are.
             first = keep + 1
             chosen["tuning"] = {name: images[first : first + tune] for name, images in train.items()}
         return chosen

@@ -161,8 +161,7 @@ def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> t
         taken_from[split] = f"{first}/, {share:.3g} of each class by the hash of CLASS/NAME"
     rest: dict[str, list[Path]] = {}
     for label, images in train.items():
-        # Neighbours by name are often alike, such as the
-        # frames of one film, so they are ranked by a hash.
+        # Neighbours by name are often alike, such as the frames of one film, so they are ranked by a hash.
         ranked = sorted(images, key=lambda path: hashlib.sha256(os.fsencode(f"{label}/{path.name}")).digest())
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))

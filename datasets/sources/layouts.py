@@ -142,8 +142,7 @@ def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Pat
         return {}, truth
     try:
         synsets = loadmat(source_dir / meta, squeeze_me=True)["synsets"]
-        # The devkit numbers the classes in an order of its
-        # own, and inner nodes of the hierarchy after them.
+        # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy after them.
         classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
         numbers = (source_dir / truth).read_text().split()
         return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth

@@ -80,8 +80,7 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     for label, paths in files.items():
         chosen[label] = [file for file in paths if (label, file.name) in first_line]
     empty = [label for label, paths in chosen.items() if not paths]
-    # A list that does not fit at all would leave classes
-    # empty, too: its lines are what is to be looked at.
+    # A list that does not fit at all would leave classes empty, too: its lines are what is to be looked at.
     if empty and not wrong:
         wrong.append(
             f"it names {len(first_line):,} images and none of {len(empty)} of the {len(files)} classes ({few(empty)}); "

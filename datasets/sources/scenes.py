@@ -38,8 +38,7 @@ from regbench.wording import shown
 _BLOCK = 128
 # At scale 1 a garment of 28 px has its own size in a scene of 32 px.
 _GARMENT_SHARE = 0.875
-# Without a rough background a few principal components
-# of the pixels hold it, and what is left is the garment.
+# Without a rough background a few principal components of the pixels hold it, and what is left is the garment.
 _ROUGHNESS = 0.3
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
@@ -114,8 +113,7 @@ class Scenes(Source):
             return numbers % classes
         shares = np.arange(1, classes + 1) ** -imbalance
         ends = np.cumsum(shares) / shares.sum()
-        # Multiples of the golden ratio are spread evenly however
-        # many there are, so shares come out nearly exact.
+        # Multiples of the golden ratio are spread evenly however many there are, so shares come out nearly exact.
         places = (numbers * _GOLDEN_RATIO) % 1
         return np.searchsorted(ends[:-1], places, side="right").astype(np.int64)
 

@@ -42,7 +42,6 @@ def _images(files: ArrayFiles, name: str) -> Pixels | None:
         state = f"cut short: {size:,} bytes, no multiple of {_IMAGE_BYTES:,}" if size else "missing or empty"
         files.wrong.append(f"{name} is {state}")
         return None
-    # Mapped, because the images without labels are 2.8 GB.
-    # Each is three planes, each stored column by column.
+    # Mapped, because the images without labels are 2.8 GB. Each is three planes, each stored column by column.
     planes: Pixels = np.memmap(path, np.uint8, "r").reshape(-1, 3, 96, 96)
     return planes.transpose(0, 3, 2, 1)

@@ -57,9 +57,8 @@ def write_new(path: Path, text: str) -> bool:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
-            # NFS refuses a link that it has made itself, if its first
-            # reply was lost and it was asked again. `samefile` raises
-            # for a link to nowhere, which is there and does not exist.
+            # NFS refuses a link that it has made itself, if its first reply was lost and it was asked again.
+            # `samefile` raises for a link to nowhere, which is there and does not exist.
             return path.exists() and path.samefile(temporary)
         return True
 
@@ -76,8 +75,7 @@ def write_digested(path: Path, write: Callable[[IO[bytes]], Any]) -> tuple[Path,
     """
     sha256 = hashlib.sha256()
 
-    # Checkpoints have gigabytes: to read them again for
-    # their digest would take as long as to write them.
+    # Checkpoints have gigabytes: to read them again for their digest would take as long as to write them.
     def digested(file: IO[bytes]) -> None:
         watched = _Watched(file, sha256.update)
         try:
@@ -159,8 +157,7 @@ def digest(data: Mapping[str, Any]) -> str:
 def cell_id(cell: Mapping[str, Any]) -> str:
     """Return twelve hex digits that depend on the content of a cell alone, given as plain data."""
     if "external" in cell:
-        # Published weights count by their content: whoever
-        # gives them another name scores the same cell.
+        # Published weights count by their content: whoever gives them another name scores the same cell.
         deciding = {"weights": cell["external"]["sha256"]}
         for name in ("dataset", "network", "augmentation", "seed", "evaluation"):
             deciding[name] = cell[name]
@@ -256,8 +253,7 @@ def parse_json(content: bytes) -> Any:
         ValueError: If the text is not JSON, or holds what no writer of ours writes: integers beyond 64 bits, half a
             character, endless nesting.
     """
-    # Unlike orjson it reads NaN, which a diverged run writes,
-    # and integers of any size; json takes ten times as long.
+    # Unlike orjson it reads NaN, which a diverged run writes, and integers of any size; json takes ten times as long.
     return _plain(from_json(content))
 
 
@@ -269,8 +265,7 @@ def parse_yaml(content: bytes) -> Any:
     """
     import yaml  # takes longer than the other imports together, and most readers do without
 
-    # On endless nesting the fast loader, written in C,
-    # overflows the stack of the process; the other one says so.
+    # On endless nesting the fast loader, written in C, overflows the stack of the process; the other one says so.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     nested_at_most = content.count(b"[") + content.count(b"{") + 2 * max(map(len, content.split(b"\n")))
     if nested_at_most >= 10_000:

@@ -234,8 +234,7 @@ def own_names(kind: str) -> list[str]:
 
 def refuse_unknown(kind: str, names: Collection[str], where: str = "") -> None:
     """Refuse names that no plug-in has before torch is imported, which takes seconds."""
-    # Where another wheel may have them, and where torch
-    # is there already, the registry refuses them later.
+    # Where another wheel may have them, and where torch is there already, the registry refuses them later.
     if not names or sys.modules.get("torch") or importlib.metadata.entry_points(group=_group(kind)):
         return
     known = own_names(kind)

@@ -92,8 +92,7 @@ class Worker:
             OSError: If there can be no such folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        # The job holds the other end until it ends. Its
-        # sentinel would tell of the fork server's end, too.
+        # The job holds the other end until it ends. Its sentinel would tell of the fork server's end, too.
         self._ended, theirs = FORKED.Pipe(duplex=False)
         self._process = _start(_run_job, theirs, folder, job, arguments)
         theirs.close()

@@ -44,8 +44,7 @@ def settings(cls: type[T]) -> type[T]:
     The class itself refuses settings that do not fit together, in `__post_init__`.
     """
     made = validated(cls, frozen=True, kw_only=True, config=_STRICT)
-    # pydantic's refusals name fields and types of Python;
-    # a user needs the setting as an override has it.
+    # pydantic's refusals name fields and types of Python; a user needs the setting as an override has it.
     build = made.__init__
 
     @functools.wraps(build)

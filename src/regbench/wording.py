@@ -80,8 +80,7 @@ def written(value: object) -> str:
 
 def quoted(text: str) -> str:
     """Write text in quotation marks, as an override has it."""
-    # Hydra reads a backslash as an escape only before
-    # a quotation mark, so only there it is doubled.
+    # Hydra reads a backslash as an escape only before a quotation mark, so only there it is doubled.
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\*)$", r"\1\1", escaped)
     return f"'{escaped}'"

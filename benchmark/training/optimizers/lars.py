@@ -87,12 +87,10 @@ class LARS(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             adapted = [p for p in parameters if p.ndim > 1 or not group["exclude_bias_and_norm"]]
             if adapted:  # torch's foreach functions refuse empty lists
-                # The gradients are overwritten, so that a step
-                # allocates nothing of the size of the model.
+                # The gradients are overwritten, so that a step allocates nothing of the size of the model.
                 gradients = [p.grad for p in adapted]
                 torch._foreach_add_(gradients, adapted, alpha=group["weight_decay"])
-                # The norms as one vector: a GPU takes as long to
-                # start the work on a number as on all of them.
+                # The norms as one vector: a GPU takes as long to start the work on a number as on all of them.
                 weights_P, updates_P = torch.stack(torch._foreach_norm([*adapted, *gradients])).chunk(2)
                 torch._foreach_mul_(gradients, _trust(weights_P, updates_P, group).unbind())
             momenta = []
