@@ -155,6 +155,8 @@ class _Run:
             "loss_form": self.runtime.loss_form,
             "compile": self.runtime.compile,
         }
+        if self.cell.network.teacher == "ema":
+            self.surroundings["evaluated_network"] = "student"
         write_config(self.directory, self.cell.plain())
         attempt.write("environment.json", json.dumps(self.surroundings, indent=2).encode())
 

@@ -291,6 +291,12 @@ def run_check(method: Regularizer, check: str) -> CheckResult | None:
     return CheckResult(check, bound, *outcome) if outcome else None
 
 
+def left_out(method: Regularizer) -> list[str]:
+    """Name the checks that do not apply to a method, each with the claim that it does not make."""
+    claims = {check: claim for check, (_, _, claim) in CHECKS.items() if claim}
+    return [f"{check} (not {claim})" for check, claim in claims.items() if not getattr(method.metadata, claim)]
+
+
 # Over ranks.
 
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict
 
 from regbench import methods
+from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.instruments.loss_checks import Outcome
@@ -18,7 +19,7 @@ def configuration(method: Regularizer) -> Outcome:
     """Return the number of hyperparameters that do not come back from Hydra overrides and from a cell's JSON."""
     values = asdict(method)  # type: ignore[call-overload]
     overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
-    cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides])
+    cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)])
     again = Cell.stored(json.loads(json.dumps(cell.plain())))
     lost = []
     for back in (cell.method, again.method):

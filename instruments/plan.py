@@ -10,6 +10,7 @@ What is assumed:
   sets them to zero: they are there from the beginning, and autograd adds to them. With `gradient_as_bucket_view` they
   are views of DDP's buckets; otherwise the buckets are one more copy.
 - SyncBatchNorm keeps what BatchNorm keeps.
+- A teacher's passes count as forward, its activations only while its layers work.
 - Workspaces of cuBLAS and cuDNN, the CUDA context (about 0.5 GB, outside the allocator) and what the allocator loses to
   fragmentation are not counted. Leave some 10 % free.
 """
@@ -35,6 +36,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.training.assembly import build_teacher
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.step import PARTS, Step
 from regbench.errors import RegbenchError
@@ -93,11 +95,19 @@ def predict(
         )
     with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
         network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
-            cell.network, cell.embedding_dim, cell.dataset.input_channels, cell.dataset.image_size, cell.seed
+            cell.network,
+            cell.embedding_dim,
+            cell.dataset.input_channels,
+            cell.dataset.image_size,
+            cell.seed,
+            prototypes=cell.method.prototypes,
         )
         parameters = list(network.parameters())
         accounts.file("weights", network.state_dict().values())
-        for layer in network.modules():
+        teacher = build_teacher(cell, network)
+        of_teacher = [] if teacher is None else list(teacher.state_dict().values())
+        accounts.file("teacher", of_teacher)
+        for layer in (*network.modules(), *(teacher.modules() if teacher is not None else ())):
             if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_hook(accounts.synchronize_statistics)
         optimizer = cell.optimizer.build_clipping(parameters)
@@ -110,6 +120,8 @@ def predict(
             global_views=cell.augmentation.global_views,
             micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world_size,
             mark=accounts.mark,
+            is_asymmetric=cell.network.is_asymmetric,
+            teacher=teacher,
         )
         images, channels = cell.batch_size // world_size, cell.dataset.input_channels
         sides_px = cell.augmentation.sizes_px(cell.dataset.image_size)
@@ -130,7 +142,7 @@ def predict(
                 accounts.file("optimizer state", _tensors(state))
         weights_bytes = sum(p.nbytes for p in parameters)
         accounts.all_reduce(weights_bytes if group is not None else 0)
-        checkpoint_bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
+        checkpoint_bytes = sum(tensor.nbytes for tensor in (*network.state_dict().values(), *of_teacher))
         checkpoint_bytes += sum(entry.nbytes for entry in _tensors(optimizer.state))
         return Needs(
             peak_bytes=accounts.peak_bytes,

@@ -97,6 +97,8 @@ class Regularizer(ABC):
     """How more than two views are taken: `pairwise`, `decomposed` or `native`."""
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What keeps a network from collapsing that the loss itself does not: `predictor`, `stop_gradient` or `ema`."""
     space: ClassVar[Space | None] = None
     """The hyperparameters that a tuning searches, and where; empty: none. None: nobody has stated it."""
 
@@ -124,6 +126,11 @@ class Regularizer(ABC):
         for g, v, share in pairs(len(views_NQ), global_views):
             _add(total, self.terms(views_NQ[g], views_NQ[v]), share)
         return total
+
+    @property
+    def prototypes(self) -> int:
+        """Number of the network's prototypes; their scores, (n, prototypes), take the embeddings' place. 0: none."""
+        return 0
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ class MaximumEntropyCoding(Regularizer):
         time="O(n q min(n, q))",
         memory="O(min(n, q)²)",
         published="ε² = 64, order 4, q = 2048, batch 1024, ResNet-50 on ImageNet (released command)",
-        limitation="the original compares a predictor's output with a momentum teacher's, and λ rises from an eighth "
-        "of its value in the first ten epochs",
+        limitation="λ of the original rises from an eighth of its value in the first ten epochs; its predictor and "
+        "momentum teacher are network.predictor.depth=2 network.teacher=ema",
         scale_invariant=True,
         rotation_invariant=True,
     )

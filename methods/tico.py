@@ -24,7 +24,7 @@ class TiCo(KernelEnergy):
 
     The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the embeddings of a
     momentum network, of which the gradient flows through the other network's only. This is β = 0, which needs no
-    state, with one network for both, and the mean over the views.
+    state, and the mean over the views; `network.teacher=ema` is the momentum network.
 
     Attributes:
         covariance_weight: ρ >= 0.
@@ -42,7 +42,8 @@ class TiCo(KernelEnergy):
         time="O(n² q) or O(n q²)",
         memory="O(1) or O(q²)",
         published="ρ = 8, β = 0.9",
-        limitation="no momentum encoder, and the covariance is that of the batch, not a running mean over the steps",
+        limitation="the covariance is that of the batch, not a running mean over the steps; the original's momentum "
+        "encoder is network.teacher=ema",
         scale_invariant=True,
         rotation_invariant=True,
         exact_gradient=False,

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regbench.benchmark.backbones.base import BACKBONES, Backbone
 from regbench.benchmark.evaluate.base import EVALUATIONS, Evaluation
+from regbench.benchmark.settings.architecture import NetworkConfig, refuse_unmet_needs
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS, OptimizerConfig
 from regbench.datasets.config import AugmentationConfig, DatasetConfig, decisive
 from regbench.errors import RegbenchError
@@ -24,49 +24,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 BASELINES = {"raw_pixels": "raw pixels", "pca": "PCA of pixels", "supervised": "supervised"}
 """Rows beside the methods, and what tables call them: trivial representations below, and labels above."""
-
-
-@settings
-class ProjectorConfig:
-    """The MLP from representations to embeddings; the defaults are the SFRIK paper's.
-
-    Attributes:
-        depth: Linear layers; 0: no projector, the loss acts on the representation, whose width is the embedding
-            dimension.
-        hidden_dim: Width of the hidden layers; null: the embedding dimension.
-        norm: Normalization after each hidden layer: "batch" (BN), "layer" (LayerNorm) or "none".
-        activation: Activation after the normalization: "relu" or "gelu".
-        bias: Whether the last layer has a bias.
-        last_norm: Normalization after the last layer: "none", "batch", "layer" or "plain_batch" (BN without scale and
-            shift).
-    """
-
-    depth: AtLeastZero = 3
-    hidden_dim: AtLeastOne | None = None
-    norm: Literal["batch", "layer", "none"] = "batch"
-    activation: Literal["relu", "gelu"] = "relu"
-    bias: bool = False
-    last_norm: Literal["none", "batch", "plain_batch", "layer"] = "none"
-
-
-@settings
-class NetworkConfig:
-    """Backbone and projector.
-
-    Attributes:
-        backbone: Network from images to representations.
-        projector: Network from representations to embeddings.
-        statistics: Images that BN's statistics are taken over: those of each "view", or of all views of one "size".
-    """
-
-    backbone: Annotated[Backbone, BACKBONES.setting("network.backbone.")]
-    projector: ProjectorConfig = field(default_factory=ProjectorConfig)
-    statistics: Literal["view", "size"] = "view"
-
-    @property
-    def architecture(self) -> str:
-        """The backbone's name, for tables."""
-        return self.backbone.architecture
 
 
 def _selects(name: str) -> bool:
@@ -183,7 +140,7 @@ class Cell:
         precision: "bf16" (autocast; the loss stays in float32) or "fp32".
         dataset: Images and splits.
         augmentation: The views.
-        network: Backbone and projector.
+        network: Backbone and projector, and what else may keep them from collapsing.
         optimizer: The optimizer and its schedule.
         evaluation: What is measured on the representation, and how.
         baseline: What stands in the place of a method: "raw_pixels" and "pca" (their whitened principal components) are
@@ -217,6 +174,13 @@ class Cell:
             raise RegbenchError(f"baseline={self.baseline} is not trained; set epochs=0 with it")
         if self.baseline == "supervised" and not self.epochs:
             raise RegbenchError("baseline=supervised is trained; set epochs=1 or more with it")
+        if self.baseline is None:
+            refuse_unmet_needs(self.network, self.method)
+        elif self.network.is_asymmetric:
+            raise RegbenchError(
+                f"baseline={self.baseline} has no use for a predictor or a teacher; set network.predictor.depth=0 "
+                "network.teacher=none with it"
+            )
         self.augmentation.kinds(self.dataset.image_size)  # refuses views that cannot be cut
         # Only the images tell the steps of an epoch, so a warm-up in steps is checked when they are opened.
         if self.epochs and self.optimizer.warmup_steps is None:
@@ -239,8 +203,10 @@ class Cell:
 
     @property
     def output_dim(self) -> int:
-        """Width of the network's output: the embedding dimension, or one logit for each class."""
-        return self.dataset.num_classes if self.is_supervised else self.embedding_dim
+        """Width of the network's output: the embedding's, a score of each prototype, or a logit of each class."""
+        if self.is_supervised:
+            return self.dataset.num_classes
+        return self.method.prototypes or self.embedding_dim
 
     def is_evaluated_after(self, epoch: int) -> bool:
         """Tell whether there is an evaluation while training after an epoch, counted from 1."""
@@ -271,6 +237,9 @@ class Cell:
         # Cells from before there were baselines keep their ids.
         if self.baseline is None:
             del data["baseline"]
+        # So do those from before there were predictors and teachers.
+        for name in self.network.unused:
+            del data["network"][name]
         for group in (data, *data["evaluation"].values()):
             dataset = group.get("dataset") if isinstance(group, dict) else None
             if isinstance(dataset, dict):

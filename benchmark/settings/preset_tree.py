@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.evaluate.base import EVALUATIONS
-from regbench.benchmark.settings.cell import Cell, EvaluationOptions, NetworkConfig
+from regbench.benchmark.settings.architecture import NetworkConfig
+from regbench.benchmark.settings.cell import Cell, EvaluationOptions
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.datasets.config import AugmentationConfig, ViewsConfig

@@ -13,10 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from regbench.benchmark.compute import Compute
-from regbench.benchmark.settings.cell import Cell, ProjectorConfig
+from regbench.benchmark.settings.architecture import ProjectorConfig
+from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.distributed import World
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.step import Step
+from regbench.benchmark.training.teacher import Teacher
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Engine
 
@@ -28,15 +30,22 @@ if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameter
 
 def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | None = None) -> SiameseNetwork:
     """Build the network of a cell, with the weights of a checkpoint or as its seed initialises it."""
-    config = cell.network
+    config, width, prototypes = cell.network, cell.embedding_dim, cell.method.prototypes
     if cell.is_supervised:
         config = replace(config, projector=ProjectorConfig(depth=1, bias=True))
-    network = SiameseNetwork(config, cell.output_dim, cell.dataset.input_channels, cell.dataset.image_size, cell.seed)
+        width, prototypes = cell.output_dim, 0
+    image = cell.dataset.input_channels, cell.dataset.image_size
+    network = SiameseNetwork(config, width, *image, cell.seed, prototypes=prototypes)
     if state is not None:
         network.load_state_dict(state["network"])
     # Evaluations need the layout of the training: the last bits of features depend on it. On a CPU it saves a quarter
     # of the time.
     return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def build_teacher(cell: Cell, network: SiameseNetwork) -> Teacher | None:
+    """Build the teacher of a network as it is now; None if the cell has none."""
+    return None if cell.network.teacher == "none" else Teacher(network, cell.network)
 
 
 def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoader:
@@ -68,6 +77,8 @@ def build_step(
     optimizer: Optimizer,
     engine: Engine,
     mark: Callable[[], Any],
+    teacher: Teacher | None,
+    done: Callable[[], float],
 ) -> Step:
     """Return the step, with the network in DistributedDataParallel if there are several ranks."""
     if world.group is not None:
@@ -91,4 +102,7 @@ def build_step(
         micro_batch_size=cell.micro_batch_size and cell.micro_batch_size // world.size,
         mark=mark,
         is_supervised=cell.is_supervised,
+        is_asymmetric=cell.network.is_asymmetric,
+        teacher=teacher,
+        done=done,
     )

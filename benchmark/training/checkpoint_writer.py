@@ -36,7 +36,9 @@ class CheckpointWriter:
         """Tell whether the last checkpoint is so many minutes old."""
         return time.monotonic() - self._last_s >= 60 * minutes
 
-    def begin(self, network: nn.Module, optimizer: Optimizer, progress: Progress) -> float:
+    def begin(
+        self, network: nn.Module, optimizer: Optimizer, progress: Progress, teacher: nn.Module | None = None
+    ) -> float:
         """Begin to write a checkpoint, once the one before is written.
 
         Returns:
@@ -47,6 +49,8 @@ class CheckpointWriter:
             self.wait()
             self._attempt.check()
             state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+            if teacher is not None:
+                state["teacher"] = teacher.state_dict()
             # Training changes the tensors and the progress while the thread writes.
             state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
             self._writing = self._thread.submit(_write, self._attempt, state, copy.deepcopy(progress))

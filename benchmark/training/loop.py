@@ -23,7 +23,7 @@ from regbench.benchmark.rundir.lease import Attempt, LeaseLost
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.training.assembly import build_loader, build_network, build_step
+from regbench.benchmark.training.assembly import build_loader, build_network, build_step, build_teacher
 from regbench.benchmark.training.checkpoint_writer import CheckpointWriter
 from regbench.benchmark.training.distributed import Agreement, World, synchronize_batch_norm
 from regbench.benchmark.training.journal import Journal
@@ -95,11 +95,13 @@ class _Training:
             if size is not None and size % world.size:
                 raise RegbenchError(f"{name}={size} cannot be shared equally between {world.size} processes")
         self.network = build_network(cell, compute.device)
+        self.teacher = build_teacher(cell, self.network)
         self.monitor: Monitor | None = None
         if attempt is not None and cell.evaluation.while_training:
             # It copies the network, which cannot be done once the BN layers belong to several processes.
             self.monitor = Monitor(cell, self.network, compute, attempt)
-        synchronize_batch_norm(self.network, world, compute.device)
+        for network in filter(None, (self.network, self.teacher)):
+            synchronize_batch_norm(network, world, compute.device)
         self.optimizer = cell.optimizer.build_clipping(self.network.parameters())
         self.progress = Progress()
         self.checkpoints = CheckpointWriter(attempt)
@@ -117,6 +119,8 @@ class _Training:
         self.agreement = Agreement(world)
         if compute.runtime.compile:
             self.network.compile()
+            if self.teacher is not None:
+                self.teacher.compile()
 
     def _resume(self) -> None:
         """Go on from the last checkpoint; every rank reads the same file."""
@@ -132,6 +136,8 @@ class _Training:
                 f"{directory}: not all ranks see {saved.file} as the first does ({error}); is the folder shared?"
             ) from error
         self.network.load_state_dict(state["network"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
         self.checkpoints.saved = saved
@@ -231,6 +237,8 @@ class _Training:
             optimizer=self.optimizer,
             engine=self.engine,
             mark=self.journal.clock.mark,
+            teacher=self.teacher,
+            done=lambda: progress.step / (cell.epochs * len(loader)),
         )
         if not progress.loss_extra_bytes:
             size = cell.batch_size // self.world.size, cell.output_dim, cell.augmentation.count
@@ -294,7 +302,7 @@ class _Training:
         return scores, stop, reason
 
     def _checkpoint(self) -> float:
-        return self.checkpoints.begin(self.network, self.optimizer, self.progress)
+        return self.checkpoints.begin(self.network, self.optimizer, self.progress, self.teacher)
 
     def _stop_if(self, signal: float) -> None:
         """End the run if a signal asks for it, once its checkpoint is written."""

@@ -1,31 +1,46 @@
-"""The network: a backbone and the projector.
+"""The network: a backbone, the projector and, if there is one, the predictor.
 
 Shapes: N = images, C = channels, H, W = pixels, D = representation, Q = embedding (q).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
+from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.layers import SmallLinear, SmallMaxPool
 from regbench.errors import RegbenchError
 
 
 class SiameseNetwork(nn.Module):
-    """Backbone and projector; `forward` maps the views' images (n, c, h, w) to their embeddings (n, q).
+    """Backbone, projector and predictor; `forward` maps the views' images (n, c, h, w) to their embeddings (n, q).
 
     Views may differ in size.
 
     Attributes:
         backbone: Maps images (n, c, h, w) to representations (n, representation_dim).
         projector: Maps representations to embeddings.
+        predictor: Maps embeddings to predictions of another view's; None: there is none.
         representation_dim: Width of the backbone's output.
     """
 
-    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
-        """Build both parts for images of a side of `image_size` px, with weights that depend on the seed alone.
+    def __init__(
+        self,
+        config: NetworkConfig,
+        embedding_dim: int,
+        channels: int,
+        image_size: int,
+        seed: int,
+        *,
+        prototypes: int = 0,
+    ) -> None:
+        """Build the parts for images of a side of `image_size` px, with weights that depend on the seed alone.
+
+        With `prototypes`, the embeddings are scores of so many unit vectors, which are trained.
 
         Raises:
             RegbenchError: If the backbone does not take such images, or the embedding dimension does not fit.
@@ -37,12 +52,18 @@ class SiameseNetwork(nn.Module):
             torch.manual_seed(seed)
             self.backbone, self.representation_dim = config.backbone.build(channels, image_size)
             self.projector = _projector(config.projector, self.representation_dim, embedding_dim)
+            if prototypes:
+                self.projector.append(Prototypes(embedding_dim, prototypes))
+            self.predictor: nn.Sequential | None = None
+            if config.predictor.depth:
+                layers = ProjectorConfig(depth=config.predictor.depth, hidden_dim=config.predictor.hidden_dim)
+                self.predictor = _projector(layers, embedding_dim, embedding_dim)
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
-        """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised.
+        """Return the embeddings (n, q) of each view's images (n, c, h, w), not normalised, and then its predictions.
 
         Each view is a pass of its own, so that BN statistics are per view; with `statistics=size` views of one size
-        pass together.
+        pass together through backbone and projector.
         """
         passes: list[list[Tensor]] = []
         for x_NCHW in views_NCHW:
@@ -57,16 +78,18 @@ class SiameseNetwork(nn.Module):
         # The last layer has no statistics, so it takes all views at once: its weight, the largest of all, then gets one
         # gradient instead of one for each view.
         embeddings: Tensor = self.projector[-1](torch.cat(hidden_ND))
-        views_NQ: tuple[Tensor, ...] = embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW])
-        return views_NQ
+        return self._with_predictions(embeddings.split([len(x_NCHW) for x_NCHW in views_NCHW]))
+
+    def _with_predictions(self, views_NQ: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return views_NQ if self.predictor is None else (*views_NQ, *map(self.predictor, views_NQ))
 
 
 class PlainSiameseNetwork(SiameseNetwork):
     """The same network made of torch's own layers, each view apart: equal but for rounding, with more memory."""
 
-    def __init__(self, config: NetworkConfig, embedding_dim: int, channels: int, image_size: int, seed: int) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         """See `SiameseNetwork`."""
-        super().__init__(config, embedding_dim, channels, image_size, seed)
+        super().__init__(*args, **options)
         for module in self.modules():
             if isinstance(module, SmallLinear):
                 module.__class__ = nn.Linear  # type: ignore[assignment]
@@ -74,8 +97,21 @@ class PlainSiameseNetwork(SiameseNetwork):
                 module.__class__ = nn.MaxPool2d  # type: ignore[assignment]
 
     def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
-        """Embeddings (n, q) of each view's images (n, c, h, w), not normalised."""
-        return tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW)
+        """See `SiameseNetwork.forward`."""
+        return self._with_predictions(tuple(self.projector(self.backbone(x_NCHW)) for x_NCHW in views_NCHW))
+
+
+class Prototypes(nn.Module):
+    """Cosines of embeddings (n, q) with unit vectors, shape (n, prototypes): the last layer of DINO and SwAV."""
+
+    def __init__(self, embedding_dim: int, count: int) -> None:
+        """Draw the vectors; only their directions count."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count, embedding_dim))
+
+    def forward(self, z_NQ: Tensor) -> Tensor:
+        """Return the scores."""
+        return F.linear(F.normalize(z_NQ, dim=1), F.normalize(self.weight, dim=1))
 
 
 def _projector(config: ProjectorConfig, representation_dim: int, embedding_dim: int) -> nn.Sequential:

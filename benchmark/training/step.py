@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from regbench.benchmark.meters import peak_extra_bytes
+from regbench.benchmark.training.teacher import Teacher
 from regbench.methods import Engine, Regularizer
+from regbench.methods.targets import loss_of_targets
 
 PARTS = ("forward", "loss", "backward", "optimizer")
 
@@ -52,6 +54,10 @@ class Step:
         mark: Returns a moment, for timing.
         is_supervised: Whether cross-entropy with the labels, (N,) int64, takes the place of the method. The network's
             output is then one logit for each class.
+        is_asymmetric: Whether each view's prediction is compared with a target, see `loss_of_targets`, instead of the
+            views' embeddings with each other.
+        teacher: Makes the targets; None: they are the embeddings, and the gradient flows through them too.
+        done: Returns the share of the training's steps that are done.
     """
 
     network: nn.Module
@@ -63,6 +69,9 @@ class Step:
     micro_batch_size: int | None = None
     mark: Callable[[], Any] = lambda: None
     is_supervised: bool = False
+    is_asymmetric: bool = False
+    teacher: Teacher | None = None
+    done: Callable[[], float] = lambda: 0.0
 
     def __call__(self, *batch: Tensor) -> Stepped:
         """Update the network once; gradients are gone afterwards."""
@@ -71,22 +80,32 @@ class Step:
         # The states of the random generators before each part, for the second pass.
         states: list[list[Tensor]] = []
         marks = [self.mark()]
-        views_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
+        # First, so that its activations do not lie beside those that wait for the backward pass.
+        targets_NQ = self._taught(parts)
+        # Embeddings of each view, then the predictions if there is a predictor.
+        outputs_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
+        values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
+        if self.teacher is not None and targets_NQ is None:
+            targets_NQ = values_NQ[: self.global_views]
         marks.append(self.mark())
+        # Beside targets, nothing but the last outputs has a gradient.
+        used = slice(0 if targets_NQ is None else -len(views_NCHW), None)
         # The loss gets leaves of its own, so that its backward pass is timed apart from the network's.
-        leaves_NQ = [z_NQ.detach().float().requires_grad_() for z_NQ in views_NQ]
-        terms, gradients = self._loss(leaves_NQ, labels_N)
+        leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[used]]
+        terms, gradients = self._loss(leaves_NQ, targets_NQ, labels_N, len(views_NCHW))
         marks.append(self.mark())
         if len(parts) == 1:
-            torch.autograd.backward(views_NQ, [g_NQ.to(views_NQ[0].dtype) for g_NQ in gradients])
+            torch.autograd.backward(outputs_NQ[used], [g_NQ.to(outputs_NQ[0].dtype) for g_NQ in gradients])
         else:
             self._backward_in_parts(parts, gradients, states)
         marks.append(self.mark())
         self.optimizer.step()
         # DistributedDataParallel keeps the gradients in its buckets, so they are zeroed; others are freed.
         self.optimizer.zero_grad(set_to_none=not isinstance(self.network, DistributedDataParallel))
+        if self.teacher is not None:
+            self.teacher.follow(self.done())
         marks.append(self.mark())
-        return Stepped(terms, [leaf_NQ.detach() for leaf_NQ in leaves_NQ], marks)
+        return Stepped(terms, values_NQ[: len(views_NCHW)], marks)
 
     def loss_extra_bytes(self, n: int, q: int, views: int, device: torch.device) -> int:
         """Measure the peak memory of the loss beyond embeddings and their gradients, for n images of this rank."""
@@ -97,17 +116,35 @@ class Step:
         others_NQ = (first_NQ + 0.5 * torch.randn(n, q, generator=generator) for _ in range(views - 1))
         leaves_NQ = [z_NQ.to(device).requires_grad_() for z_NQ in (first_NQ, *others_NQ)]
         labels_N = torch.zeros(n, dtype=torch.int64, device=device) if self.is_supervised else None
-        return peak_extra_bytes(lambda: self._loss(leaves_NQ, labels_N)[1], device)
+        targets_NQ = None if self.teacher is None else [z_NQ.detach() for z_NQ in leaves_NQ[: self.global_views]]
+        return peak_extra_bytes(lambda: self._loss(leaves_NQ, targets_NQ, labels_N, views)[1], device)
+
+    @torch.no_grad()
+    def _taught(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor] | None:
+        """Return the embeddings that a teacher with a network of its own has of the global views; None without one."""
+        if self.teacher is None or self.teacher.network is None:
+            return None
+        passes = [self._embed(*part[: self.global_views], network=self.teacher) for part in parts]
+        return [torch.cat(view).float() for view in zip(*passes, strict=True)]
 
     def _loss(
-        self, leaves_NQ: Sequence[Tensor], labels_N: Tensor | None
+        self,
+        leaves_NQ: Sequence[Tensor],
+        targets_NQ: Sequence[Tensor] | None,
+        labels_N: Tensor | None,
+        count: int,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the loss's addends and its gradient with respect to each view."""
+        """Return the loss's addends and its gradient with respect to each leaf; the last of them are of the views."""
         if labels_N is not None:
             loss = torch.stack([F.cross_entropy(leaf_NQ, labels_N) for leaf_NQ in leaves_NQ]).mean()
             return {"cross_entropy": self._mean_over_ranks(loss)}, torch.autograd.grad(loss, leaves_NQ)
-        loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
-        return terms, torch.autograd.grad(loss, leaves_NQ)
+        if self.is_asymmetric:
+            targets_NQ = leaves_NQ[: self.global_views] if targets_NQ is None else targets_NQ
+            loss, terms = loss_of_targets(self.method, leaves_NQ[-count:], targets_NQ, self.engine)
+        else:
+            loss, terms = self.method(*leaves_NQ, engine=self.engine, global_views=self.global_views)
+        # Beside a predictor, the embeddings of local views are no targets.
+        return terms, torch.autograd.grad(loss, leaves_NQ, materialize_grads=self.is_asymmetric)
 
     def _mean_over_ranks(self, loss: Tensor) -> Tensor:
         """Return a value of the whole batch; ranks have equally many images."""
@@ -122,9 +159,9 @@ class Step:
         size = self.micro_batch_size or len(views_NCHW[0])
         return list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
 
-    def _embed(self, *views_NCHW: Tensor) -> Sequence[Tensor]:
+    def _embed(self, *views_NCHW: Tensor, network: nn.Module | None = None) -> Sequence[Tensor]:
         with torch.autocast(views_NCHW[0].device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            views_NQ: tuple[Tensor, ...] = self.network(*views_NCHW)
+            views_NQ: tuple[Tensor, ...] = (network or self.network)(*views_NCHW)
         return views_NQ
 
     @torch.no_grad()
@@ -150,7 +187,7 @@ class Step:
             wait = isinstance(self.network, DistributedDataParallel) and not is_last
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 _set_generators(part[0].device, states[number - 1])
-                embeddings = self._embed(*part)
+                embeddings = self._embed(*part)[-len(rows) :]
                 torch.autograd.backward(embeddings, [g.to(embeddings[0].dtype) for g in rows])
 
 

@@ -36,6 +36,7 @@ def made_cells(count: int) -> list[Cell]:
     """List methods, each with five dimensions, ten learning rates and five seeds, until there are enough."""
     base = load_sweep("quickstart", ["epochs=100", "optimizer.warmup_epochs=10"]).cells[1]
     built = dict.fromkeys(methods.build(name) for name in methods.names())  # presets may be the default
+    built = {method: None for method in built if not method.needs}
     grid = itertools.product(built, DIMENSIONS, range(CHOICES), range(SEEDS))
     cells = []
     for method, q, choice, seed in itertools.islice(grid, count):

@@ -21,6 +21,7 @@ from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.evaluate.base import EVALUATIONS
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
+from regbench.benchmark.settings.architecture import needed_settings
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.stored import load_config
@@ -208,7 +209,8 @@ def test_the_runtime_folders_come_from_the_environment(monkeypatch: pytest.Monke
 
 def test_cells_survive_json_and_yaml() -> None:
     for name in methods.names():
-        cell = replace(cell_of("evaluation.probe.learning_rates=[0.5]"), method=methods.build(name))
+        needs = needed_settings(methods.build(name))
+        cell = replace(cell_of("evaluation.probe.learning_rates=[0.5]", *needs), method=methods.build(name))
         assert Cell.stored(cell.plain()) == cell
         through_json = Cell.stored(json.loads(json.dumps(cell.plain())))
         through_yaml = Cell.stored(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(cell.plain())))))
@@ -402,7 +404,7 @@ def impossible(cell: Cell, path: tuple[str, ...], old: Any) -> Iterator[dict[str
 
 
 def test_no_number_of_a_cell_may_be_impossible() -> None:
-    own = [replace(BASE, method=methods.build(name)) for name in methods.names()]
+    own = [cell_of(f"method={name}", *needed_settings(methods.build(name))) for name in methods.names()]
     places = [(ALL, *node) for node in numbers(ALL)]
     places += [(cell, *node) for cell in own for node in numbers(cell) if node[0][0] == "method"]
     for cell, path, old in places:

@@ -41,6 +41,7 @@ CASES = {
     "stopped": ("epochs=2", "batch_size=40", "optimizer.warmup_epochs=1"),
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
+    "teacher": ("epochs=4", "method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.5"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
     "micro": (
         *("epochs=3", "micro_batch_size=40", "augmentation=small_grey_crops", "augmentation.views.local.count=2"),
@@ -114,7 +115,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["plain", "stopped", "micro"]),
+        (2, ["plain", "stopped", "micro", "teacher"]),
         pytest.param(2, ["random", "bf16"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
@@ -250,7 +251,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
+from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.distributed import Agreement, connect, synchronize_batch_norm
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.sgd import SGDConfig

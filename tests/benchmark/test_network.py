@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from regbench import RegbenchError
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
+from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training.layers import SmallLinear
 from regbench.benchmark.training.network import SiameseNetwork
 

@@ -83,8 +83,7 @@ def numbers(record: Record) -> Any:
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     loaded = load_checkpoint(directory)
     assert loaded is not None
-    network: dict[str, torch.Tensor] = loaded[0]["network"]
-    return network
+    return {**loaded[0]["network"], **loaded[0].get("teacher", {})}
 
 
 def load(tiny: list[str], *overrides: str) -> tuple[Cell, Runtime]:
@@ -433,15 +432,22 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str]
     assert [(a.ended, a.from_step) for a in resumed.attempts] == [("interrupted", None), (None, step)]
 
 
-def test_an_interrupted_transformer_ends_as_an_undisturbed_one(shared: list[str], tiny: list[str]) -> None:
-    """With stochastic layers, AdamW, gradient caching and clipping, from the middle of an epoch to all evaluations."""
+ADAMW = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_norm=1", "micro_batch_size=16")
+HEURISTICS = {"byol": ("method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.9")}
+
+
+@pytest.mark.parametrize("name", ["transformer", *HEURISTICS])
+def test_an_interrupted_network_ends_as_an_undisturbed_one(name: str, shared: list[str], tiny: list[str]) -> None:
+    """From the middle of an epoch to all evaluations.
+
+    A transformer has stochastic layers, AdamW, gradient caching and clipping; others have a teacher.
+    """
     options = "network.backbone.options={depth: 2, embed_dim: 24, num_heads: 2}"
     network = ("network.backbone=timm", "network.backbone.patch_size=4", "network.backbone.drop_path_rate=0.5", options)
-    optimizer = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_norm=1", "micro_batch_size=16")
-    overrides = ("method=vicreg", *network, "network.projector.norm=layer", *optimizer)
+    overrides = HEURISTICS.get(name, ("method=vicreg", *network, "network.projector.norm=layer", *ADAMW))
     cell, runtime = load(shared, *overrides)
-    undisturbed = finish(cell, runtime, "transformer")
-    expected = weights(run_directory(runtime, "transformer", cell))
+    undisturbed = finish(cell, runtime, name)
+    expected = weights(run_directory(runtime, name, cell))
     _, runtime = load(tiny, *overrides)
     interruption = Interruption()
     with pytest.MonkeyPatch.context() as patch, interruption.listening(signal.SIGUSR1):

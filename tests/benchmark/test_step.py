@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regbench.benchmark.backbones.base import BACKBONES
-from regbench.benchmark.settings.cell import NetworkConfig, ProjectorConfig
+from regbench.benchmark.settings.architecture import NetworkConfig, ProjectorConfig
 from regbench.benchmark.training import layers
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS

@@ -69,6 +69,8 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     """Show a method in full."""
     import inspect
 
+    from regbench.benchmark.settings.architecture import needed_settings
+
     data = method.metadata
     source = "; ".join(filter(None, (data.reference, data.url)))
     click.echo(f"{method.label}   ({source})\n\n  {data.formula}\n")
@@ -82,6 +84,10 @@ def _show_method(method: Regularizer, defaults: Mapping[str, Any]) -> None:
     click.echo(f"Published: {data.published}.")
     of_views = data.views or "the choice of this benchmark"
     click.echo(f"More than two views: {KINDS[method.kind]} ({of_views}).")
+    if method.needs:
+        click.echo(
+            f"Needs: {' '.join(needed_settings(method))}. In training, L(p, t) is symmetrised: docs/training.md."
+        )
     if data.limitation:
         click.echo(f"Limitation: {data.limitation}.")
     click.echo(f"\nTime {data.time}, memory {data.memory} beyond the embeddings; forms: {', '.join(method.forms)}.")
@@ -138,7 +144,7 @@ def check(names: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from regbench import methods as registry
-    from regbench.instruments.conformance import check_names, check_sharded, run_check
+    from regbench.instruments.conformance import check_names, check_sharded, left_out, run_check
 
     chosen = {name: registry.build(name) for name in names or registry.names()}
     checks = check_names()
@@ -162,6 +168,10 @@ def check(names: Sequence[str]) -> None:
             rows = []
             for f in bad if len(chosen) > 1 else findings:
                 rows.append([f.check, "" if f.ok else "FAILED", f"{f.error:.1e}", f"{f.bound:.0e}", f.where])
+            others = left_out(method)
+            if others and len(chosen) == 1:
+                why = f"; {' and '.join(method.needs)} keep the network from collapsing" if method.needs else ""
+                bar.write(f"does not apply: {', '.join(others)}{why}")
             if rows:
                 headers = ["check", "", "error", "allowed", "largest at"]
                 bar.write(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None] * 4 + [90]))

@@ -1,0 +1,64 @@
+"""The teacher: what the network's predictions are compared with, and how it follows the network.
+
+Shapes: N = images of this rank, C = channels, H, W = pixels, Q = embedding dimension (q).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regbench.benchmark.settings.architecture import NetworkConfig
+from regbench.benchmark.training.network import SiameseNetwork
+
+
+class Teacher(nn.Module):
+    """Makes targets through which no gradient flows: of the network itself, or of a copy that follows it slowly.
+
+    The copy is in training mode: its BN layers normalise by the batch, as in BYOL and MoCo v3. Nothing evaluates it.
+    The state is that of the copy, and empty without one.
+
+    Attributes:
+        network: The copy, without the predictor; None: the targets are the network's own embeddings.
+    """
+
+    def __init__(self, student: SiameseNetwork, config: NetworkConfig) -> None:
+        """Copy the network if the teacher is a moving mean of it.
+
+        Args:
+            student: On its device, with layers that can be copied: those of several processes cannot.
+            config: Its settings.
+        """
+        super().__init__()
+        self.network: SiameseNetwork | None = None
+        self._momentum = config.momentum
+        if config.teacher == "ema":
+            # Tensors without data, as in a plan, can be cloned and not copied.
+            clones: dict[int, Any] = {id(buffer): buffer.clone() for buffer in student.buffers()}
+            for weight in student.parameters():
+                clones[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
+            self.network = copy.deepcopy(student, clones).train()
+            self.network.predictor = None
+            of_student = dict(student.named_parameters())
+            # A list, so that the student is no part of this module.
+            self._followed: list[Tensor] = [of_student[name] for name, _ in self.network.named_parameters()]
+
+    def momentum(self, done: float) -> float:
+        """Return the share of its weights that the copy keeps, after a share of the training (BYOL, Section 3.2)."""
+        return 1 - (1 - self._momentum) * (math.cos(math.pi * done) + 1) / 2
+
+    @torch.no_grad()
+    def follow(self, done: float) -> None:
+        """Move the copy's weights towards the network's, after a share of the training; buffers are its own."""
+        if self.network is not None:
+            torch._foreach_lerp_(tuple(self.network.parameters()), self._followed, 1 - self.momentum(done))
+
+    def forward(self, *views_NCHW: Tensor) -> tuple[Tensor, ...]:
+        """Return the copy's embeddings (n, q) of each view's images (n, c, h, w)."""
+        assert self.network is not None
+        views_NQ: tuple[Tensor, ...] = self.network(*views_NCHW)
+        return views_NQ

@@ -1,0 +1,58 @@
+"""MoCo v3: InfoNCE of predictions among the teacher's embeddings of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from regbench.methods.base import Metadata, register
+from regbench.methods.contrastive import Contrastive
+from regbench.methods.engine import Shard
+
+
+@register("moco_v3")
+@dataclass(frozen=True, kw_only=True)
+class MoCoV3(Contrastive):
+    """2τ (ℓ(q₁, k₂) + ℓ(q₂, k₁)) with ℓ InfoNCE without a queue (Chen, Xie and He, ICCV 2021, Algorithm 1).
+
+    ℓ(q, k) = (1/n) Σᵢ [ −qᵢ·kᵢ/τ + log Σⱼ exp(qᵢ·kⱼ/τ) ] on unit vectors, q the predictor's output, k the teacher's
+    embedding. The publication adds both orders of the views where `loss_of_targets` takes their mean, hence 4τ ℓ.
+
+    Attributes:
+        temperature: τ > 0.
+    """
+
+    temperature: float = 1.0
+    own_view: ClassVar[bool] = False
+    anchors: ClassVar[int] = 1
+
+    metadata: ClassVar[Metadata] = Metadata(
+        title="MoCo v3",
+        reference="Chen, Xie, He, ICCV 2021",
+        url="https://arxiv.org/abs/2104.02057",
+        formula="(4τ/n) Σᵢ [ −q₁ᵢ·k₂ᵢ/τ + log Σⱼ exp(q₁ᵢ·k₂ⱼ/τ) ], mean over both orders of the views",
+        latex=r"\frac{4 \tau}{n} \sum_i \left[ -\frac{q_{1,i} \cdot k_{2,i}}{\tau} + \log \sum_j \exp \frac{q_{1,i} "
+        r"\cdot k_{2,j}}{\tau} \right]",
+        time="O(n² q)",
+        memory="O(1)",
+        published="τ = 1 for ResNet-50, 0.2 for ViTs; teacher's momentum 0.99 rising to 1, batch 4096, ImageNet",
+        limitation="projector and predictor of the original end in a BN without scale and shift",
+        scale_invariant=True,
+        rotation_invariant=True,
+        symmetric=False,
+    )
+    needs: ClassVar[tuple[str, ...]] = ("predictor", "ema")
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        """Compute alignment and uniformity of predictions z1 and targets z2."""
+        return {name: 4 * self.temperature * term for name, term in super().terms(z1_NQ, z2_NQ).items()}
+
+    def pair_value_and_gradient(
+        self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Compute it streamed, see `Contrastive.pair_value_and_gradient`."""
+        scale = 4 * self.temperature
+        terms, gradient1_NQ, gradient2_NQ = super().pair_value_and_gradient(z1_NQ, z2_NQ, shard, form)
+        return {name: scale * term for name, term in terms.items()}, gradient1_NQ.mul_(scale), gradient2_NQ.mul_(scale)
