@@ -27,7 +27,7 @@ from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = ("accuracy", "convergence", "time", "memory", "energy", "significance", "indicators")
+_PARTS = ("accuracy", "convergence", "cost", "significance", "indicators")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 

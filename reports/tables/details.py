@@ -1,4 +1,4 @@
-"""The tables beside the leaderboard: every score, significance, time, convergence, memory, energy."""
+"""The tables beside the leaderboard: every score, significance, cost, convergence."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _ratio(above: str, below: str, factor: float, decimals: int) -> Callable[[Ro
     return fill
 
 
-def time_table(summary: Summary) -> Table:
-    """Set where the time goes."""
+def cost_table(summary: Summary) -> Table:
+    """Set where time, memory and energy go."""
     columns = []
     for cost, head in (
         ("train_s", "training"),
@@ -135,14 +135,32 @@ def time_table(summary: Summary) -> Table:
         seconds = largest(summary.rows, cost)
         if seconds or cost != "monitor_s":
             columns.append(cost_in(time_unit(seconds), cost, head))
+    peak, extra = largest(summary.rows, "peak_memory_bytes"), largest(summary.rows, "loss_extra_bytes")
     columns += [
         cost_column("img_per_s", "images/s", 0),
         cost_column("step_ms", "step (ms)", 1),
         cost_column("loss_ms", "loss (ms/step)", 2),
         (Column("loss / step (%)"), _ratio("loss_ms", "step_ms", 100, 1)),
+        cost_in(memory_unit(peak), "peak_memory_bytes", "peak memory"),
+        (Column("measured as", numeric=False), _memory_kinds),
     ]
-    note = "Times of a step are medians; loss is forward and backward of the regularizer alone."
-    return table_of_rows(summary, "time", "Time", columns, [note])
+    notes = ["Times of a step are medians; loss is forward and backward of the regularizer alone."]
+    if extra:
+        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory"))
+        notes.append(LOSS_MEMORY)
+    energies = energy_units(summary.rows)
+    for kind, unit in energies.items():
+        cost = f"energy_{kind}_joules"
+        columns.append(cost_in(unit, cost, f"{kind.upper()} energy"))
+        columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
+    if energies:
+        notes.append("Energy is of training alone; power is over the training time.")
+    return table_of_rows(summary, "cost", "Time, memory and energy", columns, notes)
+
+
+def _memory_kinds(row: Row) -> str:
+    kinds = {record.cost.peak_memory_kind for record in row.records if record.cost.peak_memory_kind}
+    return ", ".join(sorted(kinds)) or DASH
 
 
 def convergence_table(summary: Summary) -> Table | None:
@@ -181,36 +199,11 @@ def _reached_text(found: Mapping[int, Reached], quantity: str, unit: Unit, row: 
     return spread(when, unit.decimals, unit.divisor) + some
 
 
-def memory_table(summary: Summary) -> Table:
-    """Set the peak memory of training, and of the loss alone."""
-    unit = memory_unit(largest(summary.rows, "peak_memory_bytes"))
-    columns = [cost_in(unit, "peak_memory_bytes", "peak memory"), (Column("measured as", numeric=False), _memory_kinds)]
-    extra = largest(summary.rows, "loss_extra_bytes")
-    if extra:
-        columns.append(cost_in(memory_unit(extra), "loss_extra_bytes", "loss memory"))
-    return table_of_rows(summary, "memory", "Memory", columns, [LOSS_MEMORY] if extra else [])
-
-
-def _memory_kinds(row: Row) -> str:
-    kinds = {record.cost.peak_memory_kind for record in row.records if record.cost.peak_memory_kind}
-    return ", ".join(sorted(kinds)) or DASH
-
-
-def energy_table(summary: Summary) -> Table | None:
-    """Set the energy of training; None where nothing was measured."""
-    columns: list[Filled] = []
-    for kind, unit in energy_units(summary.rows).items():
-        cost = f"energy_{kind}_joules"
-        columns.append(cost_in(unit, cost, f"{kind.upper()} energy"))
-        columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
-    note = "Of training alone; power is over the training time."
-    return table_of_rows(summary, "energy", "Energy", columns, [note]) if columns else None
-
-
 def tables_of(summary: Summary) -> dict[str, Table]:
     """Set all tables of a task, by their slugs."""
-    made = [leaderboard(summary), accuracy_table(summary), time_table(summary), memory_table(summary)]
-    made += [significance_table(summary), hyperparameters_table(summary)]
-    made += filter(None, [convergence_table(summary), energy_table(summary)])
-    made += factors_tables(summary)
+    made = [leaderboard(summary), accuracy_table(summary), cost_table(summary), significance_table(summary)]
+    made += [hyperparameters_table(summary), *factors_tables(summary)]
+    convergence = convergence_table(summary)
+    if convergence is not None:
+        made.append(convergence)
     return {table.slug: table for table in made}

@@ -8,7 +8,6 @@ from functools import partial
 
 import pandas as pd
 
-from regbench.reports.rows.curves import curve_scores, reached, threshold
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes, no_better_than_trivial, power_notes, task_notes
 from regbench.reports.rows.same_loss import same_loss_notes
@@ -170,14 +169,8 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
     """Make the leaderboard as numbers, units in the column names; the spread is a sample standard deviation.
 
     `best` says whether the row has the best mean of that score or cannot be told from it; `n_missing` counts
-    planned seeds that are not finished. `…_to_threshold` says how soon an accuracy was reached while training, by
-    `…_threshold_n` seeds.
+    planned seeds that are not finished.
     """
-    thresholds = {}
-    for name in curve_scores(summary):
-        percent = threshold(summary, name)
-        if percent is not None:
-            thresholds[name] = percent
     out = []
     for place, row in enumerate(summary.rows):
         edges = [f"{side} {key}" for key, side in row.edges.items()]
@@ -205,12 +198,6 @@ def leaderboard_frame(summary: Summary) -> pd.DataFrame:
             entry[name] = cost and cost.mean
         for name in DECIMALS_AT_END:
             entry |= _mean_and_spread(name, row.at_end(name))
-        for name, percent in thresholds.items():
-            when = reached(row, name, percent)
-            entry[f"{name}_threshold_percent"] = percent
-            entry[f"{name}_threshold_n"] = when.epochs and when.epochs.n
-            entry |= _mean_and_spread(f"{name}_epochs_to_threshold", when.epochs)
-            entry |= _mean_and_spread(f"{name}_train_s_to_threshold", when.train_s)
         entry["paper_linear_top1_percent"] = paper_linear_top1(summary, row)
         out.append(entry)
     for absent in summary.missing:

@@ -96,7 +96,7 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
 
 def test_the_files(site: tuple[Report, Page]) -> None:
     report, out = site[0], site[0].page.parent
-    stems = ("leaderboard", "accuracy", "time", "memory", "hyperparameters", "significance")
+    stems = ("leaderboard", "accuracy", "cost", "hyperparameters", "significance")
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
     expected |= {"index.html", "tidy.csv", "tidy.parquet", "leaderboard.csv", "significance.csv"}
     expected |= {"accuracy_vs_time.png", "accuracy_vs_effective_rank.png"}

@@ -24,11 +24,9 @@ from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import compare_over, over_tasks
 from regbench.reports.tables.details import (
     accuracy_table,
-    energy_table,
-    memory_table,
+    cost_table,
     significance_frame,
     significance_table,
-    time_table,
 )
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard, leaderboard_frame
@@ -171,24 +169,14 @@ def test_golden_accuracies(golden: Summary) -> None:
 
 
 def test_golden_costs(golden: Summary) -> None:
-    head = ["method", "training (h)", "evaluation (min)", "images/s", "step (ms)", "loss (ms/step)", "loss / step (%)"]
-    assert texts(time_table(golden)) == [
-        head,
-        ["VICReg", "12.00 ± 1.00", "23.0 ± 2.0", "1,600 ± 100", "160.0 ± 10.0", "4.25 ± 0.25", "2.7"],
-        ["AUH", "22.00 ± 1.00", "43.0 ± 2.0", "2,600 ± 100", "260.0 ± 10.0", "6.75 ± 0.25", "2.6"],
-    ]
-    assert texts(memory_table(golden)) == [
-        ["method", "peak memory (GiB)", "measured as", "loss memory (MiB)"],
-        ["VICReg", "5.12 ± 0.12", "CUDA allocated", "2.12 ± 0.12"],
-        ["AUH", "6.38 ± 0.12", "CUDA allocated", "3.38 ± 0.12"],
-    ]
-    energy = energy_table(golden)
-    assert energy is not None
-    assert texts(energy) == [
-        ["method", "GPU energy (kWh)", "GPU mean power (W)", "CPU energy (Wh)", "CPU mean power (W)"],
-        ["VICReg", "16.00 ± 3.00", "1,333", "35.00 ± 4.00", "3"],
-        ["AUH", "46.00 ± 3.00", "2,091", "75.00 ± 4.00", "3"],
-    ]
+    heads = ["training (h)", "evaluation (min)", "images/s", "step (ms)", "loss (ms/step)", "loss / step (%)"]
+    heads += ["peak memory (GiB)", "measured as", "loss memory (MiB)"]
+    heads += ["GPU energy (kWh)", "GPU mean power (W)", "CPU energy (Wh)", "CPU mean power (W)"]
+    vicreg = ["12.00 ± 1.00", "23.0 ± 2.0", "1,600 ± 100", "160.0 ± 10.0", "4.25 ± 0.25", "2.7"]
+    vicreg += ["5.12 ± 0.12", "CUDA allocated", "2.12 ± 0.12", "16.00 ± 3.00", "1,333", "35.00 ± 4.00", "3"]
+    auh = ["22.00 ± 1.00", "43.0 ± 2.0", "2,600 ± 100", "260.0 ± 10.0", "6.75 ± 0.25", "2.6"]
+    auh += ["6.38 ± 0.12", "CUDA allocated", "3.38 ± 0.12", "46.00 ± 3.00", "2,091", "75.00 ± 4.00", "3"]
+    assert texts(cost_table(golden)) == [["method", *heads], ["VICReg", *vicreg], ["AUH", *auh]]
 
 
 def test_golden_hyperparameters(golden: Summary) -> None:
@@ -367,7 +355,7 @@ def test_mean_and_spread_over_seeds(runs: Path, record: Make) -> None:
     assert (rows["VICReg"]["n"], rows["VICReg"]["train time (s)"], rows["VICReg"]["images/s"]) == ("3", "33.0", "1,600")
     assert rows["VICReg"]["peak memory (MiB)"] == "800"
     assert (rows["AUH"][KNN], rows["AUH"]["n"]) == ("60.00 (n=1)", "2")
-    time = grid(time_table(task(runs)))["VICReg"]
+    time = grid(cost_table(task(runs)))["VICReg"]
     assert (time["training (s)"], time["loss / step (%)"]) == ("33.0 ± 3.0", "2.5")
     record("SimCLR", cost={"train_s": 7200.0, "peak_memory_bytes": 10 * 2**30})
     row = grid(leaderboard(task(runs)))["SimCLR"]
@@ -390,7 +378,7 @@ def test_the_untrained_row_is_last_and_the_base_of_the_gain(runs: Path, record: 
     last = grid(table)["untrained"]
     assert [row["linear − untrained"] for row in grid(table).values()] == ["+0.50", "−3.50", "–"]
     assert [last[name] for name in ("n", "train time (s)", "peak memory (MiB)")] == ["2", "–", "–"]
-    assert "untrained" not in grid(time_table(task(runs)))
+    assert "untrained" not in grid(cost_table(task(runs)))
     assert table.warning == "Not better than the untrained network by linear top-1: SFRIK (L=1), q=512."
 
 
@@ -720,13 +708,11 @@ def test_the_papers_numbers_stand_beside_rows_that_were_chosen_alike(runs: Path,
 
 def test_energy_is_shown_where_it_was_measured(runs: Path, record: Make) -> None:
     record("AUH")
-    assert energy_table(task(runs)) is None
-    assert not any("energy" in column.name for column in leaderboard(task(runs)).columns)
+    for table in (leaderboard(task(runs)), cost_table(task(runs))):
+        assert not any("energy" in text for text in (*table.notes, *(column.name for column in table.columns)))
     record("VICReg", cost={"energy_gpu_joules": 36_000.0, "train_s": 100.0})
     assert [row["GPU energy (Wh)"] for row in grid(leaderboard(task(runs))).values()] == ["–", "10.00"]
-    energy = energy_table(task(runs))
-    assert energy is not None
-    assert grid(energy)["VICReg"]["GPU mean power (W)"] == "360"
+    assert grid(cost_table(task(runs)))["VICReg"]["GPU mean power (W)"] == "360"
 
 
 def test_external_backbones_stand_beside_the_others(runs: Path, record: Make) -> None:
@@ -906,7 +892,7 @@ def test_a_report_of_rows_that_are_no_methods_is_written(beside: Summary, runs: 
 def test_labels_are_no_competitor_of_methods(beside: Summary) -> None:
     assert grid(leaderboard(beside))["VICReg"][LINEAR].startswith("**")
     assert not grid(leaderboard(beside))["supervised"][LINEAR].startswith("**")
-    assert "supervised" not in grid(time_table(beside))
+    assert "supervised" not in grid(cost_table(beside))
 
 
 def test_a_task_on_which_pixels_win_measures_no_representation_learning(runs: Path, record: Make) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regbench.reports.tables.details import memory_table
+from regbench.reports.tables.details import cost_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
 from regbench.reports.tables.table import Column, Entry, Table, to_latex, to_markdown, to_terminal
@@ -69,7 +69,7 @@ def test_markdown_shows_the_text_of_others_as_text(runs: Path, record: Make, for
     attempt.write_text(json.dumps({"ended": "failed", "error": foreign}))
     (attempt.parents[1] / "config.yaml").touch()
     one = task(runs)
-    made = [leaderboard(one), memory_table(one), hyperparameters_table(one)]
+    made = [leaderboard(one), cost_table(one), hyperparameters_table(one)]
     for table in made:
         text = to_markdown(table)
         assert f"| {shown}" in text or f"| **{shown}" in text
