@@ -6,6 +6,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,10 @@ def _several_seeds(parts: Parts) -> None:
     _entry(parts)["chosen"] = _first(parts)["cell_id"] = other["cell_id"]
 
 
+def _set_loss(rows: list[Json], loss: float) -> None:
+    rows[0]["loss"] = loss
+
+
 def _repeated(parts: Parts) -> None:
     """Repeats the tuning with a second seed, in which all score one point more."""
     parts.choices[0]["seeds"] = [0, 1000]
@@ -121,7 +126,7 @@ def _repeated(parts: Parts) -> None:
         other |= {"seed": 1000, "checkpoint": None}
         other["cell"]["seed"] = 1000
         parts.settle(other)
-        parts.history(other, lambda rows, number=number: rows[0].update(loss=100.0 + number))
+        parts.history(other, partial(_set_loss, loss=100.0 + number))
         parts.score(other, split="tuning")["value"] += 1.0
 
 
@@ -280,6 +285,10 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     "a rate that was never tried": (
         lambda parts: _rate(parts, 0.3, {"0.1": 60.0, "0.5": 65.0}),
         ["its probe learning rate is 0.3, though 0.5 scored higher"],
+    ),
+    "a larger rate that was worse": (
+        lambda parts: _rate(parts, 0.5, {"0.1": 65.0, "0.5": 60.0}),
+        ["its probe learning rate is 0.5, though 0.1 scored higher"],
     ),
     "no training time": (
         lambda parts: parts.final[0]["cost"].update(train_s=None),

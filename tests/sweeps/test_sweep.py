@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 from regbench.benchmark.compute import usable_cpus
@@ -32,7 +33,7 @@ from regbench.benchmark.settings.sweep import load_run, load_sweep
 from regbench.cli import main
 from regbench.processes import Worker
 from regbench.sweeps.local import run_sweep
-from regbench.sweeps.status import Job, sweep_status
+from regbench.sweeps.status import Job, duration, read_plan, status_table, sweep_status, unfinished, write_plan
 from tests.history import untimed
 from tests.records import made
 from tests.waiting import PATIENCE_S, wait_for
@@ -110,6 +111,129 @@ def test_the_states_of_cells(tmp_path: Path) -> None:
     assert details["queued"] == "pending (Priority)"
     assert details["lost"] == "job 7_2 is gone"
     assert {details[name] for name in ("running", "interrupted", "pending", "fresh")} == {""}
+
+
+GONE = Job("7_1", None)
+SILENT = Job("7_1", "?")
+WAITS = Job("7_1", "PENDING", "None")
+ENDED: dict[str, Any] = {"ended": "done", "progress": {"epoch": 2, "detail": "kNN 1 %"}}
+INTERRUPTED: dict[str, Any] = {"ended": "interrupted"}
+SPEED: dict[str, Any] = {"epoch": 2, "img_per_s": 9.0, "remaining_s": 60.0}
+
+# What a cell has: an attempt, a job, notes beside its logs and the file of its score. Then its state, detail, epochs.
+STATES: list[tuple[dict[str, Any] | None, Job | None, dict[str, str], bool, tuple[str, str, int]]] = [
+    (None, None, {}, False, ("pending", "", 0)),
+    (None, None, {}, True, ("pending", "", 0)),
+    ({}, None, {}, False, ("running", "", 2)),
+    ({}, WAITS, {}, True, ("running", "", 2)),
+    ({"progress": {**SPEED, "detail": "epoch 2"}}, None, {}, False, ("running", "", 2)),
+    ({"progress": {**SPEED, "detail": "knn", "stage": "tune"}}, None, {}, False, ("running", "knn", 2)),
+    (ENDED, None, {}, True, ("tuned", "kNN 1 %", 5)),
+    (ENDED, GONE, {}, True, ("tuned", "kNN 1 %", 5)),
+    (ENDED, WAITS, {}, True, ("queued", "pending", 2)),
+    (ENDED, SILENT, {}, True, ("queued", "submitted; the scheduler does not answer", 2)),
+    (ENDED, None, {}, False, ("interrupted", "", 2)),
+    (INTERRUPTED, None, {}, True, ("interrupted", "", 2)),
+    (INTERRUPTED, GONE, {}, False, ("lost", "job 7_1 is gone", 2)),
+    (None, Job("7_1", "RUNNING"), {}, False, ("running", "its job has begun", 0)),
+    (None, Job("7_1", "PENDING", "Priority"), {}, False, ("queued", "pending (Priority)", 0)),
+    (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, False, ("queued", "pending", 0)),
+    (INTERRUPTED, GONE, {"7_1_cancelled": "", "7_1_error": "no"}, False, ("cancelled", "job 7_1 was cancelled", 2)),
+    (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, False, ("failed", "no memory", 2)),
+    ({"ended": "failed", "error": "of before"}, GONE, {"7_1_error": "no"}, False, ("failed", "no", 2)),
+    ({"ended": "failed", "error": "of before"}, GONE, {"9_1_error": "no"}, False, ("failed", "of before", 2)),
+    ({"ended": "failed", "error": None}, None, {}, False, ("failed", "", 2)),
+    (None, SILENT, {"7_1_missed": ""}, False, ("queued", "submitted; the scheduler does not answer", 0)),
+    (None, GONE, {"7_1_missed": ""}, False, ("failed", "job 7_1 did not come to run regbench: it left no log", 0)),
+    (
+        *(None, GONE, {"7_1_missed": "", "7_1_0_log.out": "1\n\n2\n3\n4\n \n"}, False),
+        ("failed", "job 7_1 did not come to run regbench: 2 / 3 / 4", 0),
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(STATES)))
+def test_the_state_of_a_cell_by_its_files_and_its_job(number: int, tmp_path: Path) -> None:
+    own, job, notes, is_tuned, expected = STATES[number]
+    plan(tmp_path, "cell", "other")
+    (tmp_path / "cell").mkdir()
+    logs = tmp_path / "jobs" / "logs"
+    logs.mkdir(parents=True)
+    for name, text in notes.items():
+        (logs / name).write_text(text)
+    if own is not None:
+        attempt(tmp_path / "cell", **own)
+    if is_tuned:
+        (tmp_path / "cell" / "tuning.json").touch()
+    found, other = sweep_status(tmp_path, {"cell": job} if job else None)
+    assert (found.state, found.detail, found.epochs_done) == expected
+    is_training = own is not None and "img_per_s" in own.get("progress", {}) and not found.detail
+    assert (found.img_per_s, found.remaining_s) == ((9.0, 60.0) if is_training else (None, None))
+    assert (found.job, found.directory, str(found)) == (job.name if job else "", tmp_path / "cell", "cell  CELL seed 3")
+    assert (other.state, other.job) == ("pending", "")
+
+
+def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    plan(tmp_path, "attempt", "file", "record")
+    attempt(tmp_path / "attempt")
+    old = tmp_path / "attempt" / "attempts" / "0002.json"
+    old.write_text("{")
+    os.utime(old, (1, 1))
+    (tmp_path / "file").touch()
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / "record.json").write_text("{")
+    found = sweep_status(tmp_path, {"attempt": GONE, "file": GONE})
+    assert [cell.state for cell in found] == ["damaged"] * 3
+    for cell, reason in zip(found, ("0002.json", "Not a directory", "record.json"), strict=True):
+        assert reason in cell.detail
+
+
+def test_a_plan_keeps_its_cells_and_adds_new_ones(tmp_path: Path, tiny: list[str]) -> None:
+    for seeds in ("0,1", "1,2"):
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"description": seeds, "common": tiny, "cells": ["seed=0"]}))
+        sweep = load_sweep(str(tmp_path / "own.yaml"), [f"seed={seeds}"])
+        write_plan(sweep, tmp_path / "own")
+    assert json.loads((tmp_path / "own" / "sweep.json").read_text())["description"] == "1,2"
+    found = read_plan(tmp_path / "own")
+    assert [cell["seed"] for cell in found] == [0, 1, 2]
+    last = sweep.cells[-1]
+    sizes = {"epochs": last.epochs, "embedding_dim": last.embedding_dim, "batch_size": last.batch_size}
+    names = {"id": last.id, "label": last.label, "dataset": "tiny", "backbone": "resnet_tiny"}
+    assert found[-1] == {**names, **sizes, "seed": 2}
+
+
+def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
+    plan(tmp_path, *(f"c{number:02d}" for number in range(12)))
+    for name, outcome in (("c00", "done"), ("c01", "diverged")):
+        attempt(tmp_path / name, ended="done", progress={"epoch": 5, "outcome": outcome})
+        (tmp_path / name / "record.json").touch()
+    attempt(tmp_path / "c02", **ENDED)
+    (tmp_path / "c02" / "tuning.json").touch()
+    found = sweep_status(tmp_path)
+    assert unfinished(found[:2], "own", ("final",)) == unfinished(found[:3], "own", ("pretrain", "tune")) == ""
+    line = unfinished(found, "own", ("pretrain",))
+    assert line.startswith("9 of 12 cells are not finished: C03 seed 3 pending; ") and "C11" in line and "…" not in line
+    line = unfinished([*found, found[-1]], "own", ("final",))
+    assert line.startswith("11 of 13 cells are not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
+    assert line.endswith("C11 seed 3 pending; …. Details: regbench status own; the same command tries them again")
+    assert line.count("seed 3") == 10
+
+
+def test_a_table_of_states_has_the_columns_that_say_something(tmp_path: Path) -> None:
+    plan(tmp_path, "a", "b")
+    attempt(tmp_path / "a", ended="failed", error="no memory")
+    (tmp_path / "a" / "logs").mkdir()
+    log = tmp_path / "a" / "logs" / "1_log.out"
+    log.write_text("x")
+    lines = status_table(sweep_status(tmp_path)).splitlines()
+    assert [re.split("  +", line.strip()) for line in (lines[0], *lines[2:4])] == [
+        ["cell", "method", "seed", "state", "epochs"],
+        ["a", "A", "3", "failed", "2/5", f"no memory (logs: {log})"],
+        ["b", "B", "3", "pending", "0/5"],
+    ]
+    assert lines[4:] == ["", "2 cells: 1 failed, 1 pending"]
+    spoken = {29: "< 1 min", 31: "1 min", 3569: "59 min", 3571: "1 h 00 min", 7380: "2 h 03 min"}
+    assert {seconds: duration(seconds) for seconds in spoken} == spoken
 
 
 def test_what_evaluates_has_no_speed_of_training(tmp_path: Path) -> None:
