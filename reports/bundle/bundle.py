@@ -117,8 +117,8 @@ def one_line(content: bytes) -> str:
     return signed_line(parse_json(content))
 
 
-def write_bundle(contents: BundleContents, out: Path) -> str:
-    """Write a bundle and return its SHA-256."""
+def write_bundle(contents: BundleContents, out: Path) -> None:
+    """Write a bundle."""
     histories = list(map(json.dumps, contents.histories))
     lists = (contents.records, contents.evaluations, contents.choices, histories)
     members, files = {}, {}
@@ -140,7 +140,6 @@ def write_bundle(contents: BundleContents, out: Path) -> str:
                     shutil.copyfileobj(source, member, _CHUNK_BYTES)
 
     write_atomically(out, write)
-    return str(parse_json(manifest)["sha256"])
 
 
 def read_bundle(path: Path) -> Bundle:

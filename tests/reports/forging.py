@@ -154,6 +154,8 @@ class Parts:
         self.evaluations: list[Json] = self._list("evaluations")
         self.histories: dict[str, Any] = dict(zip(map(_history_of, self.records), self._list("histories"), strict=True))
         self._choice_sha256 = [choice["sha256"] for choice in self.choices]
+        self.replaced: dict[str, bytes | None] = {}
+        """What is written for a member in place of the above; None: nothing."""
 
     def _list(self, name: str) -> list[Any]:
         return [json.loads(line) for line in self.members[f"{name}.jsonl"].splitlines()]
@@ -222,6 +224,10 @@ class Parts:
         lists["histories"] = (json.dumps(self.histories[sha256]) for sha256 in named)
         for name, lines in lists.items():
             self.members[f"{name}.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
+        for name, content in self.replaced.items():
+            self.members.pop(name)
+            if content is not None:
+                self.members[name] = content
         if manifest:
             stated = json.loads(self.members["manifest.json"])
             files = {n: hashlib.sha256(c).hexdigest() for n, c in self.members.items() if n != "manifest.json"}

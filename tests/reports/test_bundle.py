@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -15,10 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regbench.cli import main
+from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.again import differences, drawn_cells
-from regbench.reports.bundle.bundle import read_bundle
-from tests.reports.conftest import later, score
+from regbench.reports.bundle.bundle import read_bundle, unpack_weights
+from regbench.reports.bundle.pack import submit
+from tests.reports.conftest import later, resign, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 
 LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
@@ -457,6 +460,97 @@ def test_what_is_no_bundle_is_refused_in_one_line(honest: Path, tmp_path: Path) 
         assert done.exit_code == 2
         assert "is no bundle as `regbench submit` writes it" in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def _replaced(name: str, change: Callable[[bytes], bytes | None]) -> Change:
+    return lambda parts: parts.replaced.update({name: change(parts.members[name])})
+
+
+WRONG: dict[str, tuple[Change, str]] = {
+    "no list": (_replaced("choices.jsonl", lambda content: None), "choices.jsonl is missing"),
+    "a history less": (
+        _replaced("histories.jsonl", lambda content: content.partition(b"\n")[2]),
+        "it holds 5 histories, and its records name 6",
+    ),
+    "a history more": (
+        _replaced("histories.jsonl", lambda content: content + content.partition(b"\n")[0]),
+        "it holds 7 histories, and its records name 6",
+    ),
+    "no JSON": (
+        _replaced("records.jsonl", lambda content: content.replace(b"\n", b"\n{\n", 1)),
+        "records.jsonl, line 2: not valid JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_lists_that_are_none_are_refused(name: str, honest: Path, tmp_path: Path) -> None:
+    change, reason = WRONG[name]
+    parts = Parts(honest)
+    change(parts)
+    with pytest.raises(RegbenchError, match=f"is no bundle as `regbench submit` writes it: {reason}.*; ask for it"):
+        read_bundle(parts.write(tmp_path / "wrong.zip"))
+
+
+def test_empty_lines_are_nothing(honest: Path, tmp_path: Path) -> None:
+    parts = Parts(honest)
+    parts.replaced["records.jsonl"] = b"\n" + parts.members["records.jsonl"] + b"\n"
+    assert len(read_bundle(parts.write(tmp_path / "airy.zip")).records) == 6
+
+
+def test_a_bundle_with_a_member_twice_is_refused(honest: Path, tmp_path: Path) -> None:
+    twice = tmp_path / "twice.zip"
+    shutil.copy(honest, twice)
+    with zipfile.ZipFile(twice, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("records.jsonl", b"")
+    with pytest.raises(RegbenchError, match="it does not hold the files that its manifest names"):
+        read_bundle(twice)
+    with pytest.raises(RegbenchError, match=r"none\.zip is no bundle .*: No such file or directory; ask for it again"):
+        read_bundle(tmp_path / "none.zip")
+
+
+def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: Path) -> None:
+    found = read_bundle(honest)
+    parts = Parts(honest)
+    assert [record.cell_id for record in found.records] == sorted(record["cell_id"] for record in parts.records)
+    assert found.choices.keys() == {choice["sha256"] for choice in parts.choices}
+    assert found.histories == {
+        record["cell_id"]: parts.histories[record["metrics"]["sha256"]].encode() for record in parts.records
+    }
+    assert found.weights == {record["checkpoint"]["sha256"] for record in parts.records}
+    assert found.later == {(parts.evaluations[0]["cell_id"], "voc07_map", "test")}
+    record = found.records[0]
+    assert str(record.path) == f"mine/{record.cell_id}/record.json"
+    assert found.last_epoch(record)["epoch"] == 2
+    assert replace(found, histories={}).last_epoch(record) == {}
+    place = unpack_weights(found, record, tmp_path)
+    assert record.checkpoint is not None
+    assert (place.name, place.read_bytes()) == (record.checkpoint.file, f"weights of {record.cell_id}".encode())
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(changed, "w") as archive:
+        archive.writestr(f"weights/{record.checkpoint.sha256}.pt", b"others")
+    with pytest.raises(RegbenchError, match="was changed while it was read"):
+        unpack_weights(replace(found, path=changed), record, tmp_path)
+
+
+def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> None:
+    sweep, out = tuned_sweep(tmp_path / "runs"), tmp_path / "out" / "lab.zip"
+    plan = [{"id": name * 12, "label": "DCL", "seed": 0} for name in "ab"]
+    (sweep / "sweep.json").write_text(json.dumps({"cells": plan}))
+    (sweep / ("b" * 12)).mkdir()
+    (sweep / ("b" * 12) / "config.yaml").touch()
+    done = submit([sweep], out)
+    assert (done.cells, done.missing, done.size_bytes) == (6, 2, out.stat().st_size)
+    assert done.sha256 == read_bundle(out).sha256
+    assert read_bundle(out).weights == set()
+    for path in sweep.glob("*/record.json"):
+        data = json.loads(path.read_text())
+        data["scores"][0]["value"] = 99.0
+        resign(path, scores=data["scores"])
+    out.unlink()
+    with pytest.raises(RegbenchError, match=r"mine/.*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"):
+        submit([sweep], out)
+    assert list(out.parent.iterdir()) == []
 
 
 def test_damaged_content_is_refused_in_one_line(honest: Path, tmp_path: Path) -> None:
