@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -486,14 +487,81 @@ def test_a_sweep_from_end_to_end(own: Sweep, monkeypatch: pytest.MonkeyPatch, ca
     assert CliRunner().invoke(main, ["status", "--runs-dir", "runs"]).output == "own: 1 failed, 1 done\n"
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a sweep call its jobs in this process, one after another."""
+
+    class Here(Worker):
+        def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setenv("CUDA_VISIBLE_DEVICES", "")
+                job(*arguments)
+
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
+    monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
+    monkeypatch.setattr("regbench.sweeps.local.POLL_S", 0.0)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.write("method=vicreg seed=0,1,2,3")
+    directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(4)]
+    done = {"ended": "done", "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"}}
+    directories[0].mkdir(parents=True)
+    (directories[0] / "record.json").write_text(made().text())
+    attempt(directories[1])  # of this very process
+    seen: list[object] = []
+
+    def run(cell: Cell, runtime: Runtime, sweep: str, stages: Sequence[str], interruption: object, how: Any) -> None:
+        seen.append((cell.seed, sweep, tuple(stages), how["selected_on"], runtime.threads))
+        directory = directories[cell.seed]
+        if cell.seed == 1:
+            attempt(directory, **done)
+            (directory / "record.json").write_text(made().text())
+        elif cell.seed == 2:
+            attempt(directory, ended="failed", error="too large")
+            (directory / "logs").mkdir()
+            (directory / "logs" / "7_log.out").write_text("x")
+
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
+    grid = load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=2"])
+    with caplog.at_level("INFO", "regbench"):
+        found = run_sweep(grid, ("pretrain", "tune", "final"))
+    stages = ("pretrain", "tune", "final")
+    assert seen == [(seed, "own", stages, "given", 1) for seed in (1, 2, 3)]
+    assert [status.state for status in found] == ["done", "done", "failed", "pending"]
+    names = [f"VICReg seed {seed} ({directory.name})" for seed, directory in enumerate(directories)]
+    begun, waits, *ends = [record.getMessage() for record in caplog.records]
+    assert begun == "sweep own: 4 cells, 1 done, 3 to run, 2 at a time with 1 thread each"
+    assert waits == f"{names[1]}: process {os.getpid()} on {HERE['hostname']} is at work on it; waiting for it"
+    assert ends == [
+        f"[1/3] {names[1]}: kNN 5 %",
+        f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
+        f"[3/3] {names[3]} FAILED: ended without a record (logs: None)",
+    ]
+    shutil.rmtree(own.runs)
+    seen.clear()
+    directories[1].mkdir(parents=True)
+    (directories[1] / "tuning.json").touch()
+    attempt(directories[1], **done)
+    for some, left in ((("pretrain", "tune"), [0, 2, 3]), (stages, [0, 1, 2, 3])):
+        run_sweep(grid, some)
+        assert [call[0] for call in seen] == left  # type: ignore[index]
+        seen.clear()
+        shutil.rmtree(directories[2])
+
+
 @pytest.mark.parametrize(
     ("shell", "expected"),
     [
         (None, ["0", "1"]),
-        pytest.param("2,3", ["2", "3"], marks=pytest.mark.slow),
+        ("2,3", ["2", "3"]),
         ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"]),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_runs_take_the_gpus_that_the_shell_allows(
     shell: str | None, expected: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -505,17 +573,7 @@ def test_runs_take_the_gpus_that_the_shell_allows(
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
         cpus.update((runtime.threads, runtime.workers))
 
-    class Here(Worker):
-        """Calls its jobs in this process."""
-
-        def begin(self, folder: Path, job: Callable[..., None], *arguments: Any) -> None:
-            with monkeypatch.context() as patch:
-                patch.setenv("CUDA_VISIBLE_DEVICES", "")
-                job(*arguments)
-
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the job's, which is this process here
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("regbench.sweeps.local.Worker", Here)
     monkeypatch.setattr("regbench.benchmark.run.run_cell", run)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
@@ -645,28 +703,6 @@ def test_a_cell_whose_folder_cannot_be_written_to_stops_no_other(own: Sweep, cap
     found = run_sweep(load_sweep(str(own.folder / "own.yaml")))
     assert [status.state for status in found] == ["damaged", "damaged"]
     assert re.findall(r"VICReg seed (\d) \(\w+\) FAILED: .*Not a directory", caplog.text) == ["0", "1"]
-
-
-@pytest.mark.slow
-def test_a_sweep_says_that_it_waits_for_a_cell_that_runs_elsewhere(
-    own: Sweep, caplog: pytest.LogCaptureFixture
-) -> None:
-    own.write("method=vicreg")
-    directory = own.directory("method=vicreg")
-    attempt(directory)  # of this very process
-    text = f"VICReg seed 0 ({directory.name}): process {os.getpid()} on {HERE['hostname']} is at work on it"
-
-    def end() -> None:
-        try:
-            wait_for(lambda: text in caplog.text)
-        finally:
-            (directory / "record.json").write_text(made().text())
-
-    with caplog.at_level("INFO", "regbench"), ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(end)
-        (status,) = run_sweep(load_sweep(str(own.folder / "own.yaml")))
-    ended.result()
-    assert status.state == "done"
 
 
 @pytest.mark.slow
