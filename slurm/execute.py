@@ -27,6 +27,8 @@ Wait = Callable[[Path], list[CellStatus]]
 class Unfinished(RegbenchError):
     """Cells were run and have not finished: they failed, or were interrupted."""
 
+    exit_code = 1
+
 
 def run_grid(
     grid: Sweep, wait: Wait | None, say: Callable[[str], None] = log.info, *, oversized: bool
@@ -118,9 +120,9 @@ def run_stages(
     return statuses
 
 
-def refuse_unfinished(statuses: list[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES) -> None:
+def refuse_unfinished(statuses: Sequence[CellStatus] | None, grid: Sweep, stages: Sequence[str] = STAGES) -> None:
     """Raise `Unfinished`, naming them, if cells have ended and have not come through the stages."""
-    missing = unfinished(statuses or [], grid.name, stages)
+    missing = unfinished(statuses or (), grid.name, stages)
     if missing:
         raise Unfinished(missing)
 

@@ -32,7 +32,7 @@ class _Cli(click.Group):
         try:
             return super().invoke(ctx)
         except RegbenchError as error:
-            _fail(ctx, error, str(error), 2)
+            _fail(ctx, error, str(error), error.exit_code)
         except click.UsageError as error:  # click's own words take several lines
             where = error.ctx.command_path if error.ctx else f"regbench {ctx.invoked_subcommand}"
             _fail(ctx, error, f"{error.format_message()} See: {where} --help", 2)

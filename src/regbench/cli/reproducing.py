@@ -12,7 +12,7 @@ import click
 from regbench.cli.group import main
 from regbench.cli.jobs import watch
 from regbench.cli.options import OVERRIDES_HELP
-from regbench.cli.sweeps import fail_if_unfinished, grid_options, show_plan
+from regbench.cli.sweeps import grid_options, show_plan
 
 if TYPE_CHECKING:
     from regbench.benchmark.settings.recipes import PublishedNumber
@@ -37,7 +37,7 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
     """
     from regbench.benchmark.settings.recipes import numbers_of
     from regbench.benchmark.settings.sweep import load_sweep
-    from regbench.slurm.execute import run_grid
+    from regbench.slurm.execute import refuse_unfinished, run_grid
 
     if name is None:
         _list_recipes()
@@ -52,7 +52,7 @@ def reproduce(name: str | None, overrides: Sequence[str], plan: bool, show: bool
         statuses = run_grid(grid, watch if wait else None, click.echo, oversized=oversized)
     # The table comes first: it shows the cells that did finish.
     _print_comparison(grid, numbers, overrides)
-    fail_if_unfinished(grid, statuses)
+    refuse_unfinished(statuses, grid)
 
 
 def _list_recipes() -> None:

@@ -72,21 +72,13 @@ def sweep(name: str | None, overrides: Sequence[str], plan: bool, report: bool, 
 
 def _conclude(grid: Sweep, statuses: Sequence[CellStatus] | None, report: bool) -> None:
     """Write the report if that is asked for, and fail if cells did not finish."""
+    from regbench.slurm.execute import refuse_unfinished
+
     ended = [status.state for status in statuses or ()]
     # The report comes first: one cell that failed must not hide the others.
     if report and ("done" in ended or "diverged" in ended):
         write_and_show_report(grid.name, runs_dir=grid.runtime.runs_dir)
-    fail_if_unfinished(grid, statuses)
-
-
-def fail_if_unfinished(grid: Sweep, statuses: Sequence[CellStatus] | None) -> None:
-    """End with exit code 1 if cells have ended without a record."""
-    from regbench.benchmark.settings.runtime import STAGES
-    from regbench.sweeps.status import unfinished
-
-    missing = unfinished(statuses or (), grid.name, STAGES)
-    if missing:
-        raise click.ClickException(missing)
+    refuse_unfinished(statuses, grid)
 
 
 @main.command(epilog=OVERRIDES_HELP)
@@ -138,7 +130,7 @@ def tune(
       regbench tune mine.yaml evaluation.select_on=test    the paper's second variant: tuned on the test split
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.slurm.execute import Unfinished, proposals, run_stages, run_tuning
+    from regbench.slurm.execute import proposals, run_stages, run_tuning
 
     # None, unlike no seeds, leaves it to the sweep's file.
     final_seeds = None if seeds is None else whole_numbers("seeds", seeds)
@@ -153,19 +145,16 @@ def tune(
             click.echo(f"\nThis is what the search tries first; in all, {budget}.")
         return
     wait_for_slurm = watch if wait else None
-    try:
-        final = run_tuning(
-            name,
-            overrides,
-            wait_for_slurm,
-            click.echo,
-            final_seeds=final_seeds,
-            trials=trials,
-            repeats=repeats,
-            **how,
-        )
-    except Unfinished as error:  # cells failed, but nothing was refused: the exit code is 1
-        raise click.ClickException(str(error)) from error
+    final = run_tuning(
+        name,
+        overrides,
+        wait_for_slurm,
+        click.echo,
+        final_seeds=final_seeds,
+        trials=trials,
+        repeats=repeats,
+        **how,
+    )
     if final is None:
         click.echo("when they have ended, the same command goes on")
         return
