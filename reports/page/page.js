@@ -212,7 +212,8 @@ class Cells {
   constructor(figure) {
     this.section = figure.closest("section");
     this.cells = cells.filter((cell) => cell.section === Number(figure.dataset.section));
-    const measured = Object.keys(SCORE_NAMES).filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4); // what fits beside each other
+    const known = Object.keys(SCORE_NAMES).filter((name) => !name.startsWith("factor_")); // those have tables of their own
+    const measured = known.filter((name) => this.cells.some((cell) => scoreOf(cell, name) !== undefined)).slice(0, 4); // what fits beside each other
     const varies = ([, key]) => new Set(this.cells.map((cell) => cell.config[key])).size > 1;
     this.columns = [
       { name: "method", value: (cell) => cell.label },

@@ -24,6 +24,7 @@ from regbench.reports.page.lines import (
 from regbench.reports.page.template import render, table_for_page, with_own_ids
 from regbench.reports.rows.curves import curve_notes
 from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary
+from regbench.reports.tables.kept_factors import is_factor
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
@@ -246,6 +247,8 @@ def protocols_of(records: Iterable[Record]) -> list[str]:
     by_title: dict[str, dict[str, None]] = {}
     for r in records:
         for s in r.scores:
+            if is_factor(s.name):  # below its table
+                continue
             by_title.setdefault(s.head, {})[s.protocol] = None
     out = []
     for title, protocols in by_title.items():

@@ -11,13 +11,14 @@ import pandas as pd
 from regbench.benchmark.rundir.record import Score
 from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.summary import DASH, Row, Summary
-from regbench.reports.tables.table import Entry, Table, entries, number_columns, spread, text_columns
+from regbench.reports.tables.table import Column, Entry, Table, entries, number_columns, spread, text_columns
 
 _NAME = re.compile(r"factor_(.+)_([a-z]+)")
 
 _NOTES = (
-    "Linear probes on the test split, mean over the seeds. R² of a quantity is 1 where it is predicted exactly, and 0 "
-    "where the mean of all images is as good a guess; accuracy is of a factor that is a choice.",
+    "Ridge regressions on the test split, each with the penalty that the tuning split chose; mean over the seeds. R² "
+    "of a quantity is 1 where it is predicted exactly, and 0 where the mean of all images is as good a guess; accuracy "
+    "is of a factor that is a choice.",
     "The page shades a place from 0 to R² = 1 or 100 %. Nothing is bold: whether a factor should be kept is a "
     "question of what the representation is for.",
 )
@@ -39,8 +40,9 @@ def factors_tables(summary: Summary) -> list[Table]:
     """Set methods against factors, in a table for each layer that was probed."""
     tables = []
     for layer, scores in _layers(summary).items():
-        heads = [f"{factor.replace('_', ' ')}, {_measure(score)}" for factor, score in scores.items()]
-        columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings, *heads)]
+        columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings)]
+        for place, (factor, score) in enumerate(scores.items()):
+            columns.append(Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place))
         body = []
         for row, found in _probed(summary, scores):
             texts = [_entry(found.get(factor), score) for factor, score in scores.items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from regbench.reports import write_report
 from regbench.reports.tables.details import tables_of
@@ -81,4 +81,7 @@ def test_the_page_shades_what_is_kept(report: Path, browser: Browser) -> None:
     assert len({strong, weak, unknown}) == 3
     assert none != strong
     assert places.nth(1).get_attribute("title") == "0.800 ± 0.141, n = 2"
+    expect(page.locator("#s1-cells tbody tr").first).to_be_visible()
+    assert not any("factor" in head for head in page.locator("#s1-cells thead th").all_inner_texts())
+    assert "tilt" not in page.locator("#reading").inner_text()
     page.close()
