@@ -508,7 +508,7 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
 ) -> None:
     own.write("method=vicreg seed=0,1,2,3")
     directories = [own.directory("method=vicreg", f"seed={seed}") for seed in range(4)]
-    done = {"ended": "done", "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"}}
+    done: dict[str, Any] = {"ended": "done", "progress": {"epoch": 1, "outcome": "done", "detail": "kNN 5 %"}}
     directories[0].mkdir(parents=True)
     (directories[0] / "record.json").write_text(made().text())
     attempt(directories[1])  # of this very process
