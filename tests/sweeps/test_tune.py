@@ -261,6 +261,8 @@ def test_refusals(
             tune.begin(cells, folder, tiny_data_dir, unequal=False)
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
+    larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
+    refused(r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1", [*cells[:2], *larger])
     tune.begin(cells[:3], folder, tiny_data_dir, unequal=True)
     mixed = [cells[0], load_run([*settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
@@ -303,7 +305,10 @@ def test_each_optimizer_is_a_setting_of_its_own(
     choice = choose(folder)
     found = {entry.setting["optimizer"]: (len(entry.ranking), entry.chosen) for entry in choice.choices}
     assert found == {"lars": (2, cells[1].id), "sgd": (2, cells[3].id)}
-    assert "optimizer" in choice_table(choice).splitlines()[0]
+    assert sorted(zip(column(choice, "optimizer"), column(choice, "tried"), strict=True)) == [
+        ("lars", "2"),
+        ("sgd", "2"),
+    ]
 
 
 def column(choice: TuningChoice, name: str) -> list[str]:
