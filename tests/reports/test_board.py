@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, expect
 
 from regbench.cli import main
-from regbench.reports.board.by_task import new_slug
+from regbench.reports.board.by_task import new_slug, tasks_of
+from regbench.reports.board.gather import gather
 from regbench.reports.bundle.bundle import read_bundle
 from tests.reports.conftest import PATIENCE_MS, STILL, later, score
 from tests.reports.forging import Json, Parts, tuned_sweep
@@ -271,6 +272,26 @@ def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Pa
     assert found == {("AUH", "2"): 1, ("VICReg", "2"): 1, ("VICReg", "1"): 1}
 
 
+def test_runs_of_a_cell_are_together_in_the_order_of_their_ends(bundles: Path, tmp_path: Path) -> None:
+    """What has final scores first; and what several bundles hold is one run, from the order of their names."""
+    for name, hour, status in (("b", 11, "done"), ("c", 10, "done"), ("a", 9, "tuned")):
+        parts = Parts(bundles / "other" / "lab-b.zip")
+        (record,) = parts.records
+        record["attempts"][-1]["finished"] = f"2026-11-22T{hour:02}:00:00+00:00"
+        if status == "tuned":
+            record |= {"status": status, "choice": {}}
+            record["scores"] = [each for each in record["scores"] if each["split"] == "tuning"]
+        parts.write(tmp_path / f"{name}.zip")
+    shutil.copy(tmp_path / "b.zip", tmp_path / "a-copy.zip")
+    found = gather(tmp_path)
+    assert [bundle.name for bundle in found.bundles] == ["a-copy", "a", "b", "c"]
+    (runs,) = found.cells.values()
+    assert [run.bundles for run in runs] == [("c",), ("a-copy", "b"), ("a",)]
+    (task,) = tasks_of(found).values()
+    assert task.records == (runs[0].record,)
+    assert vars(runs[0].record)["at_end"] == {"effective_rank": 30.0}
+
+
 def test_the_first_final_run_stands_for_a_cell_though_its_tuning_was_finished_before(
     bundles: Path, tmp_path: Path
 ) -> None:
@@ -363,9 +384,8 @@ def test_a_choice_on_the_test_split_is_a_task_of_its_own(tmp_path: Path) -> None
     out = tmp_path / "results" / "lab.zip"
     command = ["submit", "mine", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
-    (page,) = pages(out.parent, "tasks")
-    (task,) = tables_in(page.parents[1] / "index.html")["Tasks"]
-    assert task["task"] == "fashion_mnist, resnet_tiny, chosen on the test set"
+    (task,) = tasks_of(gather(out.parent)).values()
+    assert task.name == "fashion_mnist, resnet_tiny, chosen on the test set"
 
 
 def test_what_is_refused_is_counted(bundles: Path, tmp_path: Path) -> None:
@@ -408,8 +428,8 @@ def test_a_longer_training_than_was_chosen_is_no_step_of_a_search(bundles: Path,
     rows = [json.loads(line) for line in parts.histories[longer["metrics"]["sha256"]].splitlines()]
     longer["cost"]["train_s"] = sum(row["epoch_s"] for row in rows)
     parts.write(tmp_path / "lab.zip")
-    (page,) = pages(tmp_path, "tasks")
-    assert "3" in [row["epochs"] for row in tables_in(page)["Hyperparameters"]]
+    (bundle,) = gather(tmp_path).bundles
+    assert (len(bundle.records), bundle.short) == (7, set())
 
 
 def test_a_task_of_a_long_name_has_a_page(bundles: Path, tmp_path: Path) -> None:
