@@ -16,8 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.closed_forms import named
-from regbench.instruments.audit.finding import Finding
+from regbench.instruments.audit.finding import Finding, in_words
 from regbench.instruments.audit.target import Target
 from regbench.instruments.audit.variants import Hypothesis, Terms, hypotheses
 from regbench.instruments.loss_checks import MEAN_SEEDS, Views, chance, draw_views, mean_value, relative, seeded
@@ -216,14 +215,14 @@ def _worded(hypothesis: Hypothesis, fit: _Fit) -> Finding:
 
 def _fitted(fit: _Fit) -> Finding:
     """Name the factors and the constant; the text goes on after what the loss equals."""
-    constant = f", plus a constant ({named(fit.constants)})" if any(fit.constants.values()) else ""
+    constant = f", plus a constant ({_by_size(fit.constants)})" if any(fit.constants.values()) else ""
     if fit.kind == "equal":
         return Finding("", "note", math.nan, "")
     if fit.kind == "shift":
         return Finding("shift", "convention", next(iter(fit.constants.values())), constant)
     firsts = {name: next(iter(by_size.values())) for name, by_size in fit.factors.items()}
     if fit.kind in ("factor", "both"):
-        text = f" times {named(fit.factors[''])}{constant}"
+        text = f" times {_by_size(fit.factors[''])}{constant}"
         if firsts[""] < 0:
             return Finding("wrong sign", "defect", firsts[""], text)
         return Finding("factor", "convention", firsts[""], text)
@@ -235,8 +234,12 @@ def _fitted(fit: _Fit) -> Finding:
             return Finding("missing term", "defect", 0.0, f" without its {name}{constant}")
         if any(abs(factor - 1) > 1e-5 for factor in by_size.values()):
             odd.append(name)
-    text = f" with {' and '.join(f'{name} times {named(fit.factors[name])}' for name in odd)}{constant}"
+    text = f" with {' and '.join(f'{name} times {_by_size(fit.factors[name])}' for name in odd)}{constant}"
     for name in odd:
         if firsts[name] < 0:
             return Finding("wrong sign of a term", "defect", firsts[name], text)
     return Finding("weight of a term", "convention", firsts[odd[0]] if odd else 1.0, text)
+
+
+def _by_size(values: Mapping[Size, float]) -> str:
+    return in_words({f"n={n} q={q}": value for (n, q), value in values.items() if not math.isnan(value)})

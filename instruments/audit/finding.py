@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Literal
 
 from tabulate import tabulate
@@ -70,22 +71,6 @@ def table(reports: Sequence[AuditReport]) -> str:
     return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
 
 
-def markdown(reports: Sequence[AuditReport], machine: str) -> str:
-    """Set what was found as a page."""
-    lines = ["# Audit of losses", "", machine, ""]
-    lines += [f"- **{severity}**: {meaning}." for severity, meaning in MEANING.items()]
-    lines += ["", _row("library and version", "loss", "finding", "size", "severity", "command"), "|---" * 6 + "|"]
-    for report in reports:
-        library, _, loss = report.loss.partition(":")
-        start = [f"{library} {report.version}", f"`{loss}`"]
-        for finding in report.findings:
-            text = f"**{finding.name}**: {finding.text}"
-            lines.append(_row(*start, text, size(finding.size), finding.severity, f"`{report.again(finding)}`"))
-        if not report.findings:
-            lines.append(_row(*start, "nothing was found", "", "", f"`{report.command}`"))
-    return "\n".join(lines) + "\n"
-
-
 def plain(reports: Sequence[AuditReport], machine: str) -> str:
     """Write what was found as JSON."""
     entries = []
@@ -104,6 +89,10 @@ def size(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
-def _row(*cells: str) -> str:
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
+def in_words(values: Mapping[str, float]) -> str:
+    """Write a number that is the same in all cases once, as a fraction if it is one, else with its cases."""
+    first, *others = values.values()
+    if all(math.isclose(first, other, rel_tol=1e-5) for other in others):
+        fraction = Fraction(first).limit_denominator(64)
+        return str(fraction) if math.isclose(first, fraction, rel_tol=1e-5) else f"{first:.6g}"
+    return ", ".join(f"{value:.4g} at {case}" for case, value in values.items())

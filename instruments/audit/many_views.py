@@ -17,9 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench.instruments.audit.closed_forms import named_by_views
 from regbench.instruments.audit.explain import explain_random, least_squares, textbook
-from regbench.instruments.audit.finding import Finding, Severity
+from regbench.instruments.audit.finding import Finding, Severity, in_words
 from regbench.instruments.audit.target import SIZE, Target
 from regbench.instruments.loss_checks import Views, chance, draw_views, mean_value, seeded
 from regbench.methods import Regularizer
@@ -114,7 +113,8 @@ def values(target: Target, method: Regularizer) -> list[Finding]:
     for name, factors in grown.items():
         if any(abs(factor - usual[name]) > 1e-4 * abs(usual[name]) for factor in factors.values()):
             whose = "value is the textbook's" if len(two) == 1 else f"{name} is the textbook's"
-            text = f"the {whose} times {named_by_views(factors)} with V views: its weight depends on their number"
+            by_views = in_words({f"{count} views": factor for count, factor in factors.items()})
+            text = f"the {whose} times {by_views}: its weight depends on their number"
             findings.append(Finding("weight by views", "convention", factors[max(factors)], text))
     return findings
 
@@ -196,34 +196,15 @@ def _parts(method: Regularizer, views: Views, global_views: int) -> dict[tuple[s
 
 
 def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Finding:
-    """Name what is wrong with weights that are not in the textbook's proportion."""
-    weights = {part: weight / usual for part, weight in term.found.items()}
-    wanted = term.wanted
-    least_weight = 1e-3 * max(map(abs, wanted.values()))
-    of_pairs = len(next(iter(wanted))) == 2
-    what, many = ("pair of views", "pairs") if of_pairs else ("view", "views")
-
-    def listed(parts: Sequence[Part]) -> str:
-        return f"{many if len(parts) > 1 else what} {', '.join(map(_numbered, parts))}"
-
-    none = [part for part, weight in weights.items() if abs(weight) <= least_weight < abs(wanted[part])]
-    if none:
-        title = "pairs left out" if of_pairs else f"view left out of the {term.name}"
-        return Finding(title, severity, len(none), f"{_with(layout)} the {term.name} leaves out {listed(none)}")
-    ratios = {part: weights[part] / weight for part, weight in wanted.items() if abs(weight) > least_weight}
-    least = min(ratios.values())
-    once = [part for part, ratio in ratios.items() if abs(ratio - least) <= 1e-2 * abs(least)]
-    twice = [part for part, ratio in ratios.items() if abs(ratio - 2 * least) <= 1e-2 * abs(least)]
-    if twice and len(once) + len(twice) == len(ratios):
-        text = f"{_with(layout)} the {term.name} counts {listed(twice)} twice"
-        return Finding(f"{many} counted twice", severity, len(twice), text)
-    each = [f"{_numbered(part)}: {weight:.3g} for {wanted[part]:.3g}" for part, weight in weights.items()]
-    text = f"{_with(layout)} the {term.name} has {', '.join(each)}"
-    return Finding("uneven weights of views", severity, max(ratios.values()), text)
-
-
-def _numbered(part: Part) -> str:
-    return "–".join(str(view + 1) for view in part)
+    """Tell the weights that are not in the textbook's proportion."""
+    ratios, listed = [], []
+    for part, wanted in term.wanted.items():
+        weight = term.found[part] / usual
+        ratios.append(abs(weight / wanted - 1) if wanted else abs(weight))
+        if ratios[-1] > term.tolerance:
+            listed.append(f"{'–'.join(str(view + 1) for view in part)}: {weight:.3g} for {wanted:.3g}")
+    text = f"{_with(layout)} the {term.name} weighs the views otherwise than the textbook ({', '.join(listed)})"
+    return Finding("uneven weights of views", severity, max(ratios), text)
 
 
 def _with(layout: Layout) -> str:

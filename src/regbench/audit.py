@@ -13,9 +13,8 @@ from regbench import wording
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
 from regbench.instruments.audit.finding import MEANING, AuditReport, Finding
-from regbench.instruments.audit.group import Ranks
 from regbench.instruments.audit.probes import PROBES, run_probe
-from regbench.instruments.audit.ranks import ranks
+from regbench.instruments.audit.ranks import Ranks, ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
 
 __all__ = ["ALL_PROBES", "AuditReport", "Finding", "assert_sound", "audit"]

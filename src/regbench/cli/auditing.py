@@ -52,7 +52,7 @@ def audit(
 
     Value against the textbook of what a loss claims to be, gradient against differences, symmetries, collapse and
     other hard batches, half precision, memory, and 1 to 4 processes as DistributedDataParallel uses them. Prints what
-    is found, a defect, a convention or a note, and writes audit.md and audit.json. Ends with exit code 1 if there is a
+    is found, a defect, a convention or a note, and writes audit.json. Ends with exit code 1 if there is a
     defect.
 
     \b
@@ -69,7 +69,7 @@ def audit(
     from regbench.benchmark.machine import hardware, versions
     from regbench.files import write_text
     from regbench.instruments.audit.adapters import find_losses
-    from regbench.instruments.audit.finding import markdown, plain, table
+    from regbench.instruments.audit.finding import plain, table
 
     if source is not None:
         sys.path.insert(0, str(source.resolve()))
@@ -86,9 +86,8 @@ def audit(
         click.echo(f"\n{table(reports)}\n")
     packages = ", ".join(f"{name} {version}" for name, version in versions("regbench", "torch").items())
     machine = f"{hardware(torch.device('cpu'))}; {packages}."
-    write_text(out / "audit.md", markdown(reports, machine))
     write_text(out / "audit.json", plain(reports, machine))
-    click.echo(f"written: {out / 'audit.md'}, audit.json")
+    click.echo(f"written: {out / 'audit.json'}")
     defects = sum(finding.severity == "defect" for report in reports for finding in report.findings)
     if defects:
         raise click.ClickException(f"defects: {defects}; losses: {len(losses)}")
