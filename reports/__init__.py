@@ -13,11 +13,11 @@ from regbench.errors import RegbenchError
 from regbench.files import write_atomically, write_bytes
 from regbench.reports.garbage import without_garbage_collection
 
-__all__ = ["Report", "write_report"]
+__all__ = ["WrittenReport", "write_report"]
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """A report that was written.
 
     Attributes:
@@ -40,7 +40,7 @@ def write_report(
     out: Path,
     *,
     against: Path | Sequence[Path] = (),
-) -> Report:
+) -> WrittenReport:
     """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
 
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
@@ -72,4 +72,4 @@ def write_report(
         except OSError as error:
             raise RegbenchError(f"cannot write to {out}: {error.strerror}; give another folder") from error
     files = tuple(out / name for name in contents)
-    return Report(out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning)
+    return WrittenReport(out / "index.html", text, files, tuple(map(str, found.skipped)), found.warning)

@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditReport:
+class Report:
     """What was found of one loss, the worst first.
 
     Attributes:
@@ -61,7 +61,7 @@ class AuditReport:
         return f"{self.command} --probe {finding.probe}"
 
 
-def table(reports: Sequence[AuditReport]) -> str:
+def table(reports: Sequence[Report]) -> str:
     """Set what was found for the terminal."""
     rows = []
     for report in reports:
@@ -71,7 +71,7 @@ def table(reports: Sequence[AuditReport]) -> str:
     return tabulate(rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64])
 
 
-def plain(reports: Sequence[AuditReport], machine: str) -> str:
+def plain(reports: Sequence[Report], machine: str) -> str:
     """Write what was found as JSON."""
     entries = []
     for report in reports:

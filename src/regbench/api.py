@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from regbench.benchmark.rundir.record import Record, Score
     from regbench.benchmark.settings.sweep import Sweep
-    from regbench.reports import Report
+    from regbench.reports import WrittenReport
 
 __all__ = ["evaluate", "load_records", "report", "sweep", "train", "tune"]
 
@@ -204,7 +204,7 @@ def report(
     runs_dir: str | Path | None = None,
     out: str | Path | None = None,
     against: Sequence[str | Path] = (),
-) -> Report:
+) -> WrittenReport:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
     Args:

@@ -12,12 +12,12 @@ import torch
 from regbench import wording
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
-from regbench.instruments.audit.finding import MEANING, AuditReport, Finding
+from regbench.instruments.audit.finding import MEANING, Finding, Report
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Ranks, ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
 
-__all__ = ["ALL_PROBES", "AuditReport", "Finding", "assert_sound", "audit"]
+__all__ = ["ALL_PROBES", "Finding", "Report", "assert_sound", "audit"]
 
 ALL_PROBES = (*PROBES, "ranks")
 
@@ -29,7 +29,7 @@ def audit(
     gathers: bool = False,
     views: int = 2,
     probes: Sequence[str] = ALL_PROBES,
-) -> list[AuditReport]:
+) -> list[Report]:
     """Audit losses, as `regbench audit` does.
 
     Args:
@@ -75,7 +75,7 @@ def assert_sound(
     assert not defects, "\n".join(defects)
 
 
-def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[AuditReport]:
+def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) -> Iterator[Report]:
     """Audit losses, one after the other; `options` are those of the command that shows it again."""
     for name in probes:
         if name not in ALL_PROBES:
@@ -91,7 +91,7 @@ def audit_losses(losses: Sequence[Target], probes: Sequence[str], options: str) 
                 for name in probes:
                     found = ranks(target, group) if name == "ranks" else run_probe(target, name)
                     findings += [replace(finding, probe=name) for finding in found]
-            yield AuditReport(
+            yield Report(
                 loss=target.name,
                 version=target.version,
                 claims=target.claims,

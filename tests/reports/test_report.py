@@ -22,7 +22,7 @@ from regbench import RegbenchError
 from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.record_parts import ImageSource, PastAttempt
 from regbench.cli import main
-from regbench.reports import Report, write_report
+from regbench.reports import WrittenReport, write_report
 from regbench.reports.find.records import read_records
 from regbench.reports.page import drawing
 from regbench.reports.tables.details import accuracy_table
@@ -76,7 +76,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Page]:
+def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> tuple[WrittenReport, Page]:
     """The report of a sweep half-way: two seeds of three methods, one damaged record, one cell that only began."""
     runs = tmp_path_factory.mktemp("site") / "runs"
     record = recorder(runs)
@@ -94,7 +94,7 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
     return report, Page(report.page.read_text())
 
 
-def test_the_files(site: tuple[Report, Page]) -> None:
+def test_the_files(site: tuple[WrittenReport, Page]) -> None:
     report, out = site[0], site[0].page.parent
     stems = ("leaderboard", "accuracy", "cost", "hyperparameters", "significance")
     expected = {f"{stem}.{ending}" for stem in stems for ending in ("md", "tex")}
@@ -123,7 +123,7 @@ def test_the_files(site: tuple[Report, Page]) -> None:
     assert "not valid JSON" in report.skipped[0]
 
 
-def test_the_page_stands_alone(site: tuple[Report, Page]) -> None:
+def test_the_page_stands_alone(site: tuple[WrittenReport, Page]) -> None:
     report, page = site
     outside = {load for load in page.loads if not load.startswith("#")}
     assert outside == {"https://example.org"}  # the link to the publication
