@@ -16,6 +16,7 @@ from regbench.reports.page.drawing import Drawing, Label, Marks, Style, Styles, 
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.deviations import Stat, stat
+from regbench.reports.rows.effort import efforts
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 
@@ -190,6 +191,22 @@ def accuracy_drawings(summary: Summary, style: Styles) -> list[Drawing]:
 
 def _from_zero(axes: Axes) -> None:
     axes.set_xlim(left=0)
+
+
+def effort_drawings(summary: Summary, style: Styles) -> list[Drawing]:
+    """Draw the best rows' expected best of k trials of their tuning; at most one figure."""
+    places = {id(row): place for place, row in enumerate(summary.rows[:DRAWN_CURVES])}
+    curves = []
+    for one in efforts(summary):
+        if id(one.row) in places:
+            points = [(float(k), score, 0.0) for k, score in enumerate(one.expected, start=1)]
+            tooltip = f"{one.expected[0]:.2f} % of one, {one.expected[-1]:.2f} % of {len(points)} trials"
+            curves.append(Curve(one.row.name, style[one.row.label], [places[id(one.row)]], tooltip, points))
+    if not curves:
+        return []
+    heads = ("trials", f"expected best {summary.selection_title}, {summary.selection_split} (%)")
+    about = "of each method by the number of trials."
+    return [curves_drawing("Score against tuning budget", heads, about, curves, _epochs_axis)]
 
 
 def spectrum_drawings(summary: Summary, style: Styles) -> list[Drawing]:

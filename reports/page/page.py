@@ -17,6 +17,7 @@ from regbench.reports.page.figures import COSTS, EFFECTIVE_RANK, scatter_drawing
 from regbench.reports.page.lines import (
     DRAWN_CURVES,
     accuracy_drawings,
+    effort_drawings,
     size_drawings,
     spectrum_drawings,
     training_drawings,
@@ -28,7 +29,7 @@ from regbench.reports.tables.kept_factors import is_factor
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = ("accuracy", "convergence", "cost", "significance", "indicators")
+_PARTS = ("accuracy", "convergence", "cost", "significance", "effort", "indicators")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 
@@ -110,6 +111,7 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: S
         "accuracy": accuracy_drawings(summary, style),
         "curves": training_drawings(summary, style),
         "spectra": spectrum_drawings(summary, style),
+        "effort": effort_drawings(summary, style),
     }
     for kind, drawings in figures.items():
         figures[kind] = with_own_ids(drawings, f"{prefix}-{kind}")

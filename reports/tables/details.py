@@ -14,6 +14,7 @@ from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
 from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.tables.effort import effort_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.kept_factors import factors_tables, is_factor
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
@@ -203,7 +204,5 @@ def tables_of(summary: Summary) -> dict[str, Table]:
     """Set all tables of a task, by their slugs."""
     made = [leaderboard(summary), accuracy_table(summary), cost_table(summary), significance_table(summary)]
     made += [hyperparameters_table(summary), *factors_tables(summary)]
-    convergence = convergence_table(summary)
-    if convergence is not None:
-        made.append(convergence)
+    made += filter(None, [convergence_table(summary), effort_table(summary)])
     return {table.slug: table for table in made}

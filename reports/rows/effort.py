@@ -1,0 +1,107 @@
+"""Score against tuning budget: the best that k of a method's trials are expected to hold.
+
+It is the exact mean over all sets of k trials (Dodge, Gururangan, Card, Schwartz and Smith, Show Your Work, EMNLP 2019,
+but without replacement). So it takes trials as drawn at random, though later ones of a search look around the best.
+Compared are trainings of equal length: a search trains more configurations for a part of the epochs than for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from regbench.benchmark.rundir.tuning_choice import APART
+from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_seeds
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What trials of a method bring.
+
+    Attributes:
+        row: Row of the leaderboard.
+        epochs: Length of the trainings that are compared.
+        expected: Expected best score of 1, 2, ... trials; of repeated searches the mean over them.
+    """
+
+    row: Row
+    epochs: int
+    expected: tuple[float, ...]
+
+
+def expected_best(scores: Sequence[float]) -> list[float]:
+    """Return the mean of the best of k scores over all sets of k of them, for k = 1 to all; none of none."""
+    ordered, n = np.sort(scores), len(scores)
+    below = np.arange(n)
+    # The share of the sets whose best has i scores below it: C(i, k − 1) / C(n, k).
+    share = np.full(n, 1 / max(n, 1))
+    found = []
+    for k in range(1, n + 1):
+        found.append(float(share @ ordered))
+        if k < n:
+            share = share * np.maximum(below - k + 1, 0) / k * (k + 1) / (n - k)
+    return found
+
+
+def efforts(summary: Summary) -> list[Effort]:
+    """Tell of each row with two trials or more what they bring, by the score that chose; a diverged trial counts 0."""
+    # Where rows differ in their epochs, a short training might belong to any of them.
+    by_epochs = "epochs" in summary.varying
+    keys = [key for key in summary.varying if key != "epochs"]
+    repeated = any(choice.repeated for choice in summary.choices.values())
+    groups: dict[tuple[str, ...], dict[int, dict[int, list[Configuration]]]] = {}
+    for configuration in (*summary.configurations, *([] if by_epochs else summary.short)):
+        if configuration.is_reference or "external" in configuration.first.cell:
+            continue
+        lengths = groups.setdefault(configuration.place(keys), {})
+        searches = lengths.setdefault(int(configuration.first.cell["epochs"]), {})
+        for number in {record.seed // APART if repeated else 0 for record in configuration.records}:
+            own = [record for record in configuration.records if not repeated or record.seed // APART == number]
+            searches.setdefault(number, []).append(Configuration(tuple(own)))
+    found = []
+    for row in summary.rows:
+        lengths = {} if row.is_reference else groups.get(row.place(keys), {})
+        if by_epochs and lengths:
+            lengths = {epochs: each for epochs, each in lengths.items() if epochs == row.first.cell["epochs"]}
+        if not lengths:
+            continue
+        # The length of most trials, and of equally many the longer one.
+        epochs = max(lengths, key=lambda length: (sum(map(len, lengths[length].values())), length))
+        curves = [expected_best(_scores(trials, summary)) for trials in lengths[epochs].values()]
+        most = min(map(len, curves))
+        if most > 1:
+            expected = tuple(fmean(curve[k] for curve in curves) for k in range(most))
+            found.append(Effort(row, epochs, expected))
+    return found
+
+
+def _scores(trials: Sequence[Configuration], summary: Summary) -> list[float]:
+    """Return the score of each trial, over the seeds that all have."""
+    scores = []
+    for trial in of_same_seeds(trials):
+        found = trial.score(summary.selection, summary.selection_split)
+        if trial.diverged:
+            scores.append(0.0)
+        elif found is not None:
+            scores.append(found.mean)
+    return scores
+
+
+def luck(summary: Summary) -> float | None:
+    """Return by how much the chosen score better with the seeds that chose them than with others; None if unknown."""
+    chose: set[int] = set()
+    for choice in summary.choices.values():
+        chose.update(choice.seeds)
+    gaps = []
+    for row in summary.rows:
+        scores: dict[bool, list[float]] = {True: [], False: []}
+        for record in row.records:
+            score = record.score(summary.selection, summary.selection_split)
+            if score is not None and not row.is_reference:
+                scores[record.seed in chose].append(score)
+        if scores[True] and scores[False]:
+            gaps.append(fmean(scores[True]) - fmean(scores[False]))
+    return fmean(gaps) if gaps else None

@@ -1,0 +1,50 @@
+"""What trials of a tuning bring each method, as a table."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from regbench.reports.rows.effort import Effort, efforts, luck
+from regbench.reports.rows.summary import DASH, Row, Summary
+from regbench.reports.tables.table import Column, Filled, Table, table_of_rows
+
+
+def effort_table(summary: Summary) -> Table | None:
+    """Set the expected best of 1, 2, 4, ... trials of each row; None where no row has two."""
+    found = {id(one.row): one for one in efforts(summary)}  # rows hold dicts, and have no hash
+    if not found:
+        return None
+    most = max(len(one.expected) for one in found.values())
+    columns: list[Filled] = [
+        (Column("epochs"), lambda row: str(found[id(row)].epochs) if id(row) in found else DASH),
+        (Column("trials"), lambda row: str(len(found[id(row)].expected)) if id(row) in found else DASH),
+    ]
+    k = 1
+    while k < most:
+        columns.append((Column(f"best of {k} (%)"), partial(_best_of, found, k)))
+        k *= 2
+    columns.append((Column("of all (%)"), partial(_best_of, found, None)))
+    notes = [
+        f"The best {summary.selection_title} on the {summary.selection_split} split that so many trials of a method "
+        "are expected to hold: the mean over all sets of so many (Dodge et al. 2019). A method that needs few trials "
+        "is at its last number early.",
+        "Trials are trainings of equal length; of a search those of the length that most were trained for. They count "
+        "as drawn at random, though later ones of a search look around the best. One that diverged counts 0.",
+    ]
+    optimism = luck(summary)
+    if optimism is not None:
+        notes.append(
+            "The best is optimistic, as the same images and seeds choose and score it: on the same split, the chosen "
+            f"configurations score {optimism:.2f} points less with other seeds (mean over the rows)."
+        )
+    else:
+        notes.append("The best is optimistic, as the same images and seeds choose and score it.")
+    return table_of_rows(summary, "effort", "Score against tuning budget", columns, notes)
+
+
+def _best_of(found: dict[int, Effort], k: int | None, row: Row) -> str:
+    """Write the expected best of k trials, or of all."""
+    expected = found[id(row)].expected if id(row) in found else ()
+    if not expected or (k or 1) > len(expected):
+        return DASH
+    return f"{expected[-1 if k is None else k - 1]:.2f}"
