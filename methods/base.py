@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from regbench.errors import RegbenchError
 from regbench.methods.engine import Engine, Shard, drawing, warn_of_local_rows
@@ -131,6 +131,10 @@ class Regularizer(ABC):
     def prototypes(self) -> int:
         """Number of the network's prototypes; their scores, (n, prototypes), take the embeddings' place. 0: none."""
         return 0
+
+    def target_transform(self) -> nn.Module | None:
+        """Make what turns a teacher's embeddings into targets and has a state, such as DINO's `Centering`; or None."""
+        return None
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -194,14 +194,20 @@ def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def _with_equal_passes(name: str, cell: Cell) -> Cell:
-    views = cell.augmentation.count
-    epochs, rest = divmod(2 * cell.epochs, views)
-    if rest:
+    views, taught = cell.augmentation.count, ""
+    passes = Fraction(views)
+    if cell.network.teacher == "ema":
+        # A pass without a gradient takes a third of one with: backward has two products for each of forward.
+        passes += Fraction(cell.augmentation.global_views, 3)
+        taught = " and a teacher"
+    share = 2 / passes
+    epochs = share * cell.epochs
+    if epochs.denominator > 1:
         raise RegbenchError(
-            f"sweep {name}: equal: passes gives {views} views 2/{views} of epochs={cell.epochs}, which is not a whole"
-            f" number; choose a multiple of {views // math.gcd(2, views)}"
+            f"sweep {name}: equal: passes gives {views} views{taught} {share} of epochs={cell.epochs}, which is not a"
+            f" whole number; choose a multiple of {share.denominator}"
         )
-    return replace(cell, epochs=epochs)
+    return replace(cell, epochs=int(epochs))
 
 
 def _expand(name: str, description: str, rows: Sequence[Sequence[str]], *, passes: bool = False) -> Sweep:

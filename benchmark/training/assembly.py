@@ -45,7 +45,11 @@ def build_network(cell: Cell, device: torch.device, state: Mapping[str, Any] | N
 
 def build_teacher(cell: Cell, network: SiameseNetwork) -> Teacher | None:
     """Build the teacher of a network as it is now; None if the cell has none."""
-    return None if cell.network.teacher == "none" else Teacher(network, cell.network)
+    if cell.network.teacher == "none":
+        return None
+    transform = cell.method.target_transform()
+    device = next(network.parameters()).device
+    return Teacher(network, cell.network, transform and transform.to(device))
 
 
 def build_loader(cell: Cell, compute: Compute, world: World) -> PretrainingLoader:

@@ -85,8 +85,10 @@ class Step:
         # Embeddings of each view, then the predictions if there is a predictor.
         outputs_NQ = self._embed(*views_NCHW) if len(parts) == 1 else self._embed_without_graph(parts, states)
         values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
-        if self.teacher is not None and targets_NQ is None:
-            targets_NQ = values_NQ[: self.global_views]
+        if self.teacher is not None:
+            targets_NQ = values_NQ[: self.global_views] if targets_NQ is None else targets_NQ
+            if self.teacher.transform is not None:
+                targets_NQ = self.teacher.transform(targets_NQ, self.done(), self.engine.group)
         marks.append(self.mark())
         # Beside targets, nothing but the last outputs has a gradient.
         used = slice(0 if targets_NQ is None else -len(views_NCHW), None)

@@ -20,20 +20,23 @@ class Teacher(nn.Module):
     """Makes targets through which no gradient flows: of the network itself, or of a copy that follows it slowly.
 
     The copy is in training mode: its BN layers normalise by the batch, as in BYOL and MoCo v3. Nothing evaluates it.
-    The state is that of the copy, and empty without one.
+    The state is that of the copy and of the transform, and empty without both.
 
     Attributes:
+        transform: What turns embeddings into targets; None: they are the targets.
         network: The copy, without the predictor; None: the targets are the network's own embeddings.
     """
 
-    def __init__(self, student: SiameseNetwork, config: NetworkConfig) -> None:
+    def __init__(self, student: SiameseNetwork, config: NetworkConfig, transform: nn.Module | None = None) -> None:
         """Copy the network if the teacher is a moving mean of it.
 
         Args:
             student: On its device, with layers that can be copied: those of several processes cannot.
             config: Its settings.
+            transform: What turns embeddings into targets, see `Regularizer.target_transform`.
         """
         super().__init__()
+        self.transform = transform
         self.network: SiameseNetwork | None = None
         self._momentum = config.momentum
         if config.teacher == "ema":

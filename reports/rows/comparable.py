@@ -21,7 +21,9 @@ _EVALUATION = ("evaluation.knn.", "evaluation.probe.", "evaluation.select_on")
 _OF_TASK = ("dataset.", "network.", "evaluation.")
 
 # Parts of the network that no evaluation sees.
-_TRAINING_ONLY = ("network.projector.", "network.statistics")
+_TRAINING_ONLY = (
+    *("network.projector.", "network.predictor.", "network.teacher", "network.momentum", "network.statistics"),
+)
 
 # Of two settings that tell the same cells apart, a table shows the one that comes first here.
 _SHOWN_FIRST = ("embedding_dim", "batch_size", "augmentation.name", "epochs")

@@ -169,14 +169,18 @@ def _few(names: Sequence[str]) -> str:
 def _view_notes(summary: Summary) -> list[str]:
     """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
     trained = [row.first.cell for row in summary.rows if not row.is_reference and "external" not in row.first.cell]
-    views, epochs, passes = set(), set(), set()
+    views, teachers, epochs, passes = set(), set(), set(), set()
     for cell in trained:
-        number = sum(kind["count"] for kind in cell["augmentation"]["views"].values())
+        kinds = cell["augmentation"]["views"].values()
+        number = sum(kind["count"] for kind in kinds)
+        is_taught = cell["network"].get("teacher") == "ema"
+        taught = sum(kind["count"] for kind in kinds if not kind["local"]) if is_taught else 0
         views.add(number)
+        teachers.add(is_taught)
         epochs.add(cell["epochs"])
-        passes.add(number * cell["epochs"])
+        passes.add((3 * number + taught) * cell["epochs"])
     if len(views) < 2:
-        return []
+        return _teacher_notes(teachers, passes)
     *fewer, most = sorted(views)
     numbers = f"{', '.join(map(str, fewer))} and {most} views"
     if len(epochs) == 1:
@@ -186,6 +190,13 @@ def _view_notes(summary: Summary) -> list[str]:
             f"Rows of {numbers} took equally many forward passes, so those of more views saw each image less often."
         ]
     return [f"Rows of {numbers} saw images unequally often and took unequal numbers of forward passes."]
+
+
+def _teacher_notes(teachers: set[bool], passes: set[int]) -> list[str]:
+    """Say what a teacher costs where some rows have one and took more passes."""
+    if len(teachers) < 2 or len(passes) < 2:
+        return []
+    return ["Rows with an EMA teacher passed the global views once more, forward only: a third of a trained pass."]
 
 
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:

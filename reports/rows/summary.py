@@ -25,7 +25,10 @@ from regbench.reports.rows.significance import Best, Tukey, best
 LEADING = ("knn_top1", "linear_top1")
 
 # How a setting that varies is called in a table's head, where its own name is not it.
-SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
+SETTING_NAMES = {
+    **{"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"},
+    **{"network.momentum": "teacher's momentum"},
+}
 
 # Stands for a number that there is not.
 DASH = "–"
@@ -34,7 +37,8 @@ DASH = "–"
 def setting_name(key: str) -> str:
     """Say what tables call a setting."""
     name = key.removesuffix(".name").rpartition(".")[2]
-    return SETTING_NAMES.get(key, f"projector {name}" if key.startswith("network.projector.") else name)
+    group, _, rest = key.removeprefix("network.").partition(".")
+    return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
 
 
 @dataclass(frozen=True)

@@ -649,9 +649,14 @@ def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: P
         cells = "cells: [epochs=8, epochs=8 augmentation=small_grey_crops]\n"
         sweep = load_sweep(write(tmp_path / "own.yaml", f"description: x\n{equal}{cells}"))
         assert [cell.epochs for cell in sweep.cells] == epochs
-    refusal = "equal: passes gives 8 views 2/8 of epochs=10, which is not a whole number; choose a multiple of 4"
+    refusal = "equal: passes gives 8 views 1/4 of epochs=10, which is not a whole number; choose a multiple of 4"
     with pytest.raises(RegbenchError, match=refusal):
         load_sweep(str(tmp_path / "own.yaml"), ["epochs=10"])
+    # Two views of the network with a gradient, and two of the teacher without: a third of a pass each.
+    (cell,) = load_sweep(
+        str(tmp_path / "own.yaml"), ["epochs=8", "augmentation=small_grey", "network.teacher=ema"]
+    ).cells
+    assert cell.epochs == 6
 
 
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:

@@ -58,6 +58,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "barlow_twins": {"redundancy_weight": 0.0051, "scale": 0.024, "epsilon": 1e-5},
     # Ozsoy et al. (NeurIPS 2022), on ImageNet-100; epsilon of the code.
     "corinfomax": {"alignment_weight": 500.0, "epsilon": 1e-8},
+    # Caron et al. (ICCV 2021), of 300 epochs.
+    "dino": {
+        **{"prototypes": 65536, "student_temperature": 0.1, "teacher_temperature": 0.07},
+        **{"first_teacher_temperature": 0.04, "warmup": 0.1, "center_momentum": 0.9},
+    },
+    # Caron et al. (NeurIPS 2020), the code.
+    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3},
     # Chen et al. (ICCV 2021), the code's for ResNets.
     "moco_v3": {"temperature": 1.0},
     # Yeh et al. (ECCV 2022).

@@ -58,6 +58,32 @@ def test_moco_v3_is_the_sum_of_two_cross_entropies() -> None:
     assert_same("moco_v3", contrast(p1, t2) + contrast(p2, t1), predictions, targets)
 
 
+def test_dino_of_lightly() -> None:
+    """The center begins at zero and follows the targets of the step before; the temperature is amid its rise."""
+    # Lightly has the temperature in single precision.
+    temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
+    method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
+    theirs, centering = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1), method.target_transform()
+    theirs.double(), centering.double()
+    for _ in range(2):
+        predictions, targets = of_two_views()
+        wanted = theirs(targets, predictions, teacher_temp=1 / 16)
+        found = loss_of_targets(method, predictions, centering(targets, 0.25, None), Engine())
+        assert_close(found.total, wanted)
+        assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
+        assert_close(centering.center, theirs.center.flatten())
+    assert centering.center.norm() > 0
+
+
+def test_swav_of_lightly() -> None:
+    predictions, _ = of_two_views()
+    method = methods.build("swav", temperature=0.3, epsilon=0.2)
+    wanted = lightly.loss.SwaVLoss(temperature=0.3, sinkhorn_epsilon=0.2)(predictions, [])
+    found = loss_of_targets(method, predictions, [z.detach() for z in predictions], Engine())
+    assert_close(found.total, wanted[0])
+    assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
+
+
 @pytest.mark.parametrize("name", ["sfrik_l2", "vicreg", "simclr", "mmcr"])
 def test_a_regularizer_is_the_mean_over_both_orders(name: str) -> None:
     (p1, p2), (t1, t2) = predictions, targets = of_two_views()
