@@ -119,13 +119,13 @@ Draw = Callable[[Axes, Marks], list[Label]]
 """Draws into the axes, and returns the labels."""
 
 
-def styles(labels: Iterable[str], prefix: str = "m") -> dict[str, Style]:
-    """Choose a style for each label, in alphabetical order; keys are the prefix and a number."""
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """Choose a style for each label, in alphabetical order."""
     out = {}
     for i, label in enumerate(sorted(set(labels))):
         turn = i // len(PALETTE)  # the second method of a colour has another marker and dash
         marker, dash = MARKERS[(i + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
-        out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"{prefix}{i}")
+        out[label] = Style(PALETTE[i % len(PALETTE)], marker, dash, f"m{i}")
     return out
 
 
