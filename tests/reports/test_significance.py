@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import studentized_range
 
 from regbench.reports.rows.notes import power_notes
-from regbench.reports.rows.significance import LEVEL, POWER, Tukey, best
+from regbench.reports.rows.significance import LEVEL, POWER, Best, Tukey, best
 from regbench.reports.tables.leaderboard import leaderboard
 from tests.reports.reading import Make, task
 
@@ -32,6 +34,56 @@ def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(row
         (pair,) = fitted(rows, seeds, rng, known.power.detectable(seeds)).compare(0, [1])
         found.append(pair.p <= LEVEL)
     assert np.mean(found) == pytest.approx(POWER, abs=0.05)  # the approximation, and three standard errors
+
+
+def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
+    """Remainders of rows and seeds as blocks (Tukey 1949), and each pair's own; of rows with three seeds or more."""
+    scores = np.random.default_rng(3).normal(70, [[0.5], [1.0], [2.0], [1.5], [1.0]], (5, 4)).round(2)
+    rest = scores - scores.mean(1, keepdims=True) - scores.mean(0) + scores.mean()
+    variance = np.sum(rest**2) / (4 * 3)
+    own = 5 / 4 * np.sum(rest**2, axis=1) / 3
+    test = Tukey([*(dict(enumerate(row)) for row in scores), {0: 70.0, 3: 71.0}, {}])
+    assert (test.rows, test.seeds, test.freedom) == (5, 4, 12)
+    assert test.deviation == pytest.approx(np.sqrt(variance))
+    assert test.means == pytest.approx({**dict(enumerate(scores.mean(1))), 5: 70.5})
+    found = test.compare(1, [0, 2, 3, 4, 5, 6])
+    assert [pair.pairs for pair in found] == [4, 4, 4, 4, 2, 0]
+    for other, pair in zip((0, 2, 3, 4), found, strict=False):
+        difference = scores[1].mean() - scores[other].mean()
+        deviation = np.sqrt(variance + 3 / 4 * (own[1] + own[other]) / 2)
+        assert pair.difference == pytest.approx(difference)
+        p = studentized_range.sf(abs(difference) * 2 / deviation, 5, 12)
+        assert pair.p == pytest.approx(p, rel=1e-3)
+    assert np.isnan([found[4].p, found[5].p, found[5].difference]).all()
+    assert found[4].difference == pytest.approx(np.mean(scores[1, [0, 3]]) - 70.5)
+    typical = np.sqrt(variance) * np.sqrt(1 + 3 / 4)
+    assert test.least == pytest.approx(studentized_range.ppf(0.95, 5, 12) * typical / np.sqrt(3))
+
+
+def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
+    p = {1: 0.2, 2: 0.01, 3: 0.05, 4: 0.001, 5: 0.0009, 6: math.nan, 7: math.nan}
+    found = Best(frozenset({0, 1, 2, 7}), 0, p)
+    test = "different from the best: p"
+    assert [found.reason(row) for row in range(9)] == [
+        "the best mean of this column",
+        f"not significantly {test} = 0.2 (Tukey's test)",
+        f"the same as the best, as printed; significantly {test} = 0.01 (Tukey's test)",
+        f"significantly {test} = 0.05 (Tukey's test)",
+        f"significantly {test} = 0.001 (Tukey's test)",
+        f"significantly {test} < 0.001 (Tukey's test)",
+        "not tested against the best: fewer than 3 seeds in common",
+        "the same as the best, as printed; not tested against the best: fewer than 3 seeds in common",
+        "",
+    ]
+    assert (found.tested, found.untested) == (5, (6, 7))
+
+
+def test_the_best_is_the_highest_or_the_lowest_mean_and_what_is_printed_alike() -> None:
+    rows = [{0: 70.0, 1: 71.0}, {0: 70.004, 1: 71.004}, {0: 60.0}, {}, {0: 60.004, 1: 60.004}]
+    for higher, top, alike in ((True, 1, {0, 1}), (False, 2, {2, 4})):
+        found = best(Tukey(rows), higher_is_better=higher)
+        assert (found.top, found.rows, set(found.p)) == (top, alike, {0, 1, 2, 4} - {top})
+    assert best(Tukey([{}, {}])) == Best()
 
 
 def test_seeds_for_a_difference_are_the_fewest_that_find_it() -> None:
