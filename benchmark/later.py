@@ -59,6 +59,7 @@ def evaluate_directory(
     for override in overrides:
         if not override.startswith(("evaluation.", "runtime.")):
             raise RegbenchError(f"{override}: a trained run can be given other evaluation.* settings only")
+    # A folder without weights is refused before anything is loaded.
     own = trained_cell(directory)
     chosen = [f"evaluation.protocols=[{','.join(only)}]"] if only else []
     cell, runtime = load_config(directory / "config.yaml", [*overrides, *chosen])

@@ -91,6 +91,7 @@ def run_cell(
                 run.begin(attempt)
             if world.from_first(attempt is not None) and "pretrain" in stages:
                 trained = run.pretrain(world, attempt)
+        # The other ranks would only hold their GPUs.
         if world.rank > 0:
             return None
         if attempt is not None and not attempt.finished and set(stages) != {"pretrain"}:

@@ -136,6 +136,7 @@ def cost_of(progress: Progress, evaluate_s: float) -> Cost:
         measured["img_per_s"] = sum(epoch["images"] for epoch in history) / train_s
         for name in _STEP_TIMES:
             measured[name] = statistics.median(epoch[name] for epoch in history)
+    # A kind that the hardware does not count is left out.
     for kind, joules in progress.energy_joules.items():
         measured[f"energy_{kind}_joules"] = joules
     return Cost(

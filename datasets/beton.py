@@ -104,6 +104,7 @@ def write_beton(path: Path, samples: Iterable[Sample], max_samples: int, page_by
 def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_bytes: int) -> str:
     metadata = np.zeros(max_samples, _SAMPLE)
     allocations = np.zeros(max_samples, _ALLOCATION)
+    # The rows of metadata come first, and are known last.
     position = -(-(_METADATA_START + metadata.nbytes) // page_bytes) * page_bytes
     file.seek(position)
     digest = hashlib.sha256()

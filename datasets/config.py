@@ -137,6 +137,7 @@ class AugmentationConfig:
 
     def __post_init__(self) -> None:
         """Refuse views that no loss can take."""
+        # A loss takes the first views for the global ones.
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
             given = ", ".join(f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items())

@@ -25,6 +25,7 @@ Factors = dict[str, npt.NDArray[np.generic]]
 
 def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence[int]) -> str:
     """Return the factors of some images as CSV, numbers with all their digits."""
+    # Images that could not be read have no line.
     columns = [values[list(rows)].tolist() for values in factors.values()]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -60,6 +61,7 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
 
 
 def _column(values: Sequence[str]) -> npt.NDArray[np.generic]:
+    # Choices are told from quantities by their numbers alone.
     try:
         return np.array([int(value) for value in values], np.int64)
     except ValueError:

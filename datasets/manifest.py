@@ -79,6 +79,7 @@ class Manifest:
     @property
     def pretraining_split(self) -> str:
         """The split to pretrain on: "unlabeled" where there is one (STL-10), else "train"."""
+        # Its images are more by far.
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
     @classmethod

@@ -57,6 +57,7 @@ def prepare(
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done
+        # Nobody else writes here now, so they are of killed processes.
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
         splits = write_splits(config, contents, folder, progress)

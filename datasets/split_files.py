@@ -90,6 +90,7 @@ def _write_split(
             )
 
     largest_bytes = split.largest_bytes
+    # The size of a page is in the header, and few sources know their largest image.
     while True:
         stored = _Stored()
         left_out.clear()

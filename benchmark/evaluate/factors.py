@@ -80,6 +80,7 @@ class FactorProbes(Evaluation):
 
     def _split(self, subject: Subject, split: str) -> tuple[Tensor, dict[str, _Target]]:
         """Return the features of a split in double precision, and what is to be predicted of each factor."""
+        # The smallest eigenvalues of features are lost in single precision.
         x_ND = subject.features(split, self.interpolation).x_ND.cpu().double()
         factors = read_factors(subject.compute.data_dir, subject.task.dataset, split)
         return x_ND, {factor: _Target.of(factor, values) for factor, values in factors.items()}

@@ -98,6 +98,7 @@ class FineTuning(Evaluation):
             return FineTuned(subject.encoder, num_classes, self, pairs[number], subject.seed, device)
 
         found: dict[str, list[tuple[float, float]]] = {split: [] for split in splits}
+        # An attempt that was killed has tried some pairs.
         found |= state.data.get("found", {})
         with images.augmented(self, subject.seed) as epochs:
             for number in range(state.data.get("tried", 0), len(pairs)):

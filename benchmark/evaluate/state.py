@@ -33,6 +33,7 @@ class State:
         `key` is the fingerprint of all that decides its outcome, see `fingerprint`.
         """
         self._attempt, self._protocol, self._key = attempt, protocol, key
+        # An evaluation of seconds is not worth a file.
         self._written_s = time.monotonic()
         self._number = 0
         self.data: dict[str, Any] = {}

@@ -46,6 +46,7 @@ class Interruption:
         try:
             yield
         finally:
+            # A notebook or a test has handlers of its own.
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 

@@ -55,6 +55,7 @@ class PublishedNumber:
         """Tell whether it is about a cell, given as plain data."""
         for setting in self.cell.split():
             name, _, value = setting.partition("=")
+            # As an override is read: 2 is a number and null is nothing.
             if _setting(cell, name) != yaml.safe_load(value):
                 return False
         return True
@@ -65,6 +66,7 @@ def _setting(cell: Mapping[str, Any], name: str) -> Any:
     value: Any = cell
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
+    # A line names a method, whatever its hyperparameters are.
     if isinstance(value, Mapping) and "name" in value:
         return value["name"]
     return value

@@ -122,6 +122,7 @@ class Cluster:
     def at(self, stage: str) -> Cluster:
         """Return what the job that begins with a stage gets."""
         if self.stages is None:
+            # Evaluations run in one process.
             return self if stage == "pretrain" else replace(self, nodes=1, gpus=min(self.gpus, 1))
         settings = {**plain(self), "stages": None, **self.stages[stage]}
         return from_plain(Cluster, settings, f"cluster.stages.{stage}.")

@@ -59,6 +59,7 @@ class Journal:
     def restart_meters(self) -> None:
         """Count memory and energy from now on: what was spent until now is not training's."""
         if self._device.type == "cuda":
+            # Blocks that evaluations left would count as reserved by training.
             torch.cuda.empty_cache()
         self._memory = PeakMemory(self._device)
         self._joules = self._energy.read_joules()

@@ -79,6 +79,7 @@ def write_metrics(attempt: Attempt, progress: Progress) -> NamedFile | None:
     Returns:
         Name and SHA-256 of the file; None without a finished epoch, when there is no file.
     """
+    # A training that diverged in its first epoch has no numbers.
     if not progress.history:
         return None
     lines = [json.dumps(_six_digits(row)) + "\n" for row in progress.history]

@@ -87,6 +87,7 @@ class WeightsAndBiases(_Service):
             config=cell.plain(),
             dir=str(directory),
             resume="allow",
+            # It would take over what the process prints.
             settings=wandb.Settings(console="off"),
         )
 

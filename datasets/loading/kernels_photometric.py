@@ -27,6 +27,7 @@ def _luma(planes: Array, out: Array) -> None:
 @compiled
 def _mean(plane: Array, size: int) -> Scalar:
     """Average `size` x `size` numbers, by columns first."""
+    # Sums side by side become vector instructions.
     columns = np.zeros(size, np.float32)
     for y in range(size):
         row = plane[y * size : (y + 1) * size]
@@ -108,6 +109,7 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
         plane = planes[c].reshape(size, size)
         for y in range(size):
             row, out = plane[y], half[y]
+            # Mirrored once, so that the loops below need no condition.
             padded[reach : reach + size] = row
             for k in range(1, reach + 1):
                 padded[reach - k] = row[mirror - abs(mirror - k)]

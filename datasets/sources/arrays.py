@@ -92,6 +92,7 @@ class Arrays(Source):
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read all files; see `Source.open`."""
         where = folder / self.inside if folder else self._downloaded(downloads)
+        # All faults are collected, so that one try finds them.
         files = ArrayFiles(where)
         class_names = self.read(files)
         counts = {part: len(labels) for part, (_, labels) in files.parts.items()}

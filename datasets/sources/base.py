@@ -110,6 +110,7 @@ class Source(ABC):
             what, remedy = f"{where} is not the complete {self.about.title}", f"get it from {self.about.address}"
         else:
             what, remedy = f"{where} cannot be used", f"mend it, or give another folder, with {self.layout}"
+        # A part is welcome as long as it does not pass for the whole.
         if miscounted:
             remedy += f", or say that it is a part or a set of your own: {self.partial}"
         refuse_if([*wrong, *miscounted], what, remedy)

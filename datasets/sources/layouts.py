@@ -64,6 +64,7 @@ def parts_of(source_dir: Path, wrong: Faults) -> dict[str, Files]:
 def _images(folder: Path) -> list[Path]:
     """List the image files of a folder, sorted by name."""
     with os.scandir(folder) as entries:
+        # The order decides which images are for tuning, and a disk has none.
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     return [folder / name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
 

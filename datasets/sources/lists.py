@@ -16,6 +16,7 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
 
     The refusal names the setting that gives it.
     """
+    # The list beside the images counts more than ours.
     for path in (folder / name, Path(name), Path(__file__).parent / name):
         if path.is_file():
             return path

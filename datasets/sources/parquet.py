@@ -108,6 +108,7 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
         folders.add(path.parent if by_name else path.parent.parent)
         files.setdefault(split, []).append(path)
     wrong.add(unknown, "files belong to no split by their names")
+    # Two copies of a data set must not become one.
     if len(folders) > 1:
         names = few(sorted(str(path.relative_to(source_dir)) for path in folders))
         wrong.append(f"it holds several data sets, of which one is to be given: {names}")

@@ -188,6 +188,7 @@ class _Scenes:
             scenes = np.flatnonzero(garments == label)
             self.rows[scenes] = rows[: len(scenes)]
         self.hue = drawn[:, 0]
+        # Not too near the border, where a garment would be cut off.
         self.x = 0.2 + 0.6 * drawn[:, 1]
         self.y = 0.2 + 0.6 * drawn[:, 2]
         self.scale = 0.6 + 0.4 * drawn[:, 3]

@@ -84,6 +84,7 @@ def from_plain(cls: type[T], data: object, prefix: str = "") -> T:
     """
     if not isinstance(data, Mapping):
         raise RegbenchError(f"{prefix.rstrip('.') or 'a cell'} must be a group of settings, not {shown(data)}")
+    # pydantic would take them from JSON.
     _refuse_long(data, prefix)
     text = json.dumps(data, default=repr)
     try:

@@ -60,6 +60,7 @@ def shown(value: object) -> str:
         return f"[{','.join(map(shown, value))}]"
     if value is None:
         return "null"
+    # YAML writes them small.
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) or "''"
@@ -95,6 +96,7 @@ def unknown(what: str, name: str, known: Collection[str]) -> str:
     if near:
         names = ", ".join(by_letters[each] for each in near)
         return f"unknown {what} {name!r}; did you mean {names}?"
+    # The names of all settings would fill a screen.
     groups = [each for each in known if "." not in each]
     return f"unknown {what} {name!r}; known: {', '.join(groups or known)}"
 

@@ -107,6 +107,7 @@ class OptimizerConfig(ABC):
 
     def learning_rate(self, batch_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
         """Return the rate of the step that comes after `step` steps, with a batch over all ranks."""
+        # The published rates are for 256 images.
         scales = {"linear": batch_size / 256, "sqrt": math.sqrt(batch_size / 256), "none": 1.0}
         peak = self.base_lr * scales[self.lr_scaling]
         warmup, total = self.warmup(steps_per_epoch), epochs * steps_per_epoch

@@ -72,6 +72,7 @@ def audit(
     from regbench.instruments.audit.finding import plain, table
 
     if source is not None:
+        # First, so that it counts more than an installed copy.
         sys.path.insert(0, str(source.resolve()))
     losses, options = find_losses(targets, claims, call, gathers, views)
     options += f" --source {source}" if source is not None else ""

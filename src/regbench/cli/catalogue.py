@@ -103,6 +103,7 @@ def _show_space(method: Regularizer) -> None:
         click.echo(f"    {'not stated' if method.space is None else 'no hyperparameter of the method'}")
     for key, values in space.items():
         click.echo(f"    method.{key}: {values}")
+    # The learning rate is searched for every method alike.
     for name in OPTIMIZERS.names():
         for key, values in (OPTIMIZERS.of(name).space or {}).items():
             click.echo(f"    optimizer.{key} of {name}: {values}")

@@ -50,6 +50,7 @@ def prepare(
     if dataset == "voc07":
         if skip_unreadable:
             raise RegbenchError("voc07 is whole or refused; leave out --skip-unreadable")
+        # Without a source it only looks at what is there.
         _prepare_voc07(None if verify else source_dir, force, overrides)
         return
     config, runtime = load_dataset([f"dataset={dataset}", *overrides])

@@ -74,6 +74,7 @@ def cost(
     if memory_limit is not None:
         asked["memory_limit_bytes"] = int(memory_limit * 2**30)
     grid = losses.Grid(methods=tuple(methods), budget_s=budget, **asked)
+    # Now, or minutes of measuring could be lost for want of it.
     make_folder(out)
     click.echo(f"{in_words(grid.machine)}\n")
     rows = losses.measure(grid)

@@ -43,6 +43,7 @@ def report(ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: b
     With --check, prints one line for each record, configuration, evaluation or choice that does not fit, and exits
     with 1 if there is any.
     """
+    # The sweep that the README has a newcomer run.
     names = names or ["quickstart"]
     if check:
         from regbench.reports.find.check import check_records

@@ -68,6 +68,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
 
     read = read_bundle(bundle)
     misfits = claim_misfits(read)
+    # What does not fit itself need not be computed again.
     for record in [] if misfits else drawn_cells(read, recompute):
         saved = record.checkpoint
         with tempfile.TemporaryDirectory() as temporary:

@@ -39,6 +39,7 @@ def watch(name: str, runs_dir: Path, once: bool) -> None:
     from regbench.sweeps.status import FINISHED
 
     folder = sweep_folder(runs_dir, name)
+    # A log has no width, and tables would be cut to 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 160)
     reported: set[str] = set()
     written_s, page = -_REPORT_S, None
