@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from regbench.reports.rows.deviations import Stat, stat
 from regbench.reports.rows.significance import holm
-from regbench.reports.rows.summary import DASH, Configuration, Summary
+from regbench.reports.rows.summary import DASH, Configuration, Summary, of_same_seeds
 
 MIN_CONFIGURATIONS = 4
 """With fewer a rank correlation says nothing."""
@@ -130,11 +130,29 @@ def indications(summary: Summary) -> list[Indication]:
     Configurations without a score, such as diverged ones, take no part.
     """
     name, split = accuracy_of(summary)
-    groups = summary.scored(name, split)
+    groups = _scored(summary, name, split)
     found = [_indication(measure, _measured(measure, groups)) for measure in MEASURES]
     if not any(one.within or one.between for one in found):
         return []
     return [one for one in found if one.within or one.between or one.lost]
+
+
+def _scored(summary: Summary, name: str, split: str) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
+    """Group the trained configurations that have a score by their places, each with its mean.
+
+    Means are over the seeds that all of a group have, as are the configurations: the chosen ones may have more.
+    """
+    groups: dict[tuple[str, ...], list[Configuration]] = {}
+    for configuration in summary.configurations:
+        if not configuration.is_reference and configuration.score(name, split) is not None:
+            groups.setdefault(configuration.place(summary.varying), []).append(configuration)
+    found: dict[tuple[str, ...], list[tuple[Configuration, float]]] = {}
+    for place, group in groups.items():
+        for each in of_same_seeds(group):
+            score = each.score(name, split)
+            if score is not None:
+                found.setdefault(place, []).append((each, score.mean))
+    return found
 
 
 def _measured(

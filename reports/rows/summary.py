@@ -148,8 +148,7 @@ class Row(Configuration):
     """The configuration that stands for a method in one setting.
 
     Attributes:
-        settings: The settings that vary in the task, by their name in a table's head; "–" where they do not
-            apply.
+        settings: The settings that vary in the task, by their name in a table's head; "–" where they do not apply.
         tried: Number of configurations that it was chosen from.
         missing: Number of seeds that are planned and not finished.
     """
@@ -286,21 +285,6 @@ class Summary:
             scores: list[dict[int, float]] = [{} if row is labels else row.by_unit(name) for row in self.rows]
             self._tukey[name] = Tukey(scores)
         return self._tukey[name]
-
-    def scored(self, name: str, split: str) -> dict[tuple[str, ...], list[tuple[Configuration, float]]]:
-        """Group the trained configurations that have a score by their places, each with its mean.
-
-        Means are over the seeds that all of a group have, as are the configurations: the chosen ones may have more.
-        """
-        groups: dict[tuple[str, ...], list[Configuration]] = {}
-        for configuration in self.configurations:
-            if not configuration.is_reference and configuration.score(name, split) is not None:
-                groups.setdefault(configuration.place(self.varying), []).append(configuration)
-        found = {}
-        for place, group in groups.items():
-            scores = [(each, each.score(name, split)) for each in of_same_seeds(group)]
-            found[place] = [(each, score.mean) for each, score in scores if score is not None]
-        return found
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if they were given."""
