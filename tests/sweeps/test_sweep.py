@@ -535,7 +535,7 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     names = [f"VICReg seed {seed} ({directory.name})" for seed, directory in enumerate(directories)]
     begun, waits, *ends = [record.getMessage() for record in caplog.records]
     assert begun == "sweep own: 4 cells, 1 done, 3 to run, 2 at a time with 1 thread each"
-    assert waits == f"{names[1]}: process {os.getpid()} on {HERE['hostname']} is at work on it; waiting for it"
+    assert waits == f"{names[1]}: process {HERE['pid']} on {HERE['hostname']} is at work on it; waiting for it"
     assert ends == [
         f"[1/3] {names[1]}: kNN 5 %",
         f"[2/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
