@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from regbench.reports.find.runs import Missing, MissingRow
-from regbench.reports.rows.summary import DASH, SETTING_NAMES, Row, Summary, setting_name
+from regbench.reports.rows.summary import DASH, Row, Summary, setting_name
+
+# The settings of a row that the plan of a sweep states.
+_PLANNED = ("embedding_dim", "batch_size", "epochs")
 
 
 def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> None:
@@ -55,4 +58,4 @@ def _task_plan(summary: Summary) -> dict[str, Any]:
 
 
 def _row_plan(row: Row) -> dict[str, Any]:
-    return {} if row.is_reference else {key: row.first.cell[key] for key in SETTING_NAMES}
+    return {} if row.is_reference else {key: row.first.cell[key] for key in _PLANNED}
