@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading import draws
+from regbench.datasets.loading.splits import open_split
 from regbench.datasets.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
@@ -40,7 +41,10 @@ def has_factors(manifest: Manifest) -> bool:
 
 
 def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
-    """Read the factors of a split, by name, (N,) each: integers for choices, float64 for quantities."""
+    """Read the factors of the images of a split that are used, by name, (N,) each.
+
+    They are integers for choices and float64 for quantities.
+    """
     entry = Manifest.load(data_dir, dataset).splits[split]
     if "factors" not in entry:
         raise RegbenchError(
@@ -57,7 +61,11 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     bits = draws.shared_bits(split, np.arange(len(lines)), dataset.shared_bits)
     for number, column in enumerate(bits.T):
         found[f"bit_{number}"] = column
-    return found
+    if split != "train":
+        return found
+    # Of the training images a part may be used alone.
+    _, rows = open_split(dataset, split, data_dir, None)
+    return {name: values[rows] for name, values in found.items()}
 
 
 def _column(values: Sequence[str]) -> npt.NDArray[np.generic]:
