@@ -143,4 +143,7 @@ def _prepare(grid: Sweep, *, oversized: bool) -> None:
         refuse_oversized(grid)
     if grid.scheduler != "slurm":  # a job's Python may have sinks that this one lacks
         require_sinks(grid.runtime.sinks)
-    prepare_all((dataset for cell in grid.cells for dataset in cell.datasets), Path(grid.runtime.data_dir))
+    datasets = []
+    for cell in grid.cells:
+        datasets += cell.datasets
+    prepare_all(datasets, Path(grid.runtime.data_dir))

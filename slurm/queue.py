@@ -94,7 +94,7 @@ def submissions(folder: Path) -> list[Submission]:
 
 def was_submitted(folder: Path) -> bool:
     """Tell whether a sweep ever went to Slurm, or may have."""
-    return any(path.suffix in (".json", ".intent") for path in (folder / "jobs").glob("*.*"))
+    return bool({path.suffix for path in (folder / "jobs").glob("*.*")} & {".json", ".intent"})
 
 
 def note_submitted(intent: Path, array: str) -> None:
@@ -121,7 +121,7 @@ def recover_interrupted(folder: Path) -> None:
         found = call("squeue", "--noheader", "--array", "--format=%i", f"--name={entry['name']}").split()
         # submitit writes this file when Slurm has taken the job; a job without it does not know what to do.
         ready = all((folder / "jobs" / "logs" / f"{name}_submitted.pkl").exists() for name in found)
-        for array in {_array_of(name) for name in found}:
+        for array in set(map(_array_of, found)):
             if ready:
                 log.info("%s: found job %s, whose submission was interrupted", folder, array)
                 note_submitted(intent, array)
@@ -134,7 +134,9 @@ def recover_interrupted(folder: Path) -> None:
 def jobs_of(folder: Path) -> dict[str, Job]:
     """Map the submitted cells of a sweep to their jobs; rather to one in the queue than to one that is gone."""
     found = submissions(folder)
-    arrays = {_array_of(name) for entry in found for name in entry["cells"]}
+    arrays = set()
+    for entry in found:
+        arrays |= set(map(_array_of, entry["cells"]))
     states = _states(sorted(arrays))
     jobs: dict[str, Job] = {}
     for entry in found:

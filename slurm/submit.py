@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,8 @@ def _submit_array(
             dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
         executor = _executor(cluster.at(names[0]), folder, dependency, name)
         try:
-            shared = ([value] * len(cells) for value in (runtime, folder.name, names))
-            jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *shared)
+            same = repeat(runtime), repeat(folder.name), repeat(names)
+            jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
         except (FailedJobError, FailedSubmissionError) as error:
             raise RegbenchError(f"Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         before = jobs[0].job_id.partition("_")[0]

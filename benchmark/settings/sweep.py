@@ -90,7 +90,8 @@ class SweepSettings:
         trials: Budget of a tuning that searches; null: a grid.
         trials_per_hyperparameter: The same for each hyperparameter that a method has to search, in place of `trials`.
         repeats: How often a tuning is done, with other seeds.
-        equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the network.
+        equal: Quantity that cells of the same `epochs` share: "images", or "passes" through the
+            network: then a cell of V views gets 2/V as many epochs.
         deviations: Differences from a published recipe, a line each.
     """
 
@@ -126,19 +127,8 @@ class SweepFile(SweepSettings):
 
 
 def load_sweep(name: str, overrides: Sequence[str] = ()) -> Sweep:
-    """Return the sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`.
-
-    A sweep's file has a `description`, overrides `common` to all cells, and `cells`, a line of overrides each. They are
-    in Hydra's grammar: `seed=0,1,2` in any of these places multiplies the cells. A line of `epochs=0` stays untrained,
-    whatever epochs the overrides ask for.
-
-    The file may have `final_seeds` and `repeats` for a tuning, `trials` for one that searches, and `deviations` of a
-    published recipe. With `equal: passes`, `epochs` are those of two views: a cell of V views gets 2/V as many, which
-    must be a whole number.
-
-    Raises:
-        RegbenchError: If there is no such sweep, or the file or an override is refused.
-    """
+    """Return the sweep `name` (a preset, or the path of a YAML file) with each cell changed by `overrides`."""
+    # `seed=0,1,2`, in the file or here, multiplies the cells.
     file = read_rows(name, overrides)
     return load_rows(file, file.rows)
 
