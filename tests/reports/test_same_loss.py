@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from regbench import methods
+from regbench.reports.page.template import table_for_page
 from regbench.reports.rows.same_loss import common_terms
 from regbench.reports.tables.details import accuracy_table, significance_table
 from regbench.reports.tables.leaderboard import leaderboard
+from regbench.reports.tables.table import to_latex
 from regbench.settings import plain
 from tests.reports.conftest import GIVEN, settings
 from tests.reports.reading import Make, task, texts
@@ -95,6 +97,10 @@ def test_one_loss_under_two_names_is_marked_and_says_what_luck_does(runs: Path, 
         "VICReg",
     ]
     assert note in accuracy_table(summary).notes and note in significance_table(summary).notes
+    assert r"SFRIK (L=1) $\equiv$ & " in to_latex(leaderboard(summary))
+    shown = table_for_page(leaderboard(summary), places={("SFRIK (L=1)",): 7})["rows"]
+    assert isinstance(shown, list)
+    assert shown[0]["place"] == 7, "the page finds a row by its name without the sign"
 
 
 def test_what_was_searched_separately_is_one_loss_up_to_weights(runs: Path, record: Make) -> None:
