@@ -160,6 +160,7 @@ class EnergyMeter:
         self._counters: list[tuple[str, Callable[[], float]]] = []
         self._used_joules: dict[str, float] = {}
         if device.type == "cuda":
+            # Not every GPU counts its energy, and not every driver tells it.
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

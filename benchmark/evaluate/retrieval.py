@@ -59,6 +59,7 @@ def ranks(views_NVD: Tensor, block: int = 1024) -> Tensor:
     found = []
     for start in range(0, len(first_ND), block):
         similarity_BN = first_ND[start : start + block] @ second_ND.T
+        # Row i of the block is image start + i, whose own view is in that column.
         own_B1 = similarity_BN[:, start:].diagonal()[:, None]
         found.append((similarity_BN >= own_B1).sum(dim=1) - 1)
     return torch.cat(found)

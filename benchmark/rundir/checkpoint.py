@@ -80,6 +80,7 @@ def read_tensors(file: TensorFile, map_location: Any = "cpu") -> tuple[dict[str,
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
             if not sha256.startswith(file.digest):
                 raise Damaged("its content is not what the SHA-256 in its name was taken of")
+            # The same open file, as another one may get its name in between.
             opened.seek(0)
             state: dict[str, Any] = torch.load(opened, map_location=map_location, weights_only=True)
     except FileNotFoundError:

@@ -36,6 +36,7 @@ class Choices:
 
     def note(self, what: str, entry: dict[str, Any]) -> None:
         """Write down one choice."""
+        # An attempt that took the choices over needs a file of its own, which opens the test split.
         if self._entries.get(what) != entry or not self.path.exists():
             self._entries[what] = entry
             self.attempt.write("choice.json", signed(self._entries).encode())

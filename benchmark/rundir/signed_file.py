@@ -59,6 +59,7 @@ class SignedFile:
             found = cast("Self", _adapter(cast("Any", cls)).validate_json(content, strict=True))
         except ValidationError as error:
             raise ValueError(reason(error)) from error
+        # The digest is that of all other fields.
         plain.pop("sha256", None)
         if digest(plain) != found.sha256:
             raise ValueError("its content is not what its sha256 was taken of; it was changed or damaged")

@@ -109,6 +109,7 @@ def _read_evaluation(data: Any) -> EvaluationConfig:
     common = from_plain(EvaluationOptions, options, "evaluation.")
     made = {}
     for name in common.used:
+        # Without any setting of its own it has its defaults.
         own = data.get(name, {})
         if not isinstance(own, Mapping):
             raise RegbenchError(f"evaluation.{name} must be a group of settings, not {shown(own)}")

@@ -28,6 +28,7 @@ class CheckpointWriter:
         """Write with the right of an attempt; on ranks without one nothing is written."""
         self.saved: Saved | None = None
         self._attempt = attempt
+        # One at a time: two would hold the weights in memory twice.
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[Saved] | None = None
         self._last_s = time.monotonic()

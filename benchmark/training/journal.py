@@ -123,6 +123,7 @@ class Journal:
             "step_ms": statistics.median(sum(laps_ms[1:]) for laps_ms in progress.laps_ms),
         }
         for name, laps_ms in zip(_LAPS, zip(*progress.laps_ms, strict=True), strict=True):
+            # Single steps wait for a checkpoint or for other processes.
             row[f"{name}_ms"] = statistics.median(laps_ms)
         row["terms"] = terms
         progress.history.append(row)

@@ -120,6 +120,7 @@ SINKS: dict[str, Callable[[Cell, Path, int], Sink]] = {
 def require_sinks(names: Sequence[str]) -> None:
     """Refuse sinks whose packages are not installed."""
     for name in names:
+        # Asked without importing them, which takes seconds.
         if importlib.util.find_spec(name) is None:
             raise RegbenchError(f"runtime.sinks: {name} is not installed here; pip install 'regbench[{name}]'")
 

@@ -146,6 +146,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Equal data have equal text, whoever wrote them.
 _compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -181,6 +182,7 @@ def cell_id(cell: Mapping[str, Any]) -> str:
 
 def signed(data: Mapping[str, Any]) -> str:
     """Write plain data as JSON with the digest of its content, by which a reader can tell that nobody changed it."""
+    # As a reader gets them: tuples have become lists.
     plain = json.loads(json.dumps(data))
     return json.dumps({**plain, "sha256": digest(plain)}, indent=1, sort_keys=True)
 

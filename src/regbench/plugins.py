@@ -88,6 +88,7 @@ class Registry(Generic[P]):
                     raise RegbenchError(
                         f"{self.kind} name {new!r} of {cls.__module__} is taken by {other}; choose another"
                     )
+            # What was read before may mean something else now.
             settings.validated_json.cache_clear()
             self._classes[name] = cls
             for new, values in {name: {}, **presets}.items():
@@ -117,6 +118,7 @@ class Registry(Generic[P]):
 
     def _load(self, entry_point: EntryPoint) -> None:
         """Load what another wheel has, or warn and leave it out: it must not break the commands that do without."""
+        # What a module registered before it failed is taken back.
         before = {*self._classes}
         try:
             entry_point.load()

@@ -135,6 +135,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 def plain(value: Any) -> Any:
     """Turn settings into the plain data that JSON and YAML have; `from_plain` reads it back."""
     kind: Any = type(value)
+    # Nearly all values are these.
     if kind in _SCALARS:
         return value
     if isinstance(value, list | tuple):

@@ -90,6 +90,7 @@ def quoted(text: str) -> str:
 def unknown(what: str, name: str, known: Collection[str]) -> str:
     """Word the refusal of a name: with the nearest known names, or else with all (of settings, the groups)."""
     by_letters = {_letters(each): each for each in known}
+    # The same letters in another spelling leave no doubt.
     near = [_letters(name)]
     if near[0] not in by_letters:
         near = difflib.get_close_matches(near[0], by_letters, n=3, cutoff=0.5)

@@ -72,6 +72,7 @@ def _as_written(text: str | None) -> str | None:
 
 
 def _fail(ctx: click.Context, error: BaseException, line: str, code: int) -> None:
+    # A user is told in a line, and a developer sees where.
     if ctx.params["debug"]:
         raise error
     click.echo(f"regbench: {printable(' '.join(line.split()))}", err=True)

@@ -71,6 +71,7 @@ def verify(ctx: click.Context, bundle: Path, runtime: Sequence[str], recompute: 
     # What does not fit itself need not be computed again.
     for record in [] if misfits else drawn_cells(read, recompute):
         saved = record.checkpoint
+        # Weights of others are never kept.
         with tempfile.TemporaryDirectory() as temporary:
             weights = saved is not None and saved.sha256 in read.weights
             if weights:

@@ -42,6 +42,7 @@ def watch(name: str, runs_dir: Path, once: bool) -> None:
     # A log has no width, and tables would be cut to 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 160)
     reported: set[str] = set()
+    # The first report does not wait.
     written_s, page = -_REPORT_S, None
     with contextlib.ExitStack() as stack:
         live = None
