@@ -133,6 +133,7 @@ def predict(
         accounts.file("DDP buckets", buckets)
         for p in parameters:
             p.register_post_accumulate_grad_hook(lambda p: accounts.file("gradients", [p.grad]))
+        # The first step makes the optimizer's state.
         for _ in range(2):
             for p, gradient in zip(parameters, ddp_gradients, strict=False):
                 p.grad = gradient
@@ -140,6 +141,7 @@ def predict(
             step(*views)
             for state in optimizer.state.values():
                 accounts.file("optimizer state", _tensors(state))
+        # The all-reduce of the gradients, which DDP would do in backward.
         weights_bytes = sum(p.nbytes for p in parameters)
         accounts.all_reduce(weights_bytes if group is not None else 0)
         checkpoint_bytes = sum(tensor.nbytes for tensor in (*network.state_dict().values(), *of_teacher))
@@ -176,6 +178,7 @@ def largest(cell: Cell, limit_bytes: int, what: str, *, world_size: int = 1, **s
         raise RegbenchError(f"cannot seek the largest {what!r}; choose batch_size or embedding_dim")
     size = 2 * world_size if what == "batch_size" else 2
     best = None
+    # Powers of two are what anyone would set, and each step of a finer search costs a prediction.
     while True:
         sized: Cell = replace(cell, **{what: size})  # type: ignore[arg-type]  # both are integers
         if predict(sized, world_size=world_size, **switches).peak_bytes > limit_bytes:

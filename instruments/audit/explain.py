@@ -92,6 +92,7 @@ def explain(target: Target, method: Regularizer) -> Finding | None:
         text = f"equals the textbook up to {difference:.1g} of the value, as another ε or single precision within does"
         return Finding("small constant", "note", difference, text)
     close: Finding | None = None
+    # One that fits exactly is better than an earlier one that fits nearly.
     for hypothesis in (claimed, *others):
         loose = _fit_of(hypothesis, samples, method, max(exact, _CLOSE))
         if loose is None:
@@ -188,6 +189,7 @@ def _fit(columns: Mapping[str, Tensor], values: Tensor, sizes: Sequence[Size], t
     # The rest counts by how much the values differ among draws, or by their size where that is small.
     spread = (values - values.mean(dim=1, keepdim=True)).abs().amax(dim=1)
     scale = torch.maximum(values.abs(), total.abs()).amax(dim=1).mul(1e-3).maximum(spread).clamp_min(1e-12)
+    # Fewer unknowns first: with more of them, more fits by chance.
     for kind, factored, constant in tries:
         varying = {}
         for name, column in factored.items():

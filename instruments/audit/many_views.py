@@ -159,6 +159,7 @@ def _weights(target: Target, method: Regularizer, layout: Layout) -> list[_Term]
     fits = []
     for y in (_centred(found), _centred(wanted)):
         weights, rest = least_squares(basis, y)
+        # A sum that fits worse than what counts as another weight tells nothing of weights.
         if not rest <= tolerance / 10 * y.abs().max():
             return None
         fits.append(weights.tolist())

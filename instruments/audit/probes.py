@@ -62,11 +62,13 @@ def gradient(target: Target, layout: Layout = (2, 2)) -> list[Finding]:
 
 def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     count, global_views = layout
+    # In single precision, differences over a smaller step would be rounding.
     step, tolerance = (1e-2, 0.02) if target.single else (1e-4, 1e-5)
     loss, views = partial(target.value, global_views=global_views), target.draw(count)
     found = slopes(loss, views, step)
     scale = max(abs(slope.wanted) for slope in found) or 1.0
     errors = [abs(slope.found - slope.wanted) / scale for slope in found]
+    # Along no direction may it be off, since a wrong addend can hide along one.
     if all(error <= tolerance for error in errors):  # not so for NaN
         return []
     stopped = [view for view, gradient_NQ in enumerate(evaluate(loss, views)[1]) if not gradient_NQ.any()]
@@ -132,6 +134,7 @@ def symmetry(target: Target) -> list[Finding]:
     for name, severity, what, other in tries:
         found = mean_value(target.value, other)
         size = abs(found[0] - wanted[0]) / floor
+        # Sums in another order round otherwise, and random losses draw otherwise.
         if not size <= (1e-3 if target.single else 1e-8) + chance(found, wanted) / floor:  # NaN is found too
             findings.append(Finding(name, severity, size, f"the value changes by {size:.2g} when {what}"))
     return findings
@@ -175,6 +178,8 @@ def precision(target: Target) -> list[Finding]:
     rounded = [z.float() for z in half]
     findings: list[Finding] = []
     random = _is_random(target)  # then other precisions draw other numbers
+    # float32 has seven digits, so three are lost by cancellation or overflow only. bfloat16 has two,
+    # so that a good loss keeps 95 %, too. Autocast is told apart, since it casts products only.
     tries: tuple[tuple[str, Views, Views, float, str, Severity], ...] = (
         ("float32", single, [z.double() for z in single], 1e-3, "loses precision", "defect"),
         ("bfloat16", half, rounded, 0.05, "coarse in bfloat16", "note"),
@@ -209,6 +214,7 @@ def _is_random(target: Target) -> bool:
 def memory(target: Target) -> list[Finding]:
     """Count what the graph keeps for backward, and how it grows when n and q are doubled."""
     kept = {}
+    # Above a few kilobytes of constants, and small enough for losses that keep n³ numbers.
     for n, q in itertools.product((32, 64), (24, 48)):
         try:
             kept[n, q] = _kept_bytes(target, n, q)

@@ -141,6 +141,7 @@ def whole_batch(target: Target, rows: Sequence[int]) -> list[Tensor]:
 
 def directions_of(views: Views) -> list[Tensor]:
     """Draw the direction along which slopes are taken, of the whole batch."""
+    # The same on all ranks, like the batch: each takes its own rows of it.
     generator = torch.Generator().manual_seed(11)
     return [torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z.dtype) for z in views]
 
@@ -278,6 +279,7 @@ class _Split:
         if needed is None:
             return []
         scale = max(*map(abs, needed), self.slope)
+        # Differences are exact to some 1e-6, so that a gradient is never held to less.
         loose = max(self.tolerance, 1e-5) * scale
         found = [answer.gradient for answer in self.answers]
 

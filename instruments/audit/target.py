@@ -27,6 +27,8 @@ from regbench.files import file_sha256
 from regbench.instruments.loss_checks import Views, draw_views, seeded
 from regbench.methods import Regularizer
 
+# More images than dimensions, so that covariances have full rank; few enough for losses that
+# take n³.
 SIZE = (12, 4)
 """n and q of what most probes draw."""
 
@@ -206,6 +208,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def scalar(output: Any) -> Tensor:
     """Take the loss out of what was returned: a tuple's first, the entry `loss` or `total`; the mean of many."""
+    # Some return the loss of each image or view, and leave the mean to the caller.
     if isinstance(output, Tensor):
         return output.reshape(()) if output.numel() == 1 else output.mean()
     if isinstance(output, tuple | list) and output:

@@ -28,6 +28,7 @@ from regbench.methods.views import mean_squared_spread
 Addends = Mapping[str, Tensor]
 Terms = Callable[[Views], Addends]
 """From the views to the addends of a loss."""
+# What a sum in place of a mean does to a setting, and the reverse.
 _SCALES: dict[str, Callable[[int, int], float]] = {
     "n": lambda n, q: n,
     "1/n": lambda n, q: 1 / n,
@@ -101,6 +102,8 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
         name, old = field.name, getattr(method, field.name)
         tried: tuple[float, ...] = (not old,) if isinstance(old, bool) else ()
         if name in real:
+            # Conventions about ½, a deviation given for a variance and the reverse, a temperature for a
+            # scale, a weight for its complement.
             tried = (2 * old, old / 2, 4 * old, old / 4, math.sqrt(old), old**2, 1 / old, 1 - old)
         for new in tried:
             try:
@@ -127,6 +130,7 @@ def _others(method: Regularizer) -> Iterator[tuple[str, Regularizer]]:
             other = methods.build(name, **shared)
         except RegbenchError:
             continue
+        # A method that draws cannot be held against one that does not, draw by draw.
         if methods.registry_name(other) != own and other.random == method.random:
             yield name, other
 

@@ -64,6 +64,7 @@ def number(value: float | None) -> str:
     """Write three digits, more only before the point; a dash for None."""
     if not value:
         return "–" if value is None else "0"
+    # More digits than rounds agree in would only look exact.
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 

@@ -48,6 +48,8 @@ class Scenario:
     copies: int = 8
 
 
+# ImageNet shrunk to shorter sides of 256 px, ImageNet as it is, and CIFAR. The qualities of the
+# JPEGs give as many bytes a pixel as ImageNet has.
 SCENARIOS = {
     "256": Scenario(name="256", height=256, width=341, quality=90),
     "500x375": Scenario(name="500x375", height=375, width=500, quality=96),
@@ -115,6 +117,8 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = np.inf
     shape = (3, *frequency.shape)
+    # Photographs fall about as 1/f; a little steeper, and with shapes on top, gives JPEGs of their
+    # size.
     spectrum = (rng.normal(size=shape) + 1j * rng.normal(size=shape)) / frequency**1.3
     planes = np.fft.irfft2(spectrum, (height, width))
     light, u, v = 30 * planes / planes.std(axis=(1, 2), keepdims=True)
@@ -142,6 +146,7 @@ def _write(scenario: Scenario, number: int, folder: Path) -> None:
     else:
         first = folder / f"{number:04}_0.jpg"
         image.save(first, quality=scenario.quality, subsampling="4:2:0")
+    # Links, since copies are there to make an epoch long, not to fill a disk.
     for copy in range(1, scenario.copies):
         first.with_name(f"{number:04}_{copy}{first.suffix}").hardlink_to(first)
 

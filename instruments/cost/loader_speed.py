@@ -78,6 +78,8 @@ class Contestant:
 
         def batches(count: int) -> Iterator[Pair]:
             while count > 0:
+                # The end of an epoch, not its beginning: one that is left early leaves batches in the
+                # making.
                 taken = min(count, len(loader))
                 yield from loader.epoch(next(epochs), first=len(loader) - taken)
                 count -= taken
@@ -145,7 +147,9 @@ def _torchvision(prepared: PreparedImages, batch_size: int, workers: int, device
         batch_size=batch_size,
         sampler=order,
         num_workers=workers,
+        # Workers that start anew would be most of a short turn.
         persistent_workers=True,
+        # Only from pinned memory does a copy to a GPU run beside other work.
         pin_memory=device.type == "cuda",
     )
 
@@ -170,8 +174,10 @@ class _Turn:
         self._batches, self._device = batches, device
         # In multiples of the workers, so that each of these has the same to do.
         self._count = workers
+        # The first call compiles and starts workers; only the second tells how long a turn takes.
         self()
         self()
+        # From half of the time on, a turn tells the rate well enough to set the count once.
         while self._took_s < seconds / 2:
             self._count *= 2
             self()
@@ -186,6 +192,7 @@ class _Turn:
             assert view.shape == second.shape and view.dtype == second.dtype
             images += len(view)
         if self._device.type == "cuda":
+            # The host has the tensors before the device has filled them.
             torch.cuda.synchronize(self._device)
         self._took_s = time.perf_counter() - began_s
         self.delivered = f"{str(view.dtype).removeprefix('torch.')} {'x'.join(map(str, view.shape))}"

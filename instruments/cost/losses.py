@@ -100,6 +100,7 @@ class Grid:
         """What a case may need in all its processes."""
         if self.memory_limit_bytes is not None:
             return self.memory_limit_bytes
+        # Half leaves room for the system and for other work on the machine.
         if self.device == "cuda":
             return torch.cuda.get_device_properties(0).total_memory // 2
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -139,6 +140,7 @@ def measure(grid: Grid) -> list[LossCost]:
     done: dict[LossCost, LossCost] = {}
     with contextlib.ExitStack() as stack:
         pools = {}
+        # A process group has a fixed size, so each number of ranks has processes of its own.
         for ranks in grid.ranks:
             pool = Processes(ranks, join, grid.device, grid.limit_bytes, threads=grid.threads)
             pools[ranks] = stack.enter_context(pool)
@@ -160,6 +162,7 @@ def measure(grid: Grid) -> list[LossCost]:
 def _work(key: tuple[str, int, int, int]) -> tuple[int, int]:
     """Order sizes by the work of a loss over all pairs."""
     _, n, q, ranks = key
+    # Textbooks take more than streams, but sizes have the same order for both.
     return n * q * min(n, q), ranks
 
 

@@ -107,6 +107,7 @@ def _largest(values: Sequence[float], here: torch.device) -> list[float]:
 
 def draw_embeddings(n: int, q: int, views: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Draw embeddings of each view, the same each time: the later views are the first with noise of half its size."""
+    # On the CPU, so that all devices and ranks are given the same numbers.
     generator = torch.Generator().manual_seed(0)
     first_NQ = torch.randn(n, q, generator=generator)
     drawn = [first_NQ]
@@ -166,6 +167,7 @@ def _milliseconds(here: torch.device, run: Run, times: int) -> float:
     if here.type == "cuda":
         torch.cuda.synchronize(here)
     if dist.is_initialized():
+        # A rank that comes early would count its waiting for the others.
         dist.barrier()
     start = clock.mark()
     for _ in range(times):
@@ -236,6 +238,7 @@ def measure_rows(
         warm_ms = _largest([_milliseconds(here, run, 1) for run in calls.values()], here)
         round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
         turns = {}
+        # Fifty calls tell the shortest ones well enough; a clock may give them 0.
         for (key, run), ms in zip(calls.items(), warm_ms, strict=True):
             turns[key] = partial(_milliseconds, here, run, max(1, min(50, int(round_ms / max(ms, 1e-3)))))
         times_ms = {key: _largest(own_ms, here) for key, own_ms in take_turns(turns, repeats).items()}
