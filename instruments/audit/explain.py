@@ -1,6 +1,6 @@
 """The value of a loss against the textbook of what it claims to be, and what explains the difference.
 
-An explanation is a hypothesis (another setting, another method, an embedding normalised or not, …) and a fit: the
+An explanation is a hypothesis (another setting, an embedding normalised or not, …) and a fit: the
 textbook times a factor, plus a constant, or with weights of its own on its addends. Simple explanations are tried
 first, and one counts only if it reproduces every value.
 """

@@ -1,4 +1,4 @@
-"""What a loss may be instead of what it claims: other settings, other statistics, other methods.
+"""What a loss may be instead of what it claims: other settings, other statistics.
 
 Shapes: N = batch (n), Q = embedding dimension (q).
 """
@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regbench import methods
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.finding import Severity
 from regbench.instruments.loss_checks import Views
@@ -80,9 +79,6 @@ def hypotheses(method: Regularizer) -> Iterator[Hypothesis]:
     else:
         unit: Terms = lambda views: _textbook(method, [normalize(z_NQ) for z_NQ in views])  # noqa: E731
         yield Hypothesis(unit, "normalises", f"{ours} on normalised embeddings")
-    for name, other in _others(method):
-        text = f"{other.label}'s textbook (`{name}`), not {method.label}'s"
-        yield Hypothesis(partial(_textbook, other), "another method", text, "defect")
 
 
 def _textbook(method: Regularizer, views: Views) -> Addends:
@@ -115,24 +111,6 @@ def _settings(method: Regularizer) -> Iterator[tuple[str, float, Regularizer]]:
 def _scaled_setting(method: Regularizer, name: str, scale: Callable[[int, int], float], views: Views) -> Addends:
     value = getattr(method, name) * scale(*views[0].shape)
     return _textbook(replace(method, **{name: value}), views)  # type: ignore[type-var]
-
-
-def _others(method: Regularizer) -> Iterator[tuple[str, Regularizer]]:
-    """Build every other method, with the settings that it shares with this one."""
-    own = methods.registry_name(method)
-    for name in methods.names():
-        shared = {}
-        for field in methods.defaults(name):
-            # The weight of the alignment has other units in each method.
-            if field != "alignment_weight" and hasattr(method, field):
-                shared[field] = getattr(method, field)
-        try:
-            other = methods.build(name, **shared)
-        except RegbenchError:
-            continue
-        # A method that draws cannot be held against one that does not, draw by draw.
-        if methods.registry_name(other) != own and other.random == method.random:
-            yield name, other
 
 
 def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:

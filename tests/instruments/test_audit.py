@@ -53,7 +53,7 @@ def crops(loss: Any, batch: Batch) -> Any:
         ("another_temperature", SIMCLR, "value", "another setting", "convention"),
         ("temperature_of_the_batch", SIMCLR, "value", "a setting that depends on the batch", "defect"),
         ("pools_the_views", "rbf", "value", "views pooled", "convention"),
-        ("decoupled", SIMCLR, "value", "another method", "defect"),
+        ("decoupled", SIMCLR, "value", "another value", "defect"),
         ("raw_embeddings", SIMCLR, "value", "does not normalise", "convention"),
         ("variance_not_halved", VICREG, "value", "weight of a term", "convention"),
         ("no_covariance", VICREG, "value", "missing term", "defect"),
