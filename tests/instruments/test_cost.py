@@ -204,7 +204,7 @@ def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first() -> None:
     textbook = replace(EXAMPLE, method="sfrik_l3", n=512, q=64, form="textbook")
     gram = replace(textbook, form="gram")
     assert all(row.median_ms for row in measured([textbook, gram], repeats=1))
-    found = measured([textbook, gram], repeats=10**6, left_s=60.0)
+    found = measured([textbook, gram], repeats=2, left_s=0.0)
     assert all(row.note.startswith("left out: about ") and row.extra_bytes for row in found)
     assert all("over what is left of the budget" in row.note and row.median_ms is None for row in found)
     grid = Grid(methods=("auh",), n=(8,), q=(4,), device="cpu", budget_s=1e-9)
