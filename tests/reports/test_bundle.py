@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from regbench.benchmark.rundir.record import Record
 from regbench.cli import main
 from regbench.errors import RegbenchError
 from regbench.reports.bundle import bundle
 from regbench.reports.bundle.again import differences, drawn_cells
-from regbench.reports.bundle.bundle import read_bundle, unpack_weights
+from regbench.reports.bundle.bundle import Bundle, read_bundle, unpack_weights
 from regbench.reports.bundle.pack import submit
+from tests.records import CELL, made
 from tests.reports.conftest import later, resign, score
 from tests.reports.forging import Json, Parts, tuned_sweep
 
@@ -665,6 +667,40 @@ def test_what_is_computed_again_may_differ_as_seeds_do(honest: Path, tmp_path: P
     least = 3 * math.sqrt(2) * math.sqrt((2 + 0) / 2)
     assert "knn_top1 on test" not in told(least - 0.01) and "linear_top1 on test" in told(0.51)
     assert "0.5 is the tolerance" in told(0.51) and f"{least:.2g} is the tolerance" in told(least + 0.01)
+
+
+def test_how_near_scores_have_to_come_again() -> None:
+    """Of three seeds of one method and two of another; a loss of -200, which has no unit, was measured once."""
+
+    def record(method: str, seed: int, knn: float) -> Record:
+        cell = {**CELL, "method": {"name": method}, "seed": seed}
+        return made(cell, seed=seed, scores=(score("later", 5.0), score("knn_top1", knn)))
+
+    seeds = [record("a", seed, 70.0 + 2 * seed) for seed in range(3)] + [
+        record("b", seed, 60.0 + seed) for seed in (0, 1)
+    ]
+    first = replace(seeds[0], scores=(*seeds[0].scores, score("loss", -200.0, unit="")))
+    later = frozenset({(first.cell_id, "later", "test")})
+    found = Bundle(Path(), "0" * 64, (first, *seeds[1:], record("c", 0, 10.0)), {}, {}, later=later)
+    pooled = 3 * math.sqrt(2) * math.sqrt((2 * 4.0 + 1 * 0.5) / 3)
+    bounds = {  # of knn_top1 and of the loss
+        (True, False): (pooled, 4 * 0.01 * 200),
+        (False, False): (0.5, 0.01 * 200),
+        (True, True): (0.0, 0.0),
+        (False, True): (0.0, 0.0),
+    }
+    for (trained, alike), tolerances in bounds.items():
+        for sign in (-1, 1):
+            for change, told in ((-1e-6, 0), (1e-6, 2)):
+                changes = [sign * max(tolerance + change, 0.0) for tolerance in tolerances]
+                again = [
+                    replace(each, value=each.value + by) for each, by in zip(first.scores[1:], changes, strict=True)
+                ]
+                lines = differences(found, first, again, trained=trained, alike=alike)
+                assert len(lines) == told, lines
+        how = "it was trained again" if trained else "its weights were evaluated again"
+        rules = ["they must be equal" if alike else f"{tolerance:.2g} is the tolerance" for tolerance in tolerances]
+        assert [line.partition(" here, where ")[2] for line in lines] == [f"{how}; {rule}" for rule in rules]
 
 
 def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Path) -> None:
