@@ -33,6 +33,7 @@ class BarlowTwins(Regularizer):
 
     redundancy_weight: float = 0.0051
     scale: float = 0.024
+    # torch's batch normalisation, which the authors' code applies, has this ε.
     epsilon: float = 1e-5
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -46,6 +47,7 @@ class BarlowTwins(Regularizer):
         memory="O(n q) or O(q²)",
         published="λ = 0.0051, s = 0.024 on ImageNet, ResNet-50, q = 8192, batch 2048",
     )
+    # The q² − q squares are weighed against q others, so λ moves as 1/q; the published one is 42/q at q = 8192.
     space: ClassVar[Space] = {"redundancy_weight": Range(1, 1000, times="1/q", balances=True)}
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class BarlowTwins(Regularizer):
         """Streamed in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
         views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
+        # The Gram form needs normalised rows in every panel and keeps them. The other form makes them by chunks.
         if form == "gram":
             y1_NQ, y2_NQ = (rows(slice(None)) for rows, _ in views)
             views = [(y1_NQ.__getitem__, views[0][1]), (y2_NQ.__getitem__, views[1][1])]
@@ -100,9 +103,11 @@ class BarlowTwins(Regularizer):
                 correlation_QQ.addmm_(rows1(part).T, rows2(part))
             shard.sum(correlation_QQ).div_(n)
             diagonal_Q = correlation_QQ.diagonal().clone()
+            # The diagonal, near 1, is left out before the norm: subtracted from it, it would cost the rest its digits.
             correlation_QQ.diagonal().zero_()
             redundancy = torch.linalg.vector_norm(correlation_QQ).double().square()
             correlation_QQ.mul_(2 * weight / n)
+            # The diagonal's slope takes its place, so that one product gives the gradients of both terms.
             correlation_QQ.diagonal().copy_((2 / n) * self.scale * (diagonal_Q - 1))
             for part in chunks(z1_NQ):
                 gradients[0][part].addmm_(rows2(part), correlation_QQ.T)
@@ -122,6 +127,7 @@ class BarlowTwins(Regularizer):
         """What gives some of this rank's rows with mean 0 and variance 1 over all ranks, and the variance's factors."""
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / shard.n
         variance_Q = torch.zeros_like(mean_Q)
+        # A second pass, because E z² − (E z)² would lose digits to a large mean.
         for part in chunks(z_NQ):
             centred_PQ = z_NQ[part] - mean_Q
             variance_Q += torch.linalg.vecdot(centred_PQ, centred_PQ, dim=0)

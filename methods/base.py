@@ -164,6 +164,7 @@ class Regularizer(ABC):
                 if view in gradients_NQ:
                     gradients_NQ[view].add_(gradient_NQ, alpha=share)
                 else:
+                    # The first pair's gradient serves as the buffer, so that no zeros have to be made.
                     gradients_NQ[view] = gradient_NQ.mul_(share)
         return total, [gradients_NQ[view] for view in range(len(views_NQ))]
 
@@ -219,6 +220,7 @@ class Regularizer(ABC):
         if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn_of_local_rows()
         dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
+        # A cast of the inputs would not do: autocast would still round the factors of every matrix product.
         with torch.autocast(views_NQ[0].device.type, enabled=False):
             if engine.form == "textbook":
                 shard = Shard.of(views_NQ[0], engine)
@@ -240,6 +242,7 @@ class Regularizer(ABC):
                 what = z_NQ.dtype if isinstance(z_NQ, Tensor) else type(z_NQ).__name__
                 raise RegbenchError(f"{self.label}: embeddings must be tensors of real numbers, not {what}")
         shapes = {tuple(z_NQ.shape) for z_NQ in views_NQ}
+        # A rank among several may have a single row; `ValueWithGradient` refuses n < 2 once it knows their sum.
         lone = engine.group is None and any(shape[0] < 2 for shape in shapes if shape)
         if len(views_NQ) < 2 or len(shapes) > 1 or views_NQ[0].ndim != 2 or lone:
             raise RegbenchError(
@@ -269,6 +272,7 @@ class Regularizer(ABC):
         return LossModule(self, form=form)
 
     def _eager(self, views_NQ: Sequence[Tensor], engine: Engine, global_views: int, dtype: torch.dtype) -> Loss:
+        # An autograd function returns tensors only, so the addends come back in this dictionary.
         terms: dict[str, Tensor] = {}
         total: Tensor = ValueWithGradient.apply(self, engine, global_views, dtype, terms, *views_NQ)
         return Loss(total, terms)
@@ -278,6 +282,7 @@ class Regularizer(ABC):
         if form != "auto":
             return form
         streamed = [form for form in self.forms if form != "textbook"]
+        # The forms take about 4 n q² and 3 n² q FLOP (`quadratic_energy`, `energy`), so the smaller side decides.
         if len(streamed) == 2:
             return "covariance" if q < n else "gram"
         return streamed[0] if streamed else "textbook"

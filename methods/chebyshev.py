@@ -29,6 +29,7 @@ def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist())
 
 
+# Through the recurrence autograd would keep tensors of every degree; here it keeps s alone.
 class _Chebyshev(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, coefficients: tuple[float, ...]) -> Tensor:

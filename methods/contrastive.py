@@ -84,7 +84,9 @@ class Contrastive(Regularizer):
         total = shard.sum(torch.stack([log_sums_N.double().sum() for log_sums_N in log_sums[: self.anchors]]).sum())
 
         (z1_NQ, inverse1_N), (z2_NQ, inverse2_N) = views
+        # A rank without rows has no chunk, and `cat` wants a tensor: hence the empty one before them.
         dots = [(z1_NQ[part] * z2_NQ[part]).sum(dim=1) for part in chunks(z1_NQ)]
+        # The weights of DCLW depend on all positive pairs, so those of the whole batch are gathered.
         similarity_N = shard.gather(torch.cat([z1_NQ.new_zeros(0), *dots]) * inverse1_N * inverse2_N).requires_grad_()
         with torch.enable_grad():
             alignment = self.alignment(similarity_N)
@@ -113,6 +115,7 @@ class Contrastive(Regularizer):
                 u_PQ = za_NQ[rows] * inverse_a_N[rows, None]
                 logits_PM = (u_PQ @ zb_NQ[columns].T).mul_(inverse_b_N[columns] / self.temperature)
                 if hollow:
+                    # The pairs i = j begin at column 0 of a triangle's panel, and at the row's number in a whole one.
                     logits_PM[:, rows.start - columns.start :].diagonal().fill_(-torch.inf)
                 yield a, b, rows, columns, u_PQ, logits_PM
 
@@ -120,6 +123,7 @@ class Contrastive(Regularizer):
         self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
     ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
         """Panels (a, b, rows of a, logits, (zb, its factors, `more`) of another rank) for this rank's rows of a."""
+        # This rank's rows can be either end of a pair, so both orders count; they are the same if a = b.
         blocks = dict.fromkeys(pair for a, b, _ in self._blocks() for pair in ((a, b), (b, a)))
         for remote in shard.others(*(tensor for view in views for tensor in view), *more):
             for a, b in blocks:
@@ -139,6 +143,7 @@ class Contrastive(Regularizer):
         for a, b, rows, columns, _, logits_PM in self._own(views):
             add(a, rows, logits_PM.logsumexp(dim=1))
             if a == b:
+                # The panel's own square has its pairs in both orders already.
                 later = slice(rows.stop, columns.stop)
                 add(b, later, logits_PM[:, rows.stop - rows.start :].logsumexp(dim=0))
             elif b < self.anchors:
@@ -154,6 +159,7 @@ class Contrastive(Regularizer):
         """Add τ times the gradients of the sum of all ranks' log-sums with respect to this rank's unit embeddings."""
         for a, b, rows, columns, u_PQ, logits_PM in self._own(views):
             weight_PM = (logits_PM - log_sums[a][rows, None]).exp_()
+            # A pair is in the log-sum of each of its ends that is an anchor.
             if b < self.anchors:
                 weight_PM.add_(logits_PM.sub_(log_sums[b][columns]).exp_())
             zb_NQ, inverse_b_N = views[b]
@@ -162,6 +168,7 @@ class Contrastive(Regularizer):
                 gradients[b][rows.stop :].addmm_(weight_PM[:, width:].T, u_PQ)
             else:
                 gradients[b].addmm_(weight_PM.T, u_PQ)
+            # This comes last because it scales the weights in place.
             gradients[a][rows].addmm_(weight_PM.mul_(inverse_b_N[columns]), zb_NQ[columns])
         for a, b, rows, logits_PM, (zb_MQ, inverse_b_M, *remote_log_sums) in self._others(views, shard, *log_sums):
             weight_PM = torch.zeros_like(logits_PM)

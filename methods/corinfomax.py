@@ -55,6 +55,7 @@ class CorInfoMax(Decomposed):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # The published α is 3.9 q, and 7.8 q on CIFAR-100.
     space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="q", balances=True)}
 
     def __post_init__(self) -> None:
@@ -76,4 +77,5 @@ class CorInfoMax(Decomposed):
             - math.log1p(1 / self.epsilon)
             + q * math.log(self.epsilon)
         )
+        # The factor 2 turns the mean over views, which is taken of this, into the publication's sum.
         return {"log-determinant": (-2 * log_det / q).to(u_NQ)}

@@ -123,6 +123,7 @@ class Decomposed(Regularizer):
         q, seen = views_NQ[0].shape[1], self.regularized_views(len(views_NQ), global_views)
         share = 1 / seen
         inverses_N = [inverse_lengths(z_NQ) if self.unit else z_NQ.new_ones(len(z_NQ)) for z_NQ in views_NQ]
+        # This is called once, so that all views of a step see the same draws.
         regularizer = self.regularizer_of_step(views_NQ[0])
         addends, gradients_NQ = [], []
         for view, (z_NQ, inverse_N) in enumerate(zip(views_NQ, inverses_N, strict=True)):
@@ -142,6 +143,7 @@ class Decomposed(Regularizer):
         weight = self.alignment_scale(q) / (shard.n * q)
         alignment = add_alignment(
             views_NQ,
+            # The value None in place of ones spares a product with every embedding.
             inverses_N if self.unit else None,
             gradients_NQ,
             weight,

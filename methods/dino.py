@@ -92,6 +92,7 @@ class Centering(nn.Module):
         """Begin with a center of zeros."""
         super().__init__()
         self._method = method
+        # As a buffer it is part of checkpoints.
         self.register_buffer("center", torch.zeros(method.prototypes))
 
     def forward(self, views_NQ: Sequence[Tensor], done: float, group: dist.ProcessGroup | None) -> list[Tensor]:
@@ -105,6 +106,7 @@ class Centering(nn.Module):
         method = self._method
         first, last = method.first_teacher_temperature, method.teacher_temperature
         risen = min(done / method.warmup, 1.0) if method.warmup else 1.0
+        # `terms` divides by the last temperature. This factor turns that into the temperature of this step.
         scale = last / (first + (last - first) * risen)
         centred = [(view_NQ - self.center) * scale for view_NQ in views_NQ]
         mean_Q = torch.stack([view_NQ.mean(dim=0) for view_NQ in views_NQ]).mean(dim=0)

@@ -144,6 +144,7 @@ class Shard:
 
     def _gathered(self, pending: Sequence[Callable[[], Tensor]]) -> Iterator[tuple[Tensor, ...]]:
         gathered = [finish() for finish in pending]
+        # Two slices share the gathered memory. One tensor of all others would be a copy of nearly the whole batch.
         for rows in (slice(self.rows.stop, self.n), slice(0, self.rows.start)):
             if rows.start < rows.stop:
                 yield tuple(tensor[rows] for tensor in gathered)

@@ -29,13 +29,16 @@ def differentiate(
     Returns:
         The addends, detached, and the gradients with respect to this rank's rows.
     """
+    # Autograd stops at these leaves of the gathered batch, so no gradient travels between ranks.
     whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
+    # This runs in the forward of an autograd function, where torch records no graph by itself.
     with torch.enable_grad():
         terms = terms_of(whole_NQ)
         total = torch.stack(list(terms.values())).sum()
     gradients_NQ: list[Tensor] = []
     for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
-        # Callers write over them, and autograd gives one tensor twice where views are only added up.
+        # Callers write over them. Autograd gives one tensor twice where views are only added up, and of a plain sum a
+        # tensor whose rows share their memory.
         shared = any(gradient_NQ.untyped_storage() is other_NQ.untyped_storage() for other_NQ in gradients_NQ)
         own_NQ = gradient_NQ.clone() if shared else gradient_NQ.contiguous()
         gradients_NQ.append(own_NQ)
@@ -83,6 +86,7 @@ class ValueWithGradient(torch.autograd.Function):
         Raises:
             RegbenchError: If a second derivative is asked for.
         """
+        # Gradients are recorded in a backward only if it is to be differentiated itself (`create_graph=True`).
         if torch.is_grad_enabled():
             raise RegbenchError(
                 f"{ctx.label}: the streamed loss has no second derivative; "

@@ -71,6 +71,7 @@ class INTL(Native):
         trace = sigma_NN.trace().clamp_min(torch.finfo(z_NQ.dtype).tiny)
         root_NN = torch.eye(n, dtype=z_NQ.dtype, device=z_NQ.device)
         for _ in range(self.iterations):
+            # Newton's steps from I converge because no eigenvalue of Σ/tr Σ exceeds 1.
             root_NN = 1.5 * root_NN - 0.5 * (root_NN @ root_NN @ root_NN @ (sigma_NN / trace))
         return root_NN @ (centred_NQ / trace.sqrt())
 

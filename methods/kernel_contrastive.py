@@ -86,6 +86,7 @@ class KernelContrastive(Regularizer):
         """Compute alignment (the positive pairs) and the energies."""
         n = len(z1_NQ)
         units = normalize(z1_NQ), normalize(z2_NQ)
+        # `off_diagonal_energy` divides by n², the paper by the number of pairs i ≠ j.
         energies = [off_diagonal_energy(u_NQ, self._of_products) * n / (n - 1) for u_NQ in units]
         return {
             "alignment": self._attraction(*units).mean(),
@@ -94,6 +95,7 @@ class KernelContrastive(Regularizer):
 
     def _attraction(self, u1_NQ: Tensor, u2_NQ: Tensor) -> Tensor:
         """−2 k of each positive pair, shape (n,)."""
+        # The kernel k of `log` lacks the ½ that K has.
         return (-4 if self.kernel == "log" else -2) * self._of_squares((u1_NQ - u2_NQ).square().sum(dim=1))
 
     def _of_products(self, t: Tensor) -> Tensor:
@@ -108,6 +110,7 @@ class KernelContrastive(Regularizer):
         if self.kernel == "imq":
             return self.scale * (self.scale**2 + squared).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
+        # `where` alone would not do: zero times the infinite slope of what it leaves out would be NaN.
         return -torch.where(squared > tiny, squared.clamp_min(tiny) ** (-self.scale / 2), 0.0)
 
     def _energy_and_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,6 +64,7 @@ class KoLeo(Decomposed):
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
         """Compute −μ times the mean logarithm of the distance to the nearest embedding."""
+        # The choice has no gradient. The distance is taken anew, without the cancellation of a Gram matrix.
         nearest_N = _nearest(u_NQ.detach())
         distance_N = torch.linalg.vector_norm(u_NQ - u_NQ[nearest_N], dim=1)
         return {"uniformity": -self.uniformity_weight * (distance_N + self.epsilon).log().mean()}
@@ -76,6 +77,7 @@ def _nearest(z_NQ: Tensor) -> Tensor:
     z_NQ = z_NQ - z_NQ.mean(dim=0)
     squared_N = z_NQ.square().sum(dim=1)
     for rows in panels(len(z_NQ), len(z_NQ), z_NQ):
+        # The row's own square is left out: it does not change which is nearest.
         squared_distance_PN = squared_N - 2 * (z_NQ[rows] @ z_NQ.T)
         squared_distance_PN[:, rows.start :].diagonal().fill_(torch.inf)
         found.append(squared_distance_PN.argmin(dim=1))

@@ -78,6 +78,7 @@ class MatrixSSL(Regularizer):
             return total_QQ
 
         def cross_entropy(p_QQ: Tensor, q_QQ: Tensor) -> Tensor:
+            # tr(P Q) is the sum of the products of Pᵀ and Q: one matrix product fewer.
             return -(p_QQ.T * log(q_QQ)).sum()
 
         own1_QQ, own2_QQ = shifted(z1_NQ, z1_NQ), shifted(z2_NQ, z2_NQ)

@@ -100,6 +100,7 @@ class _NuclearNorm(torch.autograd.Function):
         rounding = wide.shape[-2] * torch.finfo(torch.float64).eps * eigenvalues[..., -1:]
         singular = eigenvalues.where(eigenvalues > rounding, 0.0).sqrt()
         inverse = torch.where(singular > 0, 1 / singular, 0.0)
+        # (A Aᵀ)^{−½} A is the gradient of ‖A‖_*; directions of a singular value of 0 are left out.
         gradient = (vectors * inverse[..., None, :]) @ (vectors.mT @ wide)
         ctx.save_for_backward((gradient.mT if flip else gradient).to(matrices.dtype))
         total: Tensor = singular.sum().to(matrices.dtype)

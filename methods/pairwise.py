@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regbench.methods.engine import Shard
 
-# Rows shorter than this count as zero: u = 0, and no gradient reaches them.
+# Rows shorter than this, the eps of F.normalize, count as zero: u = 0, and no gradient reaches them.
 SHORTEST = 1e-12
 
 PairFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -71,6 +71,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=64)
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Without `dynamic` the last panel of a batch, which is lower than the others, would be compiled by itself.
     return torch.compile(function, dynamic=True)
 
 
@@ -84,6 +85,7 @@ def _panel_bytes(like: Tensor) -> int:
 def normalize(z_NQ: Tensor) -> Tensor:
     """Scale rows to unit length, shape (n, q). One shorter than `SHORTEST` becomes zero, and no gradient reaches it."""
     long_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) > SHORTEST
+    # By F.normalize alone a row of zeros would get its gradient over the eps, 10¹² times as large.
     return F.normalize(z_NQ.where(long_N1, 0.0), dim=1)
 
 
@@ -116,6 +118,7 @@ def off_diagonal_energy(z_NQ: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor
     """
     n = len(z_NQ)
     pairs_NN = off_diagonal_mask(n, z_NQ)
+    # One mask after φ would not do: its zeros times an infinite slope of φ would be NaN.
     gram_NN = (z_NQ @ z_NQ.T).where(pairs_NN, 0.0)
     return phi(gram_NN).where(pairs_NN, 0.0).sum() / n**2
 
@@ -186,6 +189,7 @@ def energy(
     Returns:
         This rank's addend, a float64 scalar. Time 3 n² q FLOP on one rank, scratch O(panel).
     """
+    # Float32 would round what each panel adds by the size of the whole sum.
     total = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
     n = len(z_NQ)
     others = shard.others(z_NQ, inverse_N)
@@ -194,13 +198,16 @@ def energy(
         u_PQ = z_NQ[rows] * inverse_N[rows, None]
         gram_PM = (u_PQ @ z_NQ[rows.start :].T).mul_(inverse_N[rows.start :])
         if not diagonal:
+            # The slope of φ may be infinite at 1, and φ(0) need not be 0: hence zeros before φ and after it.
             gram_PM.diagonal().zero_()
         value_PM, slope_PM = phi(gram_PM)
         del gram_PM
         if not diagonal:
             value_PM.diagonal().zero_()
             slope_PM.diagonal().zero_()
+        # The square of the panel's own rows holds its pairs in both orders, the rest of the panel in one.
         total += 2 * value_PM.sum() - value_PM[:, :width].sum()
+        # Later rows need the slopes as they are; the line after this one scales them in place.
         gradient_NQ[rows.stop :].addmm_(slope_PM[:, width:].T, u_PQ)
         gradient_NQ[rows].addmm_(slope_PM.mul_(inverse_N[rows.start :]), z_NQ[rows.start :])
     for z_MQ, inverse_M in others:
@@ -246,6 +253,7 @@ def cross_energy(
             for rows in panels(n, len(z_MQ), z1_NQ):
                 u_PQ = views[own][rows] * factors[own][rows, None]
                 value_PM, slope_PM = phi((u_PQ @ z_MQ.T).mul_(factor_M))
+                # The other order of the views is in the sum of the rank that has these first views.
                 if own == 0:
                     total += value_PM.sum()
                 gradients[own][rows].addmm_(slope_PM.mul_(factor_M), z_MQ)

@@ -99,6 +99,7 @@ class HardestContrastive(Regularizer):
         """Alignment above its margin, and the distance to the nearest other image below its own."""
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         square1_N, square2_N = (z_NQ.square().sum(dim=1) for z_NQ in (z1_NQ, z2_NQ))
+        # The squares are not all 1, as in 2 − 2 cos: `normalize` sets the shortest rows to zero.
         squared_NN = square1_N[:, None] + square2_N - 2 * (z1_NQ @ z2_NQ.T)
         others_NN = squared_NN.masked_fill(torch.eye(len(z1_NQ), dtype=torch.bool, device=z1_NQ.device), torch.inf)
         positive = ((z1_NQ - z2_NQ).square().sum(dim=1) - self.positive_margin).relu().mean()

@@ -69,10 +69,11 @@ class RDMReg(Native):
         """Compute the alignment of the rectified views, and their distances to the rectified distribution."""
         rectified = [z_NQ.relu() for z_NQ in views_NQ]
         directions_QK = random_directions(rectified[0].shape[1], self.directions, rectified[0])
-        distances = [
-            (self._projected(x_NQ, directions_QK) - self._projected(self._sample(x_NQ), directions_QK)).square().mean()
-            for x_NQ in rectified
-        ]
+        distances = []
+        for x_NQ in rectified:
+            wanted_NK = self._projected(self._sample(x_NQ), directions_QK)
+            # Between samples on a line W₂ pairs the smallest with the smallest, and so on.
+            distances.append((self._projected(x_NQ, directions_QK) - wanted_NK).square().mean())
         return {
             "alignment": self.alignment_weight * mean_squared_spread(rectified, global_views),
             "distribution": self.regularization_weight * torch.stack(distances).mean(),

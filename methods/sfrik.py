@@ -51,6 +51,7 @@ class SFRIK(KernelRegularizer):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # The paper's λ at q = 8192 are 1.2 q (L = 1), 0.24 q (L = 2) and 0.49 q (L = 3).
     space: ClassVar[Space] = {"alignment_weight": Range(0.03, 30, times="q", balances=True)}
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class SFRIK(KernelRegularizer):
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """Σ_ℓ b_ℓ P_ℓ(q; t), same shape as t."""
         total = torch.zeros_like(t)
-        for weight, polynomial in zip(self.weights, legendre(self.order, t, q)[1:], strict=False):
+        for weight, polynomial in zip(self.weights, legendre(self.order, t, q)[1:], strict=True):
             total = total + weight * polynomial
         return total
 

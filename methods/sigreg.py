@@ -77,5 +77,6 @@ class SIGReg(Sliced):
             normal = (-(frequency**2) / 2).exp().item()
             angles_NK = projections_NK * frequency.item()
             error_K = (angles_NK.cos().mean(dim=0) - normal).square() + angles_NK.sin().mean(dim=0).square()
+            # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
             total = total + (step if knot in (0, self.knots - 1) else 2 * step) * normal * error_K
         return len(projections_NK) * total.mean()

@@ -84,7 +84,7 @@ class SpectralContrastive(Regularizer):
         squares = cross_energy(views, factors, square, gradients, shard)
         attraction = torch.zeros_like(squares)
         for part in chunks(z1_NQ):
-            u1_PQ, u2_PQ = (z_NQ[part] * factor_N[part, None] for z_NQ, factor_N in zip(views, factors, strict=True))
+            u1_PQ, u2_PQ = z1_NQ[part] * factors[0][part, None], z2_NQ[part] * factors[1][part, None]
             attraction += torch.linalg.vecdot(u1_PQ, u2_PQ).sum()
             for gradient_NQ, factor_N, u_PQ, other_PQ in zip(
                 gradients, factors, (u1_PQ, u2_PQ), (u2_PQ, u1_PQ), strict=True
@@ -92,6 +92,7 @@ class SpectralContrastive(Regularizer):
                 gradient_PQ = gradient_NQ[part].mul_(1 / (self.mu * n * (n - 1)))
                 gradient_PQ.sub_(other_PQ, alpha=2 / (self.mu * n))
                 # A clipped row moves on the sphere of radius √μ only.
+                # The division is by μ, the squared length of such a row.
                 clipped_P = (factor_N[part] < 1).to(factor_N) / self.mu
                 radial_P = torch.linalg.vecdot(gradient_PQ, u_PQ) * clipped_P
                 gradient_PQ.addcmul_(u_PQ, radial_P[:, None], value=-1).mul_(factor_N[part, None])

@@ -42,13 +42,20 @@ def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
     The density of t is proportional to (1 − t²)^{(q−3)/2}. Nodes are eigenvalues of the Jacobi matrix of its
     orthonormal polynomials (Golub and Welsch, 1969), which are well scaled at every q.
     """
-    k = np.arange(1, nodes, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        squared = k * (k + q - 3) / ((2 * k + q - 2) * (2 * k + q - 4))
-    if q == 2:
-        squared[0] = 0.5  # the limit of 0/0
-    points, vectors = np.linalg.eigh(np.diag(np.sqrt(squared), 1) + np.diag(np.sqrt(squared), -1))
+    beside = np.sqrt(_recurrence(q, nodes - 1))
+    points, vectors = np.linalg.eigh(np.diag(beside, 1) + np.diag(beside, -1))
+    # The mass of the density, by which the squares would be multiplied, is 1.
     return points, vectors[0] ** 2
+
+
+def _recurrence(q: int, count: int) -> Array:
+    """Compute a_k², k = 1 … count, of t p_{k−1} = a_k p_k + a_{k−1} p_{k−2} for the orthonormal polynomials p."""
+    k = np.arange(1, count + 1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        squared: Array = k * (k + q - 3) / ((2 * k + q - 2) * (2 * k + q - 4))
+    if q == 2:
+        squared[:1] = 0.5  # the limit of 0/0
+    return squared
 
 
 def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None = None) -> Array:
@@ -66,9 +73,7 @@ def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None 
     """
     points, weights = quadrature(q, nodes or order + 41)
     values = phi(points) * weights
-    squared = [
-        k * (k + q - 3) / ((2 * k + q - 2) * (2 * k + q - 4)) if (q, k) != (2, 1) else 0.5 for k in range(1, order + 1)
-    ]
+    squared = _recurrence(q, order)
     previous, last = np.zeros_like(points), np.ones_like(points)
     moments = [values.sum()]
     for degree in range(order):

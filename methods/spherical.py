@@ -16,6 +16,7 @@ from regbench.methods.kernel import KernelEnergy, legendre_series
 from regbench.methods.spectrum import Array, log_harmonics, quadrature
 from regbench.spaces import Range, Space
 
+# Weights below this share of the largest are lost in a float64 sum, whose rounding is 1e-16.
 _PRECISION = 1e-17
 
 
@@ -99,7 +100,9 @@ class SphericalDiscrepancy(KernelEnergy):
     def kernel(self, t: Tensor, q: int) -> Tensor:
         """λ Σ_{ℓ≥1} c_ℓ P_ℓ(q; t), same shape as t."""
         if self.spectrum == "susreg":
-            below_one = sum((c * (t - 1) ** k for k, c in enumerate(_susreg_series(q), 1)), torch.zeros_like(t))
+            below_one = torch.zeros_like(t)
+            for k, c in enumerate(_susreg_series(q), 1):
+                below_one = below_one + c * (t - 1) ** k
             return self.regularization_weight * (1 + below_one)
         coefficients = _coefficients(self.statistic, self.spectrum, self.diffusion_time, self.order, q)
         return self.regularization_weight * legendre_series(coefficients, t, q)
@@ -111,9 +114,11 @@ def _coefficients(statistic: str, spectrum: str, diffusion_time: float, order: i
     last = order if spectrum == "bandlimited" else _last_order(diffusion_time, q)
     orders = np.arange(last + 1)
     logarithms = _heat_logarithms(diffusion_time, q, last) if spectrum == "heat" else log_harmonics(q, last)
+    # N(q, ℓ) itself overflows, and only shares of the sum are wanted.
     weights = np.exp(logarithms - logarithms[1:].max())
     if statistic == "ksd":
         weights = weights * orders * (orders + q - 2)
+    # b_0 is the bias, which Eq. (11) takes off.
     weights[0] = 0.0
     return tuple((weights / weights.sum()).tolist())
 
@@ -128,6 +133,7 @@ def _last_order(diffusion_time: float, q: int) -> int:
     last = 8
     while True:
         logarithms = _heat_logarithms(diffusion_time, q, last)
+        # Weights rise with the order before they fall, so only falling ones may be called small.
         if logarithms[-2] > logarithms[-1] < logarithms[1:].max() + math.log(_PRECISION):
             return last
         last *= 2
@@ -141,6 +147,11 @@ def _susreg_series(q: int) -> tuple[float, ...]:
     cost digits: φ differs from it by about 1/q.
     """
     series = np.cumprod([(0.5 + k) / (q / 2 + k) / (k + 1) for k in range(40)])
+    # So many nodes are exact to degree 79, and the series ends at 40.
     points, weights = quadrature(q, 40)
-    one_minus_b0 = -sum(c * (weights * (points - 1) ** k).sum() for k, c in enumerate(series, 1))
-    return tuple((series / one_minus_b0)[series * 2.0 ** np.arange(1, 41) > _PRECISION * one_minus_b0].tolist())
+    one_minus_b0 = 0.0
+    for k, c in enumerate(series, 1):
+        one_minus_b0 -= c * (weights * (points - 1) ** k).sum()
+    # No |t − 1| exceeds 2.
+    largest = series * 2.0 ** np.arange(1, 41)
+    return tuple((series / one_minus_b0)[largest > _PRECISION * one_minus_b0].tolist())

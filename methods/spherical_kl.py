@@ -20,8 +20,11 @@ from regbench.methods.pairwise import blocks, mask_diagonal, panels
 from regbench.methods.spectrum import log_harmonics
 from regbench.spaces import Range, Space
 
+# The degree of the Chebyshev series of log φ.
 _DEGREE = 60
+# The dimensions at which the polynomial in 1/q is fitted that gives log φ above the last of them.
 _SUMMED_UP_TO = (64, 96, 128, 192, 256, 320)
+# Digits that a sum keeps beyond those that cancel: a float64 has 16.
 _DIGITS = 20
 
 
@@ -165,17 +168,20 @@ def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
     last = int(np.nonzero(logarithms >= min(0.0, smallest))[0][-1])
     nodes = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
     with localcontext() as context:
+        # The largest addends cancel down to the smallest sum.
         context.prec = int((logarithms.max() - smallest) / math.log(10)) + _DIGITS
         rate = -Decimal(diffusion_time) / q
         harmonics, decay, step = Decimal(1), Decimal(1), (rate * (q - 1)).exp()
         weights = [Decimal(1)]
         for order in range(1, last + 1):
+            # N(2, ℓ) is 2, and the ratio of the first two 0/0.
             if q == 2:
                 harmonics = Decimal(2)
             else:
                 before = Decimal(2 * order + q - 4)
                 harmonics *= (2 * order + q - 2) * Decimal(order + q - 3) / (before * order)
             decay *= step
+            # λ_ℓ − λ_{ℓ−1} grows by 2 with each order.
             step *= (2 * rate).exp()
             weights.append(harmonics * decay)
         first = [Decimal(2 * k + q - 2) / (k + q - 2) if k else Decimal(1) for k in range(last)]
@@ -183,6 +189,7 @@ def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
         logs, at_one = [], sum(weights)
         for node in nodes.tolist():
             t, value, above = Decimal(node), weights[last], Decimal(0)
+            # Clenshaw's recurrence, as in `kernel`.
             for k in range(last - 1, -1, -1):
                 value, above = weights[k] + first[k] * t * value - second[k] * above, value
             logs.append(float((value / at_one).ln()))

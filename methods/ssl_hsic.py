@@ -70,6 +70,7 @@ class SSLHSIC(Native):
         z_MQ = normalize(torch.cat(list(views_NQ)))
         squared_distance_MM = (2 - 2 * (z_MQ @ z_MQ.T)).clamp_min(0)
         itself_MM = torch.eye(len(z_MQ), dtype=torch.bool, device=z_MQ.device)
+        # An embedding has the distance 0 to itself, where rounding would leave some, with a gradient.
         squared_distance_MM = squared_distance_MM.where(~itself_MM, 0.0)
         kernel_MM = self.scale / (self.scale**2 + squared_distance_MM).sqrt()
         row_mean_M = kernel_MM.mean(dim=0)
@@ -78,6 +79,7 @@ class SSLHSIC(Native):
         # Offsets of whole views: the diagonals of the blocks of two different views.
         positive = torch.stack([kernel_MM.diagonal(offset * n).sum() for offset in range(1, count)]).sum()
         return {
+            # The factor is 2 because only pairs of a view and a later one were added up.
             "positive pairs": -2 * positive / (n * count * (count - 1)),
             "all pairs": mean,
             "self-dependence": self.gamma / len(z_MQ) * torch.linalg.vector_norm(centred_MM),

@@ -39,6 +39,7 @@ class SUSReg(Sliced):
     regularization_weight: float = 0.05
     directions: int = 1024
     knots: int = 17
+    # The weight e^{−t²/2} is below 4e-6 beyond it.
     largest_frequency: float = 5.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
@@ -76,8 +77,9 @@ class SUSReg(Sliced):
         total = projections_NK.new_zeros(projections_NK.shape[1])
         for knot in range(self.knots):
             frequency = knot * step
+            # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
             weight = (1 if knot in (0, self.knots - 1) else 2) * step * math.exp(-(frequency**2) / 2)
-            # Less 1, which both are close to: projections are about 1/√q.
+            # From both 1 is taken off, which they are close to as projections are about 1/√q: cos x − 1 = −2 sin²(x/2).
             uniform = _characteristic_less_one(frequency, u_NQ.shape[1])
             real_K = -2 * (projections_NK * (frequency / 2)).sin().square().mean(dim=0) - uniform
             imaginary_K = (projections_NK * frequency).sin().mean(dim=0)

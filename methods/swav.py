@@ -67,6 +67,7 @@ class SwAV(Regularizer):
         # Logarithms, because exp(1/ε) of a small ε is beyond float32.
         log_NQ = z_NQ / self.epsilon
         for _ in range(self.iterations):
+            # Prototypes come first, so that codes sum to 1 after however few iterations.
             log_NQ = log_NQ - torch.logsumexp(log_NQ, dim=0)
             log_NQ = log_NQ - torch.logsumexp(log_NQ, dim=1, keepdim=True)
         return log_NQ.exp()

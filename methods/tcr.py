@@ -46,6 +46,7 @@ class TotalCodingRate(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # The log-determinant is a sum over min(n, q) eigenvalues; the published λ is 2 min(n, q).
     space: ClassVar[Space] = {"alignment_weight": Range(0.1, 100, times="min(n, q)", balances=True)}
 
     def __post_init__(self) -> None:

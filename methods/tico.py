@@ -74,4 +74,5 @@ class TiCo(KernelEnergy):
         self, z_NQ: Tensor, inverse_N: Tensor, gradient_NQ: Tensor, share: float, shard: Shard, form: str
     ) -> Addends:
         """Compute it in Gram or covariance form, see `Decomposed.add_regularizer`."""
+        # The share scales the gradient alone, not the value.
         return super().add_regularizer(z_NQ, inverse_N, gradient_NQ, 0.5 * share, shard, form)

@@ -48,6 +48,7 @@ class TREGS(Decomposed):
         published="β = 10, γ = 0.2, λ = 0.0008; ResNet-18 on CIFAR and ImageNet-100, ResNet-50 on ImageNet, batch 512",
         rotation_invariant=True,
     )
+    # The range holds 10/q, which served small trainings better, and the published 10.
     space: ClassVar[Space] = {"alignment_weight": Range(0.003, 30, balances=True)}
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class TREGS(Decomposed):
         first, second = torch.ops.regbench.spanning_tree(u_NQ.detach())
         length = torch.linalg.vector_norm(u_NQ[first] - u_NQ[second], dim=1).sum() / n
         off_sphere = (torch.linalg.vector_norm(u_NQ, dim=1) - 1).square().mean()
+        # The factor 2 turns the mean over views, which is taken of this, into the publication's sum.
         return {"length": -2 * self.length_weight * length, "sphere": 2 * self.sphere_weight * off_sphere}
 
 
@@ -89,6 +91,7 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
             distance_PN = (z_NQ[rows] @ z_NQ.T).mul_(-2).add_(squared_N)
             distance_PN.masked_fill_(tree_N[rows, None] == tree_N, torch.inf)
             shortest_P, nearest_N[rows] = distance_PN.min(dim=1)
+            # The row's own square does not change its nearest, but its place among all rows.
             shortest_N[rows] = shortest_P + squared_N[rows]
         # Shortest edges first; of equal ones rounding may choose a pair that closes a circle, which is left out.
         order = shortest_N.argsort().tolist()
@@ -124,6 +127,7 @@ torch.library.register_fake("regbench::spanning_tree", _any_tree)
 
 def _root(parent: list[int], tree: int) -> int:
     while parent[tree] != tree:
+        # Halving the path on the way keeps paths short.
         parent[tree] = parent[parent[tree]]
         tree = parent[tree]
     return tree

@@ -97,15 +97,18 @@ class URJEPA(Native):
         step = (radii[0] / radii[-1]).log() / self.scales
         alignment = mean_squared_spread(views_NQ, global_views, to_center=True)
         m = self.dimension
-        logs_KM = torch.stack(
-            [(-squared_MM / (2 * r * r)).logsumexp(dim=1) - m * r.log() - math.log(len(z_MQ)) for r in radii]
-        )
+        logs = []
+        for r in radii:
+            logs.append((-squared_MM / (2 * r * r)).logsumexp(dim=1) - m * r.log() - math.log(len(z_MQ)))
+        logs_KM = torch.stack(logs)
         if self.statistic == "cglt":
             total = logs_KM.diff(dim=0).square().mean(dim=1).sum()
         else:
-            slopes = [
-                ((-squared_MM / (2 * r * r)).softmax(dim=1) * (squared_MM / (r * r) - m)).sum(dim=1) for r in radii
-            ]
+            slopes = []
+            for r in radii:
+                # A softmax is w_ij / Σ_j w_ij, and is sound where every weight but one underflows.
+                share_MM = (-squared_MM / (2 * r * r)).softmax(dim=1)
+                slopes.append((share_MM * (squared_MM / (r * r) - m)).sum(dim=1))
             total = torch.stack(slopes).square().mean(dim=1).sum()
         factor = self.regularization_weight * self.scale
         return {

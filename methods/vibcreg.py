@@ -54,6 +54,7 @@ class VIbCReg(VarianceCovariance):
         correlation = unit_NQ.T @ unit_NQ if q < n else unit_NQ @ unit_NQ.T
         diagonal_Q = unit_NQ.square().sum(dim=0)
         covariance = (correlation.square().sum() - diagonal_Q.square().sum()) / q**2
+        # The factor 2 turns the mean over views, which is taken of this, into the publication's sum.
         return {
             "variance": 2 * self.variance_weight * hinge,
             "covariance": 2 * self.covariance_weight * covariance,

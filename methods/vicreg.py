@@ -29,6 +29,7 @@ class VarianceCovariance(Decomposed):
     alignment_weight: float = 25.0
     variance_weight: float = 25.0
     covariance_weight: float = 1.0
+    # The official code has this number.
     epsilon: float = 1e-4
 
     space: ClassVar[Space] = {"alignment_weight": Range(0.5, 500, balances=True)}
@@ -85,6 +86,7 @@ class VICReg(VarianceCovariance):
         variance_Q = covariance_QQ.diagonal()
         hinge = self.hinge(variance_Q)
         covariance = (covariance_QQ.square().sum() - variance_Q.square().sum()) / q
+        # The official code takes the mean of v over views and the sum of c; of both the mean is taken here.
         return {"variance": self.variance_weight * hinge, "covariance": 2 * self.covariance_weight * covariance}
 
     @property
@@ -109,16 +111,20 @@ class VICReg(VarianceCovariance):
         else:
             covariance_QQ = second_moment(z_NQ, inverse_N, shard, mean_Q).div_(n - 1)
             variance_Q = covariance_QQ.diagonal().clone()
+            # The diagonal is left out before the norm: subtracted from it, it would cost the rest its digits.
             covariance_QQ.diagonal().zero_()
             covariance = torch.linalg.vector_norm(covariance_QQ).double().square() / q
         deviation_Q = (variance_Q + self.epsilon).sqrt()
         hinge = (1 - deviation_Q).relu().double().mean()
+        # The hinge's gradient is this multiple of the centred embeddings.
         factor_Q = (deviation_Q < 1) / deviation_Q * (-variance_weight / (q * (n - 1)))
         if form == "gram":
+            # `energy` counts the diagonal, which the covariance term leaves out.
             factor_Q -= 4 * covariance_weight / (q * (n - 1)) * variance_Q
             gradient_NQ.addcmul_(centred_NQ, factor_Q)
         else:
             covariance_QQ.mul_(4 * covariance_weight / (q * (n - 1)))
+            # The hinge's factor takes the diagonal's place, so that one product gives both gradients.
             covariance_QQ.diagonal().copy_(factor_Q)
             for rows in chunks(z_NQ):
                 gradient_NQ[rows].addmm_(z_NQ[rows] - mean_Q, covariance_QQ)

@@ -64,6 +64,7 @@ class VICRegExp(VarianceCovariance):
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
         covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()
+        # The factor 2 of the second term alone is that of `VICReg`.
         return {
             "variance": self.variance_weight * hinge,
             "covariance": 2 * self.covariance_weight * covariance,

@@ -106,7 +106,8 @@ def add_alignment(
             total += weight * torch.linalg.vector_norm(deviation_PQ).double().square()
             gradient_NQ[rows].add_(deviation_PQ, alpha=2 * scale * weight)
             sum_PQ += deviation_PQ
-        # The center moves with the global views: what it takes off the others' sum.
+        # The center moves with the global views. That matters to the sum over all views alone, as deviations of the
+        # global ones add up to zero.
         for gradient_NQ in gradients_NQ[:global_views]:
             gradient_NQ[rows].sub_(sum_PQ, alpha=2 * scale * of_all / global_views)
     return total

@@ -61,8 +61,13 @@ class WMSE(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment of the whitened views, of all pairs alike: the only term."""
         parts = self._parts(views_NQ[0])
-        u_NQ = [torch.cat([self._whiten(z_NQ[part].double()) for part in parts]) for z_NQ in views_NQ]
-        cosines = [(one_NQ * other_NQ).sum(dim=1).mean() for one_NQ, other_NQ in itertools.combinations(u_NQ, 2)]
+        units = []
+        for z_NQ in views_NQ:
+            # This is the order of the parts, which is the same for all views.
+            units.append(torch.cat([self._whiten(z_NQ[part].double()) for part in parts]))
+        cosines = []
+        for one_NQ, other_NQ in itertools.combinations(units, 2):
+            cosines.append((one_NQ * other_NQ).sum(dim=1).mean())
         return {"alignment": (2 - 2 * torch.stack(cosines).mean()).to(views_NQ[0])}
 
     def _parts(self, like_NQ: Tensor) -> Sequence[Tensor | slice]:
@@ -76,6 +81,7 @@ class WMSE(Native):
             return [slice(None)]
         if n % size:
             raise RegbenchError(f"method.sub_batch_size={size} must divide the batch of {n} images")
+        # The CPU draws, so that a seed gives the same parts on every device.
         parts: tuple[Tensor, ...] = torch.randperm(n).to(like_NQ.device).split(size)
         return parts
 

@@ -67,6 +67,7 @@ class WassersteinUniformity(Native):
         mean_Q = z_MQ.mean(dim=0)
         centred_MQ = (z_MQ - mean_Q) / math.sqrt(len(z_MQ))
         trace, root_trace = centred_MQ.square().sum(), torch.linalg.matrix_norm(centred_MQ, ord="nuc")
+        # The 1 is the trace of I/q.
         squared = mean_Q.square().sum() + 1 + trace - 2 / math.sqrt(z_MQ.shape[1]) * root_trace
         # Zero only in the limit of a Gaussian; rounding must not make it negative.
         distance = squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
