@@ -42,6 +42,7 @@ CASES = {
     "random": ("epochs=4", "method=sigreg", "method.directions=8"),
     "bf16": ("epochs=4", "precision=bf16"),
     "teacher": ("epochs=4", "method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.5"),
+    "centred": ("epochs=4", "method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.5"),
     # The last, as evaluations that fail leave the other ranks alone with what follows.
     "micro": (
         *("epochs=3", "micro_batch_size=40", "augmentation=small_grey_crops", "augmentation.views.local.count=2"),
@@ -116,7 +117,7 @@ def one(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     ("size", "names"),
     [
         (2, ["plain", "stopped", "micro", "teacher"]),
-        pytest.param(2, ["random", "bf16"], marks=pytest.mark.slow),
+        pytest.param(2, ["random", "bf16", "centred"], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )

@@ -433,7 +433,10 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(how: str, tiny: list[str]
 
 
 ADAMW = ("optimizer=adamw", "optimizer.warmup_steps=2", "optimizer.clip_grad_norm=1", "micro_batch_size=16")
-HEURISTICS = {"byol": ("method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.9")}
+HEURISTICS = {
+    "byol": ("method=byol", "network.predictor.depth=2", "network.teacher=ema", "network.momentum=0.9"),
+    "dino": ("method=dino", "method.prototypes=24", "network.teacher=ema", "network.momentum=0.9"),
+}
 
 
 @pytest.mark.parametrize("name", ["transformer", *HEURISTICS])

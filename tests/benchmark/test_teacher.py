@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,11 +17,13 @@ from regbench.benchmark.settings.architecture import NetworkConfig, PredictorCon
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training.network import SiameseNetwork
+from regbench.benchmark.training.spread import effective_rank, feature_spread
 from regbench.benchmark.training.step import Step
 from regbench.benchmark.training.teacher import Teacher
 from regbench.instruments.plan import predict
-from regbench.methods import Engine, build
+from regbench.methods import Engine, Regularizer, build
 from regbench.methods.targets import loss_of_targets
+from tests.conftest import stripes
 
 PREDICTOR = "network.predictor.depth=2"
 REFUSED = {
@@ -68,16 +72,15 @@ def images(count: int = 2) -> list[Tensor]:
     return [torch.randn(16, 3, 16, 16, generator=generator) for _ in range(count)]
 
 
-def step_of(network: SiameseNetwork, config: NetworkConfig, teacher: Teacher | None, **settings: object) -> Step:
+def step_of(network: SiameseNetwork, config: NetworkConfig, teacher: Teacher | None, **settings: Any) -> Step:
+    given: dict[str, Any] = {"optimizer": torch.optim.SGD(network.parameters(), lr=0.1), "method": build("vicreg")}
     return Step(
         network=network,
-        optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
-        method=build("vicreg"),
         engine=Engine(),
         precision="fp32",
         is_asymmetric=config.is_asymmetric,
         teacher=teacher,
-        **settings,  # type: ignore[arg-type]
+        **(given | settings),
     )
 
 
@@ -148,3 +151,46 @@ def test_a_plan_counts_the_teacher() -> None:
     assert taught.peak_bytes - alone.peak_bytes == pytest.approx(weights, rel=0.05)
     assert taught.checkpoint_bytes - alone.checkpoint_bytes == pytest.approx(weights, rel=0.01)
     assert taught.flop_per_step / alone.flop_per_step == pytest.approx(4 / 3, abs=0.02)
+
+
+def trained(method: Regularizer, teacher: str, depth: int, steps: int, *, centred: bool = True) -> tuple[float, float]:
+    """Train on pictures of stripes; return effective rank and feature spread of the last batch's embeddings."""
+    settings = config(teacher, depth, momentum=0.9 if teacher == "ema" else 0.996)
+    network = SiameseNetwork(settings, 16, 3, 16, 0, prototypes=method.prototypes)
+    own = None if teacher == "none" else Teacher(network, settings, method.target_transform() if centred else None)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    step = step_of(network, settings, own, method=method, optimizer=optimizer)
+    pictures = [np.asarray(stripes(number % 3, number))[:16, :16] for number in range(96)]
+    images_NCHW = torch.tensor(np.stack(pictures)).permute(0, 3, 1, 2) / 128 - 1
+    generator = torch.Generator().manual_seed(0)
+
+    def view(rows: Tensor) -> Tensor:
+        """Another brightness of each colour, and noise."""
+        noise = 0.2 * torch.randn(len(rows), 3, 16, 16, generator=generator)
+        gain, shift = torch.rand(2, len(rows), 3, 1, 1, generator=generator)
+        return images_NCHW[rows] * (0.6 + 0.8 * gain) + shift - 0.5 + noise
+
+    for _ in range(steps):
+        rows = torch.randperm(96, generator=generator)[:48]
+        stepped = step(view(rows), view(rows))
+    return effective_rank(stepped.views_NQ[0]), feature_spread(stepped.views_NQ[0])
+
+
+@pytest.mark.slow
+def test_byol_collapses_without_its_predictor_and_without_a_stopped_gradient() -> None:
+    rank, spread = trained(build("byol"), "ema", 2, 60)
+    assert rank > 5 and spread > 0.7
+    for teacher, depth in (("ema", 0), ("none", 2)):
+        collapsed_rank, collapsed_spread = trained(build("byol"), teacher, depth, 60)
+        assert collapsed_rank < rank / 2 and collapsed_spread < spread / 3, (teacher, depth)
+    rank, spread = trained(build("simsiam"), "stop_gradient", 2, 60)
+    assert rank > 5 and spread > 0.7
+
+
+@pytest.mark.slow
+def test_dino_collapses_without_its_center() -> None:
+    method = build("dino", prototypes=32, warmup=0.0)
+    rank, spread = trained(method, "ema", 0, 120)
+    collapsed_rank, collapsed_spread = trained(method, "ema", 0, 120, centred=False)
+    assert spread > 0.4
+    assert collapsed_rank < rank and collapsed_spread < spread / 3

@@ -64,6 +64,7 @@ def test_dino_of_lightly() -> None:
     temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
     method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
     theirs, centering = lightly.loss.DINOLoss(output_dim=7, warmup_teacher_temp_epochs=1), method.target_transform()
+    assert centering is not None
     theirs.double(), centering.double()
     for _ in range(2):
         predictions, targets = of_two_views()
