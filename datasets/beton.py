@@ -44,6 +44,7 @@ _HEADER = np.dtype(
     align=True,
 )
 _FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", 1024))], align=True)
+# FFCV aligns headers, fields and samples as C does, and packs what an image and the table say.
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 _SAMPLE = np.dtype([("f0", _IMAGE), ("f1", "<i8")], align=True)
 _ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
@@ -113,6 +114,7 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
         size = len(sample.data)
         if size > page_bytes:
             raise LargerThanPage(sample.origin, size, page_bytes)
+        # FFCV may hold single pages in memory and reads an image from one of them.
         if position // page_bytes != (position + size - 1) // page_bytes:
             position = -(-position // page_bytes) * page_bytes
             file.seek(position)
@@ -126,9 +128,11 @@ def _write(file: IO[bytes], samples: Iterable[Sample], max_samples: int, page_by
     file.write(allocations[:written].tobytes())
     file.seek(_METADATA_START - 2 * _FIELD.itemsize)
     file.write(_fields().tobytes())
+    # Rows of images that could not be read stay unused, between these and the first page.
     file.write(metadata[:written].tobytes())
     header = np.zeros(1, _HEADER)
     header[0] = (_VERSION, 2, page_bytes, written, position)
+    # The header comes last: until then alloc_table_ptr is 0, and a file of a killed writer is known by that.
     file.seek(0)
     file.write(header.tobytes())
     return digest.hexdigest()

@@ -26,6 +26,7 @@ Cut = Literal["random", "center", "patches"]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
+# OBoW's code has this number.
 PATCH_JITTER = 24
 """How far a patch is moved at most, px."""
 
@@ -132,17 +133,20 @@ class AugmentationConfig:
     """
 
     name: str = "imagenet"
+    # A dictionary has no hash. It still counts in comparisons.
     views: dict[str, ViewsConfig] = field(default_factory=_two_views, hash=False)
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
         """Refuse views that no loss can take."""
         # A loss takes the first views for the global ones.
+        # False comes before True, so that sorted kinds have the global ones first.
         local = [kind.local for kind in self.views.values()]
         if self.count < 2 or local != sorted(local) or all(local):
-            given = ", ".join(f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items())
+            stated = [f"{name}: {kind.count}{' local' * kind.local}" for name, kind in self.views.items()]
             raise RegbenchError(
-                f"augmentation.views are {given or 'none'}; give two or more, the global ones before the local ones"
+                f"augmentation.views are {', '.join(stated) or 'none'}; "
+                "give two or more, the global ones before the local ones"
             )
 
     @property
@@ -231,7 +235,8 @@ class DatasetConfig:
         if self.source.own:
             preset = self.name if self.source.about else SOURCES.name(self.source)
             words = [preset, "--source-dir FOLDER"]
-        else:  # which is published, and may be divided otherwise than by default
+        else:
+            # A published source is its own preset, whose settings may have been changed.
             preset = SOURCES.name(self.source)
             settings, defaults = plain(self.source), plain(SOURCES.build(preset))
             changed = [key for key, value in settings.items() if value != defaults[key]]

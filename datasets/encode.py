@@ -51,6 +51,7 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
     try:
         data = image.read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:
+            # Even if its bytes are kept, the image is decoded in full, as a check.
             picture.load()
             width, height = shrunk_size(*picture.size, source)
             if max(width, height) > MAX_SIDE_PX:

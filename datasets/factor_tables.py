@@ -27,6 +27,7 @@ Factors = dict[str, npt.NDArray[np.generic]]
 def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence[int]) -> str:
     """Return the factors of some images as CSV, numbers with all their digits."""
     # Images that could not be read have no line.
+    # Python writes its floats so that reading them gives the same number.
     columns = [values[list(rows)].tolist() for values in factors.values()]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -58,6 +59,7 @@ def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
         names, *lines = csv.reader(file)
     columns = zip(*lines, strict=True)
     found = {name: _column(values) for name, values in zip(names, columns, strict=True)}
+    # Bits are drawn from split and place when images are loaded, so no file holds them.
     bits = draws.shared_bits(split, np.arange(len(lines)), dataset.shared_bits)
     for number, column in enumerate(bits.T):
         found[f"bit_{number}"] = column

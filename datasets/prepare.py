@@ -58,6 +58,7 @@ def prepare(
         if done is not None:
             return done
         # Nobody else writes here now, so they are of killed processes.
+        # Whatever temporary file is here is of a killed process: the lock keeps others out.
         remove_leftovers(folder)
         contents = open_source(config, source_dir, data_dir / ".downloads")
         splits = write_splits(config, contents, folder, progress)
@@ -118,6 +119,7 @@ def _prepared(config: DatasetConfig, data_dir: Path) -> Manifest | None:
         return None
     manifest = Manifest.load(data_dir, config)
     manifest.require(config, data_dir)
+    # A file that is missing or cut short is no refusal here: it is written again.
     with suppress(RegbenchError):
         for split in manifest.splits:
             manifest.split_file(data_dir, split)

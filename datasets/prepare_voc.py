@@ -11,7 +11,7 @@ from regbench.datasets.encode import in_order
 from regbench.datasets.prepare import locked
 from regbench.datasets.progress import tracked
 from regbench.datasets.published import PUBLISHED, few
-from regbench.datasets.voc_files import SPLITS, VOCSplit, read_image, read_voc07
+from regbench.datasets.voc_files import VOCSplit, read_image, read_voc07
 from regbench.errors import RegbenchError
 
 ARCHIVES = ("VOCtrainval_06-Nov-2007.tar", "VOCtest_06-Nov-2007.tar")
@@ -42,6 +42,7 @@ def prepare_voc07(
                 _bring(source_dir, new, progress)
                 _check(new / "VOCdevkit", str(source_dir), num_images, progress)
                 if place.is_symlink() or place.exists():
+                    # It is moved into the folder that is removed below, so that the place is empty for a moment only.
                     place.rename(new / "replaced")
                 (new / "VOCdevkit").rename(place)
             finally:
@@ -78,7 +79,7 @@ def _bring(source_dir: Path, new: Path, progress: bool) -> None:
 def _check(devkit: Path, where: str, num_images: tuple[int, int], progress: bool) -> dict[str, VOCSplit]:
     """Read the splits, if all is there and every image can be read."""
     splits = read_voc07(devkit / "VOC2007", num_images, where)
-    paths = [path for split in SPLITS for path in splits[split].paths]
+    paths = [*splits["trainval"].paths, *splits["test"].paths]
     faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading", progress)
     if wrong := [fault for fault in faults if fault]:
         raise RegbenchError(

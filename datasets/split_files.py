@@ -41,7 +41,9 @@ def write_splits(config: DatasetConfig, contents: Contents, folder: Path, progre
                 config, folder / f"{name}.beton", split, contents.class_names, left_out[name], progress
             )
     finally:
-        lines = [f"{origin}: {reason}\n" for of_split in left_out.values() for origin, reason in of_split.items()]
+        lines: list[str] = []
+        for of_split in left_out.values():
+            lines += [f"{origin}: {reason}\n" for origin, reason in of_split.items()]
         if lines:
             save_text(folder / UNREADABLE, "".join(lines))
         else:
@@ -95,6 +97,7 @@ def _write_split(
         stored = _Stored()
         left_out.clear()
         # An image can grow where it has to be converted.
+        # FFCV finds the page of an image by shifting its address, so the size of a page is a power of two.
         page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
         try:
             content_sha256 = write_beton(path, images(stored), len(split.labels), page_bytes)

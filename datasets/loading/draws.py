@@ -22,6 +22,7 @@ Keys = npt.NDArray[np.uint64]
 
 # SplitMix64's increment: 2**64 divided by the golden ratio, made odd.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+# The `RandomResizedCrop` of torchvision makes as many.
 _CROP_ATTEMPTS = 10
 # What a key is for. No view of pretraining shares a number with another or with the evaluation's augmentation.
 ORDER, CROP, PHOTOMETRIC, BITS = 0, 1, 2, 3
@@ -89,6 +90,7 @@ def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
     moved = (uniforms(key, first + 9 + 2 * number, 2) * (PATCH_JITTER + 1)).astype(np.int64)
+    # There are two steps between the first and the last of three squares.
     step = (whole - size - PATCH_JITTER) // 2
     return np.stack([place // 3, place % 3], axis=1) * step + moved
 
@@ -161,6 +163,7 @@ class PhotometricDraws:
 
 def photometric_draws(key: Keys, config: ViewConfig) -> PhotometricDraws:
     """Draw the parameters of `config` for every key, with the distributions of torchvision's transforms."""
+    # All numbers are drawn whatever is switched off, so that no setting changes the draws of another.
     u = uniforms(key, 0, 13)
     strength = np.array([config.brightness, config.contrast, config.saturation, config.hue])
     low, high = config.blur_sigma

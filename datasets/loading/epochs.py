@@ -47,6 +47,7 @@ class Epoch(Generic[Batch]):
         """Make the next batch; refuse an image that cannot be decoded."""
         try:
             return self._finish(*next(self._stream))
+        # This includes the end of the stream (StopIteration) and a signal.
         except BaseException:
             self.close()
             raise

@@ -193,6 +193,7 @@ class FfcvCrops:
             rows = indices[first:end]
             decode(rows, first, count, where, box, self._cutting, chain, self._finishing, failed, out)
 
+        # A batch may have fewer images than there would be parts.
         edges = np.linspace(0, count, min(count, _PARTS_PER_THREAD * self._workers) + 1).astype(int).tolist()
         list(pool.map(part, edges[:-1], edges[1:]))
         for n in np.flatnonzero(failed).tolist():

@@ -46,6 +46,7 @@ def _weights(n_in: int, n_out: int, first: int, count: int, kind: int, flip: boo
         support = stretch
     start = np.empty(count, np.int64)
     fours = np.empty(count, np.int64)
+    # The support to both sides, in whole fours, holds every pixel that has a weight.
     weights = np.zeros((count, (math.ceil(support) * 2 + 4) // 4 * 4), np.float32)
     row = np.empty(weights.shape[1])
     for number in range(count):

@@ -28,6 +28,7 @@ def _luma(planes: Array, out: Array) -> None:
 def _mean(plane: Array, size: int) -> Scalar:
     """Average `size` x `size` numbers, by columns first."""
     # Sums side by side become vector instructions.
+    # Sums of columns are short enough for float32, and the loop becomes vector instructions; the total is a double.
     columns = np.zeros(size, np.float32)
     for y in range(size):
         row = plane[y * size : (y + 1) * size]
@@ -83,7 +84,8 @@ def _turn_hue(planes: Array, shift: Scalar) -> None:
         from_red = (green - blue) / safe
         from_green = f32(2.0) + (blue - red) / safe
         from_blue = f32(4.0) + (red - green) / safe
-        hue = (from_red if value == red else (from_green if value == green else from_blue)) + turn
+        not_red = from_green if value == green else from_blue
+        hue = (from_red if value == red else not_red) + turn
         reds[i] = _channel(value, chroma, hue + f32(5.0))
         greens[i] = _channel(value, chroma, hue + f32(3.0))
         blues[i] = _channel(value, chroma, hue + f32(1.0))
@@ -111,6 +113,7 @@ def _blur(planes: Array, size: int, taps: int, sigma: Scalar) -> None:
             row, out = plane[y], half[y]
             # Mirrored once, so that the loops below need no condition.
             padded[reach : reach + size] = row
+            # Pixel −k is pixel k, and likewise at the far border; a reach beyond the whole row turns back again.
             for k in range(1, reach + 1):
                 padded[reach - k] = row[mirror - abs(mirror - k)]
                 padded[reach + mirror + k] = row[abs(mirror - k)]

@@ -93,6 +93,7 @@ class PretrainingLoader(EpochLoader):
         order = draws.epoch_order(self._seed, e, self._indices)
         # A last batch that would be short is left out.
         order = order[: len(self) * self.batch_size * self._world_size]
+        # Each batch is cut into parts first and each part among the ranks, see `parts`.
         shape = (len(self), self._parts, self._world_size, self.batch_size // self._parts)
         order = order.reshape(shape)[first:, :, self._rank].reshape(-1)
 

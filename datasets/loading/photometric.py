@@ -76,11 +76,8 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     safe = torch.where(chroma > 0, chroma, 1.0)
     red, green, blue = x.unbind(1)
     # Sixths of a turn from red; at grey (chroma 0) any hue will do.
-    hue = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
+    not_red = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    hue = torch.where(value == red, (green - blue) / safe, not_red)
     hue = hue + 6 * shift.view(-1, 1, 1)
     # Channel c of a colour of hue h is value - chroma * max(0, min(1, k, 4 - k)) with k = (n_c + h) mod 6.
     n = torch.arange(5, 0, -2, device=x.device).view(1, 3, 1, 1)

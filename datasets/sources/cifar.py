@@ -30,6 +30,7 @@ class CIFAR10(Arrays):
         """Add the parts "train", which is five files, and "test"."""
         batches = [_batch(files, f"data_batch_{i}", b"labels") for i in range(1, 6)]
         if not files.wrong:
+            # A batch that could not be read is None, and among the faults.
             images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
             files.add("train", "data_batch_1 to 5", images, labels, len(CIFAR10_CLASSES))
         files.add("test", "test_batch", *_batch(files, "test_batch", b"labels"), len(CIFAR10_CLASSES))

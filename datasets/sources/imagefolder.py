@@ -80,15 +80,19 @@ class ImageFolder(DividedFiles):
         """Read the folder; see `Source.open`."""
         assert folder is not None  # a source of one's own images has one
         wrong = Faults()
-        parts = (train_and_val if self.held_out is None else parts_of)(folder, wrong)
+        parts = train_and_val(folder, wrong) if self.held_out is None else parts_of(folder, wrong)
         note = ""
         if self.class_list is not None:
             path = find_list(self.class_list, folder, "class_list")
             note = f"the classes of {path.name} (SHA-256 {file_sha256(path)})"
-            # A part that could not be read is refused below, with its reason.
-            found = {part: files for part, files in parts.items() if files}
-            parts |= {part: of_listed_classes(path, files, folder) for part, files in found.items()}
-        counts = {part: sum(map(len, files.values())) for part, files in parts.items() if files}
+            for part, files in parts.items():
+                # A part that could not be read is refused below, with its reason.
+                if files:
+                    parts[part] = of_listed_classes(path, files, folder)
+        counts = {}
+        for part, files in parts.items():
+            if files:
+                counts[part] = sum(map(len, files.values()))
         self.refuse(folder, wrong, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(folder, parts)
         self._refuse_shared(folder, chosen)
@@ -123,7 +127,9 @@ class ImageFolder(DividedFiles):
 
     def _refuse_shared(self, folder: Path, chosen: Chosen) -> None:
         """Refuse files that are not there, and a file that is in two splits, under whatever names."""
-        files = [(split, path) for split, classes in chosen.items() for path in chain.from_iterable(classes.values())]
+        files: list[tuple[str, Path]] = []
+        for split, classes in chosen.items():
+            files += [(split, path) for path in chain.from_iterable(classes.values())]
         seen: dict[tuple[int, int], tuple[str, Path]] = {}
         missing, both = [], []
         for split, path in tracked(files, len(files), f"files of {folder}", unit="files"):

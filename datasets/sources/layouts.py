@@ -121,8 +121,10 @@ def _flat_files(val: Path, source_dir: Path, train: Files, wrong: Faults) -> Fil
         return {}
     images = _images(val)
     stems = {path.stem for path in images}
-    wrong.add([path.name for path in images if path.stem not in labels], f"images of val/ have no label in {origin}")
-    wrong.add([name for name in labels if name not in stems], f"images that {origin} names are not in val/")
+    unlabelled = [path.name for path in images if path.stem not in labels]
+    wrong.add(unlabelled, f"images of val/ have no label in {origin}")
+    missing = [name for name in labels if name not in stems]
+    wrong.add(missing, f"images that {origin} names are not in val/")
     wrong.add(sorted(set(labels.values()) - train.keys()), f"classes of {origin} are not in train/")
     classes: Files = {name: [] for name in train}
     for path in images:
@@ -146,6 +148,7 @@ def _devkit_labels(source_dir: Path, wrong: Faults) -> tuple[dict[str, str], Pat
         # The devkit numbers the classes in an order of its own, and inner nodes of the hierarchy after them.
         classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
         numbers = (source_dir / truth).read_text().split()
+        # The list has no names: its lines are in the order of the images' numbers, which begin with 1.
         return {f"ILSVRC2012_val_{i:08d}": classes[int(number)] for i, number in enumerate(numbers, 1)}, truth
     except (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
         wrong.append(f"{_DEVKIT}/ cannot be read ({error})")

@@ -182,7 +182,9 @@ def _find_columns(schema: Any) -> _Columns | None:
 
 def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], list[str]]:
     """Number the labels of each split, -1 where there is none or one that train has not; and name the classes."""
-    values = {split: [label for shard in of_split for label in shard.labels] for split, of_split in shards.items()}
+    values: dict[str, list[Any]] = {}
+    for split, of_split in shards.items():
+        values[split] = list(chain.from_iterable(shard.labels for shard in of_split))
     class_names = shards["train"][0].columns.class_names
     if class_names is not None:
         classes: list[Any] = list(range(len(class_names)))

@@ -50,6 +50,7 @@ def sampled(grey_NFF: Floats, rows: npt.NDArray[np.intp], u_NSS: Floats, v_NSS: 
     side = grey_NFF.shape[1]
     # One black pixel around each image, so that its edge fades out instead of being repeated.
     framed_NFF = np.pad(grey_NFF[rows], ((0, 0), (1, 1), (1, 1)))
+    # The framed image has side + 2 columns, of which `left + 1` may be the last.
     column = np.clip(u_NSS * side + 0.5, 0, side + 0.999)
     line = np.clip(v_NSS * side + 0.5, 0, side + 0.999)
     left, top = column.astype(np.intp), line.astype(np.intp)
@@ -78,6 +79,7 @@ def pink(white_NSS: Floats) -> Floats:
     """
     side = white_NSS.shape[1]
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side))
+    # The mean of the noise is divided by this, which makes it 0.
     frequency[0, 0] = np.inf
     pink_NSS = np.fft.irfft2(np.fft.rfft2(white_NSS) / frequency, s=(side, side))
     noise_NSS: Floats = pink_NSS / pink_NSS.std(axis=(1, 2), keepdims=True)

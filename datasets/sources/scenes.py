@@ -42,7 +42,8 @@ _GARMENT_SHARE = 0.875
 _ROUGHNESS = 0.3
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SPLIT_NUMBERS = {"train": 0, "tuning": 1, "test": 2}
-# Random numbers of a scene: those of its garment and background, and those of each distractor.
+# Random numbers of a scene, and of each distractor after them, so that without distractors all else is the same.
+# Numbers 0 to 4, 8 and 9 are the garment's, 5, 6 and 10 to 15 the background's; 7 is how many distractors there are.
 _OF_SCENE, _OF_DISTRACTOR = 16, 8
 
 
@@ -144,6 +145,7 @@ class Scenes(Source):
 def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
     """Return a generator of one scene; Philox gives any of them without those before it."""
     key = np.array([seed, _SPLIT_NUMBERS[split]], np.uint64)
+    # Drawing counts in the first word, so that scenes and streams never meet.
     return np.random.Generator(np.random.Philox(key=key, counter=[0, stream, number, 0]))
 
 
@@ -217,10 +219,8 @@ class _Scenes:
         """Render some scenes: (N, S, S, 3), or (N, S, S) where they are grey."""
         canvas_NSSC = self._background(scenes)
         for piece in range(self.source.distractors):
-            there = scenes[self.pieces[scenes] > piece]
-            canvas_NSSC[self.pieces[scenes] > piece] = self._with_piece(
-                canvas_NSSC[self.pieces[scenes] > piece], there, piece
-            )
+            has_piece = self.pieces[scenes] > piece
+            canvas_NSSC[has_piece] = self._with_piece(canvas_NSSC[has_piece], scenes[has_piece], piece)
         levels_NSS, u_NSS, v_NSS = self._placed(
             self.rows[scenes],
             self.x[scenes],
@@ -234,6 +234,7 @@ class _Scenes:
         shade_NSS *= pattern(self.labels[scenes] % self.source.patterns, u_NSS, v_NSS)
         canvas_NSSC = laid_over(canvas_NSSC, levels_NSS, colour_NC, shade_NSS)
         if self.source.grey:
+            # These are the weights of the luma of ITU-R BT.601, as in `photometric.grey`.
             canvas_NSS = canvas_NSSC @ np.array([0.299, 0.587, 0.114])
             return to_levels(canvas_NSS)
         return to_levels(canvas_NSSC)
@@ -249,8 +250,8 @@ class _Scenes:
             cycles_N = self.grain[scenes, None, None]
             mix_NSS += 0.3 * np.sin(2 * np.pi * (cycles_N * along_NSS + drawn[:, phase, None, None]))
         value = 0.35 + 0.5 * drawn[:, 14]
-        first_NC = rgb(self.background_hue[scenes], 0.6 + 0 * value, value)
-        second_NC = rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], 0.35 + 0 * value, 0.6 * value)
+        first_NC = rgb(self.background_hue[scenes], np.full_like(value, 0.6), value)
+        second_NC = rgb(self.background_hue[scenes] + 0.12 * drawn[:, 15], np.full_like(value, 0.35), 0.6 * value)
         mix_NSS1 = np.clip(mix_NSS, 0, 1)[..., None]
         smooth_NSSC = mix_NSS1 * first_NC[:, None, None] + (1 - mix_NSS1) * second_NC[:, None, None]
         return np.clip(smooth_NSSC * (1 + _ROUGHNESS * self._texture(scenes)[..., None]), 0, 1)
@@ -275,8 +276,7 @@ class _Scenes:
         left_N, top_N = (0.5 * drawn[:, 5, None, None], 0.5 * drawn[:, 6, None, None])
         inside_NSS = (u_NSS >= left_N) & (u_NSS < left_N + 0.5)
         inside_NSS &= (v_NSS >= top_N) & (v_NSS < top_N + 0.5)
-        one = np.ones(len(scenes))
-        colour_NC = rgb(drawn[:, 7], 0.7 * one, 0.8 * one)
+        colour_NC = rgb(drawn[:, 7], np.full(len(scenes), 0.7), np.full(len(scenes), 0.8))
         return laid_over(canvas_NSSC, levels_NSS * inside_NSS, colour_NC, 0.35 + 0.65 * levels_NSS / 255)
 
     def _grid(self) -> tuple[Floats, Floats]:
