@@ -25,7 +25,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: benchmark clean docs format gpu help install lint test test-all test-slow test-slurm
 
-benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on Fashion-MNIST, print the leaderboard, write the report
+benchmark: $(RUNTIME) ## Train the SFRIK paper's methods on generated scenes, print the leaderboard, write the report
 	@$(BIN)/regbench sweep quickstart --report
 
 test: $(TOOLS) ## Run the tests, but for the slow ones and those that need Slurm or a GPU

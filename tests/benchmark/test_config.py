@@ -483,15 +483,21 @@ def test_presets_load() -> None:
         assert len(preset(name).cells) == rows  # those of the paper's table
 
 
-def test_quickstart_holds_every_method_of_the_paper_and_the_untrained_network() -> None:
+def test_quickstart_holds_every_method_of_the_paper_and_the_baselines() -> None:
     cells = preset("quickstart").cells
     assert {cell.label for cell in cells} == {
-        *("untrained", "raw pixels", "PCA of pixels", "supervised", "SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)"),
+        *("untrained", "raw pixels", "PCA of pixels", "supervised"),
+        *("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)"),
         *("RBF kernel", "generalized distance", "AUH", "SimCLR", "VICReg"),
     }
     # A comparison: beside the method, nothing differs among the trained cells.
-    trained = [cell for cell in cells if cell.epochs and cell.baseline is None]
+    trained = [cell for cell in cells if cell.is_method]
     assert len({replace(cell, method=methods.build("sfrik")).id for cell in trained}) == 1
+
+
+def test_what_the_quickstart_trains_is_what_its_tuning_tried() -> None:
+    tried = {cell.id for cell in preset("quickstart_tuning").cells}
+    assert {cell.id for cell in load_sweep("quickstart", ["evaluation.select_by=[knn,probe]"]).cells} <= tried
 
 
 # The appendix "Hyperparameters for experiments on IN20 %": q, hyperparameters, base_lr, lr_head.

@@ -93,7 +93,7 @@ def main(debug: bool) -> None:
     \b
     First steps:
       regbench methods                     what can be compared
-      regbench sweep quickstart --report   train eight of them on Fashion-MNIST, print the leaderboard
+      regbench sweep quickstart --report   train eight of them on generated scenes, print the leaderboard
       regbench train method=vicreg         one run
       regbench tune quickstart_tuning      choose hyperparameters on the tuning split, then score on the test split
       regbench status quickstart           how a sweep stands
