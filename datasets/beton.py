@@ -194,7 +194,7 @@ class Beton:
         num_samples, table_start = int(header[0]["num_samples"]), int(header[0]["alloc_table_ptr"])
         self._require(table_start != 0, "its writing was never finished")
         data_start = _METADATA_START + num_samples * _SAMPLE.itemsize
-        # Before anything of the length that the header tells is read: a flipped bit can make it immense.
+        # This comes before anything of the length in the header is read: a flipped bit can make it immense.
         self._require(data_start <= table_start < file_bytes, "it is cut short")
         types = np.fromfile(self.path, _FIELD, 2, offset=_HEADER.itemsize)["type_id"].tolist()
         expected = header[0]["num_fields"] == 2 and types == [_IMAGE_FIELD, _INT_FIELD]

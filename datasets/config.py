@@ -176,7 +176,10 @@ class AugmentationConfig:
 
     def sizes_px(self, image_size: int) -> list[int]:
         """List the side of each view, px."""
-        return [kind.side for kind in self.kinds(image_size) for _ in range(kind.count)]
+        sides: list[int] = []
+        for kind in self.kinds(image_size):
+            sides += [kind.side] * kind.count
+        return sides
 
 
 @settings
@@ -240,7 +243,7 @@ class DatasetConfig:
             preset = SOURCES.name(self.source)
             settings, defaults = plain(self.source), plain(SOURCES.build(preset))
             changed = [key for key, value in settings.items() if value != defaults[key]]
-            words = [preset, *(f"dataset.source.{key}={shown(settings[key])}" for key in changed)]
+            words = [preset] + [f"dataset.source.{key}={shown(settings[key])}" for key in changed]
         name = [] if preset == self.name else [f"dataset.name={self.name}"]
         return " ".join(["regbench prepare", *words, *name])
 

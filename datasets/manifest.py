@@ -99,7 +99,8 @@ class Manifest:
         if wanted != found:
             # A setting that one of the two lacks differs: another version has it.
             differ = [key for key in {**wanted, **found} if wanted.get(key, wanted) != found.get(key, found)]
-            there, asked = (", ".join(_stated(settings, key) for key in differ) for settings in (found, wanted))
+            there = ", ".join(_stated(found, key) for key in differ)
+            asked = ", ".join(_stated(wanted, key) for key in differ)
             raise RegbenchError(
                 f"{data_dir / dataset.name} was prepared with {there}, not {asked}; "
                 f"choose another dataset.name, or: {dataset.prepare_command} --force"
@@ -131,7 +132,7 @@ def _stated(settings: Mapping[str, Any], key: str) -> str:
 
 def prepared_from(dataset: DatasetConfig) -> dict[str, Any]:
     """Return the name and settings of a data set's source that decide which images are in its files."""
-    # Without what `prepare` merely accepts, so that the images, once prepared, fit all cells that see the same.
+    # What `prepare` merely accepts is left out, so that the images, once prepared, fit all cells that see the same.
     source: dict[str, Any] = decisive(plain(dataset))["source"]
     return source
 

@@ -48,12 +48,12 @@ def prepare(
             read, or no space is left.
     """
     folder = data_dir / config.name
-    # Without the lock, which who may only read could not take.
+    # The first look is without the lock, which those who may only read cannot take.
     done = None if force else _prepared(config, data_dir)
     if done is not None:
         return done
     with locked(folder, progress):
-        # Asked again, because another process may have prepared it while this one waited.
+        # Another process may have prepared it while this one waited.
         done = None if force else _prepared(config, data_dir)
         if done is not None:
             return done

@@ -36,7 +36,7 @@ def prepare_voc07(
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)
         if source_dir is not None and (force or not place.is_dir()):
-            # In the same folder, so that a rename puts it into place at once.
+            # It is in the same folder, so that a rename puts it into place at once.
             new = Path(tempfile.mkdtemp(prefix=".VOCdevkit.", dir=folder))
             try:
                 _bring(source_dir, new, progress)

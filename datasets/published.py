@@ -98,7 +98,7 @@ class Faults(list[str]):
 
 def refuse_if(wrong: Sequence[str], what: str, remedy: str) -> None:
     """Refuse `what` with all that is wrong with it, or the first of it and how many more, in one line."""
-    # All at once, as a source of a terabyte is not mended fault by fault.
+    # All is told at once, as a source of a terabyte is not mended fault by fault.
     if wrong:
         more = len(wrong) - _LISTED
         faults = "; ".join(wrong[:_LISTED]) + (f"; and {more:,} more faults" if more > 0 else "")

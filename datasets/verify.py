@@ -58,7 +58,7 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
             f"{path} is missing or has not the hash in the manifest; write it again: "
             f"regbench prepare {folder.name} --force"
         )
-    # Not splitlines: a name may hold characters that it takes for the end of a line.
+    # A name may hold characters that splitlines takes for the end of a line.
     return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
 
 
@@ -76,7 +76,7 @@ def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str, progres
             return f"{where} cannot be decoded"
         return None
 
-    # Taken here, in order, while threads decode: a digest cannot be put together from parts.
+    # The digest is taken here, in order, while threads decode: it cannot be put together from parts.
     digest = hashlib.sha256()
     lines = []
     found = tracked(in_order(wrong, range(len(beton))), len(beton), title, progress)

@@ -89,7 +89,7 @@ class BarlowTwins(Regularizer):
         weight = self.scale * self.redundancy_weight
         if form == "gram":
             diagonal_Q = shard.sum(torch.linalg.vecdot(y1_NQ, y2_NQ, dim=0)) / n
-            # With n <= q the diagonal is a small part of the norm: no cancellation.
+            # With n <= q the diagonal is a small part of the norm, so nothing cancels.
             norm = shard.sum(_product_of_grams(y1_NQ, y2_NQ, gradients, shard)) / n**2
             redundancy = norm - diagonal_Q.double().square().sum()
             for gradient_NQ in gradients:

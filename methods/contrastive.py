@@ -124,9 +124,11 @@ class Contrastive(Regularizer):
     ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
         """Panels (a, b, rows of a, logits, (zb, its factors, `more`) of another rank) for this rank's rows of a."""
         # This rank's rows can be either end of a pair, so both orders count; they are the same if a = b.
-        blocks = dict.fromkeys(pair for a, b, _ in self._blocks() for pair in ((a, b), (b, a)))
-        for remote in shard.others(*(tensor for view in views for tensor in view), *more):
-            for a, b in blocks:
+        orders: dict[tuple[int, int], None] = {}
+        for a, b, _ in self._blocks():
+            orders |= {(a, b): None, (b, a): None}
+        for remote in shard.others(*views[0], *views[1], *more):
+            for a, b in orders:
                 za_NQ, inverse_a_N = views[a]
                 zb_MQ, inverse_b_M = remote[2 * b : 2 * b + 2]
                 for rows in panels(len(za_NQ), len(zb_MQ), za_NQ):

@@ -131,7 +131,7 @@ class Decomposed(Regularizer):
                 gradients_NQ.append(torch.zeros_like(z_NQ))
                 continue
             if form == "textbook":
-                # By way of u, as the alignment's gradient goes, which is added before both are turned into z's.
+                # This is the gradient for u, as the alignment's is, which is added before both are turned into z's.
                 u_NQ = z_NQ * inverse_N[:, None] if self.unit else z_NQ
                 own, (gradient_NQ,) = differentiate(lambda views: regularizer(views[0]), [u_NQ], shard)
                 gradient_NQ.mul_(share)
@@ -160,4 +160,7 @@ class Decomposed(Regularizer):
 
 
 def _mean(addends: Sequence[Addends]) -> Addends:
-    return {name: torch.stack([own[name] for own in addends]).mean() for name in addends[0]}
+    means = {}
+    for name in addends[0]:
+        means[name] = torch.stack([own[name] for own in addends]).mean()
+    return means

@@ -113,6 +113,6 @@ class Centering(nn.Module):
         if group is not None:
             dist.all_reduce(mean_Q, group=group)
             mean_Q /= dist.get_world_size(group)
-        # Of this step's scores only the next step's are centred, as in the authors' code.
+        # The scores of a step count from the next step on, as in the authors' code.
         self.center.lerp_(mean_Q, 1 - method.center_momentum)
         return centred

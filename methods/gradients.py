@@ -67,10 +67,9 @@ class ValueWithGradient(torch.autograd.Function):
         if shard.n < 2:
             raise RegbenchError(f"{method.label}: embeddings must have n >= 2 rows over all ranks, not {shard.n}")
         form = method.form_at(engine.form, shard.n, views_NQ[0].shape[1])
+        own_NQ = [z_NQ.detach().to(dtype) for z_NQ in views_NQ]
         with drawing(method.random, shard, engine, views_NQ[0].device), fusing(engine.compile):
-            terms, gradients_NQ = method.value_and_gradient(
-                [z_NQ.detach().to(dtype) for z_NQ in views_NQ], global_views, shard, form
-            )
+            terms, gradients_NQ = method.value_and_gradient(own_NQ, global_views, shard, form)
         out.update({name: term.to(dtype) for name, term in terms.items()})
         if shard.world > 1:
             for gradient_NQ in gradients_NQ:
@@ -93,7 +92,7 @@ class ValueWithGradient(torch.autograd.Function):
                 'give engine=Engine(form="textbook") to differentiate twice'
             )
         (scale,) = outputs
-        # In place unless backward may come again: the scaled copy would be the largest scratch of all.
+        # They are scaled in place unless backward may come again: a scaled copy would be the largest scratch of all.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         gradients_NQ = [g_NQ * scale if keep else g_NQ.mul_(scale) for g_NQ in ctx.saved_tensors]
         return None, None, None, None, None, *(gradient_NQ.to(ctx.dtype) for gradient_NQ in gradients_NQ)

@@ -106,7 +106,7 @@ class KerJEPA(Decomposed):
         n, q = u_NQ.shape
         squared_N = u_NQ.square().sum(dim=1)
         pairs_NN = off_diagonal_mask(n, u_NQ)
-        # Not by the mask as an index: a GPU's host would wait to learn how many there are, and a plan never learns.
+        # With the mask as an index a GPU's host would wait to learn how many there are, and a plan never learns.
         values_NN = self.of_pairs(u_NQ @ u_NQ.T, squared_N[:, None] + squared_N, q).where(pairs_NN, 0.0)
         return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
 
@@ -166,7 +166,7 @@ class KerJEPA(Decomposed):
         slope_N.mul_(-2 * (n - 1))
         pairs = torch.zeros((), dtype=torch.float64, device=z_NQ.device)
         for own, (other_MQ, squared_M) in blocks(shard, z_NQ, squared_N):
-            # Lower panels: autograd keeps up to some forty tensors of their size.
+            # The panels are lower because autograd keeps up to some forty tensors of their size.
             for rows in panels(len(z_NQ), 8 * len(other_MQ), z_NQ):
                 value_PM, by_gram_PM, by_squared_PM = _with_slopes(
                     lambda gram, squared: self.of_pairs(gram, squared, q),

@@ -73,7 +73,7 @@ class KoLeo(Decomposed):
 def _nearest(z_NQ: Tensor) -> Tensor:
     """The index of each row's nearest other row, shape (n,), in panels of the Gram matrix."""
     found = []
-    # About the mean, so that the squares of embeddings near a collapse cancel less.
+    # The mean is taken off, so that the squares of embeddings near a collapse cancel less.
     z_NQ = z_NQ - z_NQ.mean(dim=0)
     squared_N = z_NQ.square().sum(dim=1)
     for rows in panels(len(z_NQ), len(z_NQ), z_NQ):

@@ -62,7 +62,8 @@ class MMCR(Native):
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute the nuclear norm of the centroids, and with λ > 0 the mean one of the views of each image."""
-        z_NQV = torch.stack([normalize(z_NQ) for z_NQ in views_NQ], dim=2)
+        units = [normalize(z_NQ) for z_NQ in views_NQ]
+        z_NQV = torch.stack(units, dim=2)
         terms = {"centroids": -torch.linalg.svdvals(z_NQV.mean(dim=2)).sum()}
         if self.local_weight:
             terms["views"] = self.local_weight * torch.linalg.svdvals(z_NQV).sum() / len(z_NQV)
@@ -79,7 +80,8 @@ class MMCR(Native):
         """Compute both terms by eigenvalues, see `Regularizer.value_and_gradient`."""
 
         def terms(views_NQ: Sequence[Tensor]) -> dict[str, Tensor]:
-            z_NVQ = torch.stack([normalize(z_NQ) for z_NQ in views_NQ], dim=1)
+            units = [normalize(z_NQ) for z_NQ in views_NQ]
+            z_NVQ = torch.stack(units, dim=1)
             addends: dict[str, Tensor] = {"centroids": -_NuclearNorm.apply(z_NVQ.mean(dim=1))}
             if self.local_weight:
                 addends["views"] = self.local_weight * _NuclearNorm.apply(z_NVQ) / len(z_NVQ)

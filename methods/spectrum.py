@@ -138,9 +138,10 @@ def spectrum_figure(spectra: Mapping[str, Sequence[float]], q: int) -> Figure:
     axes = figure.add_subplot()
     width = 0.8 / len(spectra)
     for number, (label, coefficients) in enumerate(spectra.items()):
-        rows = spectrum_rows(coefficients)
+        orders, _, shares = zip(*spectrum_rows(coefficients), strict=True)
+        # The bars of an order stand side by side, centred at it.
         offset = (number - (len(spectra) - 1) / 2) * width
-        axes.bar([order + offset for order, _, _ in rows], [share for *_, share in rows], width, label=label)
+        axes.bar(np.array(orders) + offset, shares, width, label=label)
     axes.set(xlabel="order ℓ", ylabel="share of the kernel's weight", yscale="log", title=f"Kernel spectra at q = {q}")
     axes.set_ylim(1e-6, 2)
     axes.legend()

@@ -156,7 +156,7 @@ def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
 @lru_cache(maxsize=64)
 def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
     """The same by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), in as many digits as its smallest value takes."""
-    # That is at t = −1, where the kernel is about exp(−π² q/(4 s)) of its value at 1, or more.
+    # The smallest value is at t = −1: about exp(−π² q/(4 s)) of the one at 1, or more.
     smallest = -(math.pi**2) * q / (4 * diffusion_time) - _DIGITS * math.log(10)
     last = 8
     while True:

@@ -80,7 +80,7 @@ def spanning_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     """
     n = len(z_NQ)
     tree_N = torch.arange(n, device=z_NQ.device)
-    # About the mean, so that the squares cancel less.
+    # The mean is taken off, so that the squares cancel less.
     z_NQ = z_NQ - z_NQ.mean(dim=0)
     squared_N = z_NQ.square().sum(dim=1)
     first: list[int] = []
@@ -118,7 +118,7 @@ def _any_tree(z_NQ: Tensor) -> tuple[Tensor, Tensor]:
     return ends, torch.empty_like(ends)
 
 
-# Not by `torch.library.custom_op`, whose first call imports the compiler, which takes seconds.
+# The first call of `torch.library.custom_op` would import the compiler, which takes seconds.
 _LIBRARY = torch.library.Library("regbench", "FRAGMENT")
 _LIBRARY.define("spanning_tree(Tensor z_NQ) -> (Tensor, Tensor)")
 _LIBRARY.impl("spanning_tree", spanning_tree, "CompositeExplicitAutograd")

@@ -89,7 +89,7 @@ class URJEPA(Native):
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
         """Compute alignment, and the addends of U over the embeddings of all views."""
         z_MQ = torch.cat(list(views_NQ))
-        # About the mean, so that the squares of embeddings near a collapse cancel less.
+        # The mean is taken off, so that the squares of embeddings near a collapse cancel less.
         z_MQ = z_MQ - z_MQ.detach().mean(dim=0)
         squared_M = z_MQ.square().sum(dim=1)
         squared_MM = (squared_M[:, None] + squared_M - 2 * z_MQ @ z_MQ.T).clamp_min(0.0)

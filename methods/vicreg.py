@@ -104,7 +104,7 @@ class VICReg(VarianceCovariance):
         if form == "gram":
             centred_NQ = z_NQ - mean_Q
             variance_Q = shard.sum(torch.linalg.vecdot(centred_NQ, centred_NQ, dim=0)) / (n - 1)
-            # With n <= q the covariance has rank < n and the diagonal is a small part of its norm: no cancellation.
+            # With n <= q the covariance has rank < n and the diagonal is a small part of its norm, so nothing cancels.
             total = shard.sum(energy(centred_NQ, inverse_N, square, gradient_NQ, shard, diagonal=True))
             covariance = (total / (n - 1) ** 2 - variance_Q.double().square().sum()) / q
             gradient_NQ.mul_(2 * covariance_weight / (q * (n - 1) ** 2))

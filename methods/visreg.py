@@ -75,7 +75,7 @@ class VISReg(Sliced):
         n = len(u_NQ)
         mean_Q = u_NQ.mean(dim=0)
         centred_NQ = u_NQ - mean_Q
-        # As a norm: unlike a root of the variance it has a (zero) derivative where a coordinate is constant.
+        # A norm has a (zero) derivative where a coordinate is constant, unlike a root of the variance.
         deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n) + self.epsilon
         projections_NK = centred_NQ / deviation_Q.detach() @ directions_QK
         # Float32 quantiles of 1,024 images would be off by 6e-7.

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 Scalar = Any
 f32 = np.float32
 
-# Beside these files, where numba would put it, `pip uninstall` would leave the compiled code behind.
+# numba would put the compiled code beside these files, where `pip uninstall` would leave it behind.
 if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
     with contextlib.suppress(OSError, RuntimeError):
         # Numba compiles a function anew only when its own file has changed, not when a function that it calls has. So

@@ -80,7 +80,7 @@ def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
     for side, lengths in enumerate((heights, widths)):
         boxes[:, 2 + side] = lengths
         boxes[:, 5 + side] = resize * lengths // shorter
-        # Halves to even, as Python's round, which torchvision uses.
+        # rint takes halves to even, as Python's round does, which torchvision uses.
         boxes[:, 7 + side] = np.rint((boxes[:, 5 + side] - size) / 2)
     return boxes
 

@@ -86,7 +86,7 @@ def flips(key: Keys, flip_p: float) -> Bools:
 
 def patches(key: Keys, number: int, whole: int, size: int) -> Ints:
     """Draw row and column, (N, 2), where patch `number` begins in a square of `whole` px; see `config.ViewsConfig`."""
-    # After the numbers of the crop, which all patches of an image share.
+    # The numbers before these are the crop's, which all patches of an image share.
     first = 1 + 4 * _CROP_ATTEMPTS
     place = np.argsort(uniforms(key, first, 9), axis=1)[:, number]
     moved = (uniforms(key, first + 9 + 2 * number, 2) * (PATCH_JITTER + 1)).astype(np.int64)

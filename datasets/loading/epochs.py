@@ -76,7 +76,7 @@ class _Transfer:
         if self._side is None:
             # Whatever follows makes a new float tensor out of it.
             return crops if self._device.type == "cpu" else crops.to(self._device)
-        # On a stream of its own, so that only the copy is waited for and not the training step before it.
+        # The copy has a stream of its own, so that it alone is waited for and not the training step before it.
         with torch.cuda.stream(self._side):
             copied = crops.to(self._device, non_blocking=True)
         self._side.synchronize()
@@ -159,7 +159,7 @@ class EpochLoader:
             raise RegbenchError(f"interpolation={interpolation} must be bicubic, bilinear or area")
         if workers < 1 or batch_size < 1:
             raise RegbenchError(f"workers ({workers}) and batch size ({batch_size}) are at least 1")
-        # Asked without importing FFCV, which is slow.
+        # This does not import FFCV, which is slow.
         if backend == "auto":
             backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self.backend = backend
@@ -200,7 +200,8 @@ class EpochLoader:
         def boxes(indices: Ints) -> Ints:
             sides = self._beton.heights[indices], self._beton.widths[indices]
             per_view = zip(self._views, keys(indices, draws.CROP), strict=True)
-            return np.stack([boxes_of(view.kind, view.number, key, *sides) for view, key in per_view], axis=1)
+            found = [boxes_of(view.kind, view.number, key, *sides) for view, key in per_view]
+            return np.stack(found, axis=1)
 
         def chains_of(indices: Ints) -> Floats:
             per_view = []

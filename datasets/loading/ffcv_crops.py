@@ -48,7 +48,7 @@ _AHEAD = 4
 _AT_WORK = 2
 # Parts of a batch for each thread. Images differ, so some threads take more parts than others.
 _PARTS_PER_THREAD = 4
-# After so long, whoever waits for a batch is told why.
+# Whoever has waited so long for a batch is told why.
 _COMPILING_S = 2.0
 
 
@@ -158,7 +158,7 @@ class FfcvCrops:
             self._loader.batch_size = batch_size
             batches = EpochIterator(self._loader, order.astype(np.uint64))
         ahead: deque[tuple[Ints, Future[torch.Tensor]]] = deque()
-        # Two pools, because a batch waits for its parts: in one pool, waiting batches could take every thread.
+        # There are two pools because a batch waits for its parts: in one, waiting batches could take every thread.
         with ThreadPoolExecutor(_AT_WORK) as at_work, ThreadPoolExecutor(self._workers) as pool:
             try:
                 for ((indices, file),) in batches:
@@ -180,7 +180,7 @@ class FfcvCrops:
         """Make the views of one batch, in one dimension; see `CropShape.split`."""
         count = len(indices)
         numbers = count * self._shape.numbers_per_image
-        # New memory for each batch, so that the receiver may keep it.
+        # Each batch has new memory, so that the receiver may keep it.
         crops = np.empty(0 if self.finishes else numbers, np.uint8)
         finished = np.empty(numbers if self.finishes else 0, np.float32)
         out = (crops, finished)

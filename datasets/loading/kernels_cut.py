@@ -96,9 +96,9 @@ def _filter_rows(source: Array, start: Array, fours: Array, weights: Array, out:
     n = source.shape[1]
     total = np.empty(n, np.float32)
     for y in range(len(out)):
-        # A half, because whole levels are cut off the sum.
+        # The sum begins with a half because its fraction is cut off in the end.
         total[:] = f32(0.5)
-        # Four rows at once, so that the sum is read and written a quarter as often.
+        # Four rows are added at once, so that the sum is read and written a quarter as often.
         for k in range(0, 4 * fours[y], 4):
             row = start[y] + k
             # The last weights may be zeros that stand for no pixel.

@@ -189,7 +189,7 @@ def finish(crop: Array, chain: Array, taps: int, scale: Array, shift: Array, out
         _blur(planes, size, taps, chain[9])
     if chain[10] <= 255.0:
         _solarize(planes, f32(chain[10]))
-    # First on planes and then into pixels: in one pass the loop would not become vector instructions.
+    # Planes are normalised first and turned into pixels then: one loop would not become vector instructions.
     for c in range(channels):
         plane, factor, offset = planes[c], scale[c], shift[c]
         for i in range(len(plane)):

@@ -77,7 +77,7 @@ class PretrainingLoader(EpochLoader):
         super().__init__(dataset, beton, views, interpolation=interpolation, batch_size=batch_size, **reading)
         self._rank, self._world_size, self._parts = rank, world_size, parts
         if self.backend == "ffcv":
-            # With the first image numba reads its compiled code, or compiles it: no part of the time of training.
+            # numba reads its compiled code with the first image, or compiles it. Training's time does not include that.
             with self._epoch(self._indices[:1], 0, lambda indices, _: indices) as first:
                 next(first)
 
@@ -197,7 +197,7 @@ class EvalLoader(EpochLoader):
         order = draws.epoch_order(self._seed, e, self._indices) if self._random else self._indices
 
         def give(indices: Ints, views: list[Tensor]) -> tuple[Tensor, Tensor]:
-            # As the crops go: a plain copy would wait for all that the device has to do.
+            # Labels go as the crops do: a plain copy would wait for all that the device has to do.
             return views[0], self._transfer(self._labels[torch.from_numpy(indices)])
 
         return self._epoch(order, e, give)

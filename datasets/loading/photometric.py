@@ -141,8 +141,9 @@ def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.ND
     # channels is left out.
     rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
-    # The order of the others is not changed by leaving some out.
-    active = np.array([i for i, strength in enumerate(strengths) if strength > 0 and (channels == 3 or i < 2)], int)
+    # Grey images have neither saturation nor hue, the last two. Leaving some out does not change the others' order.
+    possible = strengths if channels == 3 else strengths[:2]
+    active = np.flatnonzero(np.array(possible) > 0)
     order = active[np.argsort(draws.order[:, active], axis=1)]
     rows[:, : len(active)] = np.where(draws.jitter[:, None], order, -1)
     rows[:, 4:8] = draws.factors
@@ -191,7 +192,7 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
     all_values = _on_device(values, x.device).split(lengths)
     for step, rows, value in zip(steps, all_rows, all_values, strict=True):
         if len(step.rows) == len(x):
-            # All images: without the copies that picking and putting back some would take.
+            # Where it is for all images, nothing has to be picked and put back.
             x = step.operation(x, value)
         else:
             x.index_copy_(0, rows, step.operation(x.index_select(0, rows), value))
@@ -203,7 +204,8 @@ class Normalize:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         """Make it for images on `device`."""
-        self._scale = torch.tensor([1 / (255 * s) for s in std], device=device).view(1, -1, 1, 1)
+        scale = [1 / (255 * s) for s in std]
+        self._scale = torch.tensor(scale, device=device).view(1, -1, 1, 1)
         shift = [-m / s for m, s in zip(mean, std, strict=True)]
         self._shift = torch.tensor(shift, device=device).view(1, -1, 1, 1)
 

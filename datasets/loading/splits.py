@@ -64,7 +64,7 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
             f"data set '{dataset.name}': train_per_class is {dataset.train_per_class}, but class {counts.argmin()} has "
             f"{counts.min()} training images; choose at most {counts.min()}"
         )
-    # In the file's order, as all images would be.
+    # They are in the file's order, as all images would be.
     rows = [np.flatnonzero(labels == label)[: dataset.train_per_class] for label in range(dataset.num_classes)]
     return np.sort(np.concatenate(rows))
 

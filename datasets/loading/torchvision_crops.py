@@ -44,7 +44,7 @@ def resize(image: npt.NDArray[np.uint8], height: int, width: int, interpolation:
     resample = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}[interpolation]
     grey = image.shape[2] == 1
     picture = Image.fromarray(image[:, :, 0] if grey else image)
-    # Two calls, because the order of the passes within one differs between Pillow's versions.
+    # There are two calls because the order of the passes within one differs between Pillow's versions.
     picture = picture.resize((width, picture.height), resample).resize((width, height), resample)
     resized = np.asarray(picture)
     return resized[:, :, None] if grey else resized
@@ -116,7 +116,7 @@ class TorchvisionCrops:
             # One worker is this process: a signal that arrives while a process is forked can be lost.
             num_workers=self._workers if self._workers > 1 else 0,
             pin_memory=self._pin_memory,
-            # Its own generator: the global one must not depend on which loader runs.
+            # It has a generator of its own: the global one must not depend on which loader runs.
             generator=torch.Generator(),
         )
         return _checked(iter(loader))

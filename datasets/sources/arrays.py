@@ -130,7 +130,7 @@ def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
     last = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        # Not rows[-n:], which would be all of them where n is 0.
+        # rows[-n:] would be all of them where n is 0.
         last[rows[len(rows) - len(rows) // share :]] = True
     return last
 
@@ -141,6 +141,6 @@ def _split(name: str, images: Pixels, labels: Labels, rows: npt.NDArray[np.intp]
     def chosen() -> Iterator[tuple[Pixels, str]]:
         return ((images[row], f"{name}[{row}]") for row in rows)
 
-    # As they are stored: grey images too have three channels.
+    # Grey images too are stored with three channels.
     image_bytes = 3 * math.prod(images.shape[1:3])
     return Split(labels[rows], chosen, image_bytes)

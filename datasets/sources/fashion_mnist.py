@@ -55,7 +55,7 @@ def _idx(files: ArrayFiles, name: str, dimensions: int) -> Pixels | None:
     """Read a gzipped IDX file of bytes: 0, 0, 8 (bytes), number of dimensions, sizes (big-endian), values."""
     if (packed := files.read(name)) is None:
         return None
-    # After the magic number and the sizes.
+    # The magic number and the sizes come first, four bytes each.
     values_start = 4 + 4 * dimensions
     try:
         content = gzip.decompress(packed)

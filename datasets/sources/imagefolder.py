@@ -157,8 +157,9 @@ def _divide_by_hash(folder: Path, parts: Mapping[str, Files], share: float) -> t
         chosen[role] = files
         taken_from[role] = f"{part}/"
     missing = [split for split in ("test", "tuning") if split not in chosen]
+    too_few = [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)]
     refuse_if(
-        [f"{name} has {len(files)}" for name, files in train.items() if len(files) <= len(missing)],
+        too_few,
         f"{folder}: each class needs at least {len(missing) + 1} images to be divided",
         "add some, or leave out the class",
     )

@@ -168,7 +168,8 @@ def _kaggle_labels(source_dir: Path, wrong: Faults) -> dict[str, str]:
 
 def _places205(source_dir: Path, wrong: Faults) -> dict[str, Files]:
     """Find the files that Places205's two lists name, by class, sorted by name."""
-    folder = next((source_dir / path for path in _PLACES_IMAGES if (source_dir / path).is_dir()), None)
+    folders = [source_dir / path for path in _PLACES_IMAGES]
+    folder = next(filter(Path.is_dir, folders), None)
     if folder is None:
         wrong.append(f"{_PLACES_IMAGES[0]}/ is missing")
     listed = {part: _places205_list(source_dir, part, wrong) for part in ("train", "val")}

@@ -239,7 +239,7 @@ def _taken_images(file: Any, column: str, taken: npt.NDArray[np.bool_]) -> Itera
     row = 0
     for group in range(file.num_row_groups):
         end = row + file.metadata.row_group(group).num_rows
-        # Of 20 % of ImageNet most row groups have none.
+        # With 20 % of ImageNet most row groups have no image to take.
         batches = file.iter_batches(_BATCH, [group], [column]) if taken[row:end].any() else ()
         for batch in batches:
             # A column of structs, of which only the bytes were asked for, gives dictionaries.

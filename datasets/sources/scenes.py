@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -101,7 +102,7 @@ class Scenes(Source):
             self._refuse_too_few(split, labels, foreground, names)
             splits[split] = self._split(split, labels, foreground)
         if self.patterns > 1:
-            names = [f"{name}, {pattern}" for name in names for pattern in PATTERNS[: self.patterns]]
+            names = [f"{name}, {pattern}" for name, pattern in product(names, PATTERNS[: self.patterns])]
         return Contents(splits, names)
 
     def _counts(self) -> dict[str, int]:
@@ -190,7 +191,7 @@ class _Scenes:
             scenes = np.flatnonzero(garments == label)
             self.rows[scenes] = rows[: len(scenes)]
         self.hue = drawn[:, 0]
-        # Not too near the border, where a garment would be cut off.
+        # A centre near the border would cut its garment off.
         self.x = 0.2 + 0.6 * drawn[:, 1]
         self.y = 0.2 + 0.6 * drawn[:, 2]
         self.scale = 0.6 + 0.4 * drawn[:, 3]
