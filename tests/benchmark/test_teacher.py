@@ -192,5 +192,5 @@ def test_dino_collapses_without_its_center() -> None:
     method = build("dino", prototypes=32, warmup=0.0)
     rank, spread = trained(method, "ema", 0, 120)
     collapsed_rank, collapsed_spread = trained(method, "ema", 0, 120, centred=False)
-    assert spread > 0.4
+    assert spread > 0.3
     assert collapsed_rank < rank and collapsed_spread < spread / 3
