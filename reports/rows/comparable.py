@@ -26,7 +26,10 @@ _TRAINING_ONLY = (
 )
 
 # Of two settings that tell the same cells apart, a table shows the one that comes first here.
-_SHOWN_FIRST = ("embedding_dim", "batch_size", "augmentation.name", "epochs")
+_SHOWN_FIRST = (
+    *("embedding_dim", "batch_size", "augmentation.name", "epochs"),
+    *("network.teacher", "network.predictor.depth"),
+)
 
 
 @functools.cache

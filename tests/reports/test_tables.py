@@ -554,6 +554,15 @@ def test_what_rows_of_unequal_views_have_in_common_is_told(recorder: Callable[[P
         assert "augmentation" in [column.name for column in table.columns]
 
 
+def test_a_method_with_a_teacher_stands_in_the_same_table(runs: Path, record: Make) -> None:
+    for linear, overrides in ((70.0, []), (75.0, ["network.teacher=ema", "network.predictor.depth=2"])):
+        record("VICReg", linear=linear, cell={"network": load_run(overrides)[0].plain()["network"]})
+    table = leaderboard(task(runs))
+    assert [column.name for column in table.columns[:3]] == ["method", "teacher", KNN]
+    assert [row[1].text for row in table.rows] == ["ema", "–"]
+    assert any("an EMA teacher" in note for note in table.notes)
+
+
 def test_failures_of_many_kinds_are_counted(runs: Path, record: Make) -> None:
     record("VICReg", 0)
     planned(runs, *({"id": f"{i:012x}", "label": "VICReg", "seed": i} for i in range(1, 8)))
