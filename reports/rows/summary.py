@@ -25,10 +25,7 @@ from regbench.reports.rows.significance import Best, Tukey, best
 LEADING = ("knn_top1", "linear_top1")
 
 # How a setting that varies is called in a table's head, where its own name is not it.
-SETTING_NAMES = {
-    **{"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"},
-    **{"network.momentum": "teacher's momentum"},
-}
+SETTING_NAMES = {"embedding_dim": "q", "batch_size": "batch", "epochs": "epochs"}
 
 # Stands for a number that there is not.
 DASH = "–"
@@ -37,6 +34,8 @@ DASH = "–"
 def setting_name(key: str) -> str:
     """Say what tables call a setting."""
     name = key.removesuffix(".name").rpartition(".")[2]
+    if key == "network.momentum":
+        return "teacher's momentum"
     group, _, rest = key.removeprefix("network.").partition(".")
     return SETTING_NAMES.get(key, f"{group} {name}" if rest and group in ("projector", "predictor") else name)
 
