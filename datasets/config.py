@@ -234,7 +234,7 @@ class DatasetConfig:
 
     @property
     def prepare_command(self) -> str:
-        """How it is prepared: what is published by its name, one's own images by the kind of their source."""
+        """The command that prepares it, by a published data set's name or by the kind of source of one's own images."""
         if self.source.own:
             preset = self.name if self.source.about else SOURCES.name(self.source)
             words = [preset, "--source-dir FOLDER"]

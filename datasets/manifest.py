@@ -126,7 +126,7 @@ class Manifest:
 
 
 def _stated(settings: Mapping[str, Any], key: str) -> str:
-    """Word one setting, of which those of an older or newer source may lack some."""
+    """Word one setting, which the settings of an older or newer source may lack."""
     return f"{'source' if key == 'name' else key} {shown(settings[key])}" if key in settings else f"no {key}"
 
 

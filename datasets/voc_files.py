@@ -113,10 +113,9 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
 def whole_images(
     paths: tuple[Path, ...], *, shorter: int, size: int, interpolation: str, batch_size: int, workers: int
 ) -> Iterator[Tensor]:
-    """Make batches (n, 3, size, size) uint8 of whole images, in order; a refusal names the file."""
+    """Make batches (n, 3, size, size) uint8 of whole images, in order, in threads; a refusal names the file."""
 
-    # As VISSL does: the shorter side is resized to `shorter` px first, then the whole image to a
-    # square of `size` px, whatever its shape. `workers` threads read.
+    # VISSL resizes twice, too: the shorter side to `shorter` px, then the image to a square, whatever its shape.
     def read(path: Path) -> Tensor:
         pixels = read_image(path)
         height, width, _ = pixels.shape

@@ -60,7 +60,7 @@ class AUH(Decomposed):
         self.require(0 < self.scale <= 20, "scale must be in (0, 20]")
 
     def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
+        """Return λ, whatever q is."""
         return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -72,7 +72,7 @@ class AUH(Decomposed):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The logarithm of a streamed energy."""
+        """The textbook form, and `gram`: the logarithm of a streamed energy."""
         return ("textbook", "gram")
 
     def add_regularizer(

@@ -56,7 +56,7 @@ class BarlowTwins(Regularizer):
         self.require(self.scale > 0 and self.epsilon > 0, "scale and epsilon must be > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Invariance (the diagonal) and redundancy (the rest of the correlation)."""
+        """Compute invariance (the diagonal) and redundancy (the rest of the correlation)."""
         correlation_QQ = self._normalize(z1_NQ).T @ self._normalize(z2_NQ) / len(z1_NQ)
         diagonal_Q = correlation_QQ.diagonal()
         redundancy = correlation_QQ.square().sum() - diagonal_Q.square().sum()
@@ -71,13 +71,13 @@ class BarlowTwins(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩: the redundancy does not need the correlation."""
+        """All three: as ‖Ẑ₁ᵀẐ₂‖² = ⟨Ẑ₁Ẑ₁ᵀ, Ẑ₂Ẑ₂ᵀ⟩, the redundancy does not need the correlation."""
         return ("textbook", "gram", "covariance")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
+        """Compute it in Gram or covariance form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
         views = [self._normalizer(z_NQ, shard) for z_NQ in (z1_NQ, z2_NQ)]
         # The Gram form needs normalised rows in every panel and keeps them. The other form makes them by chunks.
@@ -124,7 +124,7 @@ class BarlowTwins(Regularizer):
         return terms, *gradients
 
     def _normalizer(self, z_NQ: Tensor, shard: Shard) -> tuple[Callable[[slice], Tensor], Tensor]:
-        """What gives some of this rank's rows with mean 0 and variance 1 over all ranks, and the variance's factors."""
+        """Return a function giving a slice of this rank's rows, normalised over all ranks, and 1/√(variance + ε)."""
         mean_Q = shard.sum(z_NQ.sum(dim=0)) / shard.n
         variance_Q = torch.zeros_like(mean_Q)
         # A second pass, because E z² − (E z)² would lose digits to a large mean.
@@ -136,7 +136,7 @@ class BarlowTwins(Regularizer):
 
 
 def _product_of_grams(a_NQ: Tensor, b_NQ: Tensor, gradients: tuple[Tensor, Tensor], shard: Shard) -> Tensor:
-    """Σᵢⱼ (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j; adds half of the gradients of the whole batch's sum."""
+    """Sum (aᵢ·aⱼ)(bᵢ·bⱼ) over this rank's i and all j; add half of the gradients of the whole batch's sum."""
     total = torch.zeros((), dtype=torch.float64, device=a_NQ.device)
     gradient_a_NQ, gradient_b_NQ = gradients
     n = len(a_NQ)

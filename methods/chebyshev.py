@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
-    """Σ_k c_k T_k(s), by Clenshaw's recurrence: three tensors, whatever the degree, and differentiable.
+    """Compute Σ_k c_k T_k(s), by Clenshaw's recurrence: three tensors, whatever the degree, and differentiable.
 
     Args:
         coefficients: c_0, c_1, …, at least one.
@@ -25,7 +25,7 @@ def chebyshev_series(coefficients: Sequence[float], s: Tensor) -> Tensor:
 
 
 def series_derivative(coefficients: Sequence[float]) -> tuple[float, ...]:
-    """The coefficients of the derivative."""
+    """Compute the coefficients of the derivative."""
     return tuple(np.polynomial.chebyshev.chebder(coefficients).tolist())
 
 

@@ -43,11 +43,11 @@ class Contrastive(Regularizer):
         self.require(self.temperature > 0, "temperature must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
-        """The addend of the positive pairs' cosine similarities, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ unless overridden."""
+        """Compute the positives' addend of their cosines, shape (n,): −mean sim(zᵢ, z⁺ᵢ)/τ unless overridden."""
         return -similarity_N.mean() / self.temperature
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment (the positives) and uniformity (the log-sum-exp)."""
+        """Compute alignment (the positives) and uniformity (the log-sum-exp)."""
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         uniformity = self._log_sums(z1_NQ, z2_NQ).mean()
         if self.anchors == 2:
@@ -56,7 +56,7 @@ class Contrastive(Regularizer):
         return {"alignment": alignment, "uniformity": self.uniformity_weight * uniformity}
 
     def _log_sums(self, anchor_NQ: Tensor, other_NQ: Tensor) -> Tensor:
-        """For each anchor log Σ exp(sim/τ), shape (n,)."""
+        """Compute log Σ exp(sim/τ) of each anchor, shape (n,)."""
         logits = []
         if self.own_view:
             logits.append(mask_diagonal(anchor_NQ @ anchor_NQ.T / self.temperature))
@@ -67,13 +67,13 @@ class Contrastive(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Two streamed passes over the Gram matrix, of which one half is computed: log-sums, then gradients."""
+        """The textbook form, and `gram`: log-sums, then gradients, in two passes over one half of the Gram matrix."""
         return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.pair_value_and_gradient`: 4 n² q FLOP for each set of pairs within a view."""
+        """Compute it in 4 n² q FLOP for each set of pairs in a view, see `Regularizer.pair_value_and_gradient`."""
         views = [(z1_NQ, inverse_lengths(z1_NQ)), (z2_NQ, inverse_lengths(z2_NQ))]
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))
         log_sums = self._streamed_log_sums(views, shard)
@@ -100,14 +100,14 @@ class Contrastive(Regularizer):
         return {"alignment": alignment.detach(), "uniformity": self.uniformity_weight * total / rows}, *gradients
 
     def _blocks(self) -> Iterator[tuple[int, int, bool]]:
-        """Pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal is left out."""
+        """Yield pairs of views (a, b) whose Gram block counts, a <= b, and whether its diagonal is left out."""
         if self.own_view:
             yield from ((view, view, True) for view in range(self.anchors))
         if self.cross_view != "none":
             yield 0, 1, self.cross_view == "others"
 
     def _own(self, views: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, slice, slice, Tensor, Tensor]]:
-        """Panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's pairs, each pair once."""
+        """Yield panels (a, b, rows of a, rows of b, unit rows of a, logits) of this rank's pairs, each pair once."""
         for a, b, hollow in self._blocks():
             (za_NQ, inverse_a_N), (zb_NQ, inverse_b_N) = views[a], views[b]
             for rows in panels(len(za_NQ), len(zb_NQ), za_NQ, triangle=a == b):
@@ -122,7 +122,7 @@ class Contrastive(Regularizer):
     def _others(
         self, views: list[tuple[Tensor, Tensor]], shard: Shard, *more: Tensor
     ) -> Iterator[tuple[int, int, slice, Tensor, tuple[Tensor, ...]]]:
-        """Panels (a, b, rows of a, logits, (zb, its factors, `more`) of another rank) for this rank's rows of a."""
+        """Yield panels (a, b, rows of a, logits, (zb, its factors, `more`)), a this rank's and b another rank's."""
         # This rank's rows can be either end of a pair, so both orders count; they are the same if a = b.
         orders: dict[tuple[int, int], None] = {}
         for a, b, _ in self._blocks():
@@ -136,7 +136,7 @@ class Contrastive(Regularizer):
                     yield a, b, rows, logits_PM.mul_(inverse_b_M / self.temperature), (zb_MQ, inverse_b_M, *remote[4:])
 
     def _streamed_log_sums(self, views: list[tuple[Tensor, Tensor]], shard: Shard) -> list[Tensor]:
-        """The log-sums of this rank's anchors, of both views; −∞ where a view has no anchors."""
+        """Compute the log-sums of this rank's anchors, of both views; −∞ where a view has no anchors."""
         log_sums = [torch.full_like(inverse_N, -torch.inf) for _, inverse_N in views]
 
         def add(view: int, rows: slice, more: Tensor) -> None:

@@ -64,7 +64,7 @@ class CorInfoMax(Decomposed):
         self.require(self.epsilon >= 1e-12, "epsilon must be >= 1e-12")
 
     def alignment_scale(self, q: int) -> float:
-        """α, at every q."""
+        """Return α, whatever q is."""
         return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:

@@ -79,6 +79,6 @@ class DCLW(DCL):
         self.require(self.sigma > 0, "sigma must be > 0")
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
-        """−mean w sim/τ."""
+        """Compute −mean w sim/τ."""
         weight_N = 2 - len(similarity_N) * (similarity_N / self.sigma).softmax(dim=0)
         return -(weight_N * similarity_N).mean() / self.temperature

@@ -71,7 +71,7 @@ class FroSSL(Native):
 
 
 def _log_purity(z_NQ: Tensor) -> Tensor:
-    """The value of log (‖ZᵀZ‖_F² / tr(ZᵀZ)²), by the smaller of ZᵀZ and ZZᵀ, which have one norm and one trace."""
+    """Compute log (‖ZᵀZ‖_F² / tr(ZᵀZ)²), by the smaller of ZᵀZ and ZZᵀ, which have one norm and one trace."""
     n, q = z_NQ.shape
     gram = z_NQ.T @ z_NQ if q < n else z_NQ @ z_NQ.T
     tiny = torch.finfo(z_NQ.dtype).tiny

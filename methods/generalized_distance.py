@@ -53,7 +53,7 @@ class GeneralizedDistance(KernelRegularizer):
         self.require(0 < self.exponent <= 2, "exponent must be in (0, 2]")
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """−(2 − 2t)^{p/2}, same shape as t."""
+        """Compute −(2 − 2t)^{p/2}, same shape as t."""
         squared_distance = 2 - 2 * t
         if self.exponent == 2:
             return -squared_distance
@@ -62,5 +62,5 @@ class GeneralizedDistance(KernelRegularizer):
         return -torch.where(squared_distance > epsilon, squared_distance.clamp_min(epsilon) ** (self.exponent / 2), 0.0)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
-        """−2 + 2t for p = 2."""
+        """Return the coefficients of −2 + 2t if p = 2."""
         return (-2.0, 2.0, 0.0) if self.exponent == 2 else None

@@ -69,7 +69,7 @@ class IVNE(Native):
 
 
 def _entropy(z_NQ: Tensor) -> Tensor:
-    """The von Neumann entropy of ZᵀZ/n. The gradient of `eigvalsh` is sound at repeated eigenvalues.
+    """Compute the von Neumann entropy of ZᵀZ/n. The gradient of `eigvalsh` is sound at repeated eigenvalues.
 
     In double precision: near a collapse the logarithm of the smaller eigenvalues is what counts, and in single
     precision these are rounding.

@@ -98,7 +98,7 @@ class KerJEPA(Decomposed):
         return f"KerJEPA ({self.statistic.upper().replace('SLICED_', 'sliced ')}, {self.kernel})"
 
     def alignment_scale(self, q: int) -> float:
-        """1, at every q."""
+        """Return 1, whatever q is."""
         return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -111,7 +111,7 @@ class KerJEPA(Decomposed):
         return self._addends(values_NN.sum() / (n * (n - 1)), self.of_embeddings(squared_N, q).mean(), q)
 
     def of_pairs(self, gram: Tensor, squared: Tensor, q: int) -> Tensor:
-        """Compute what D is the mean of over pairs, of any shape.
+        """Compute the function of pairs whose mean is in D, for any shape.
 
         Args:
             gram: x·y.
@@ -135,7 +135,7 @@ class KerJEPA(Decomposed):
         return gram * f + 2 * (r2 - q) * first - 4 * r2 * second
 
     def of_embeddings(self, squared: Tensor, q: int) -> Tensor:
-        """Compute E k(x, y) of an MMD from ‖x‖², of any shape; 0 of a KSD, whose kernel's expectation that is."""
+        """Compute E k(x, y) from ‖x‖², of any shape; it is 0 for the Stein kernel of a KSD."""
         b, square = self.bandwidth, self.bandwidth * q
         if self.statistic == "sliced_mmd":
             return sliced_gaussian(squared / (2 * b + 2), q) * math.sqrt(b / (b + 1))
@@ -152,7 +152,7 @@ class KerJEPA(Decomposed):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Streamed over the Gram matrix."""
+        """The textbook form, and `gram`, streamed over the Gram matrix."""
         return ("textbook", "gram")
 
     def add_regularizer(
@@ -195,7 +195,7 @@ def _with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[T
 
 
 def sliced_gaussian(x: Tensor, q: int) -> Tensor:
-    """₁F₁(½; q/2; −x) = E exp(−x a²) for a coordinate a of a uniform unit vector, x >= 0 of any shape.
+    """Compute ₁F₁(½; q/2; −x) = E exp(−x a²) for a coordinate a of a uniform unit vector, x >= 0 of any shape.
 
     It is (1 + 2x/q)^{−½} times a smooth function of w = x/(x + q/2), whose Chebyshev series is summed: to ten digits
     for q >= 3.
@@ -207,7 +207,7 @@ def sliced_gaussian(x: Tensor, q: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _sliced_series(q: int) -> tuple[float, ...]:
-    """The Chebyshev coefficients, by Gauss-Legendre quadrature of E exp(−x cos²θ), the density being ∝ sin^{q−2} θ."""
+    """Compute the coefficients by Gauss-Legendre quadrature of E exp(−x cos²θ), the density being ∝ sin^{q−2} θ."""
     # With these numbers the error is 4e-11 at q = 3, and smaller at larger q.
     degree = 40
     points, weights = np.polynomial.legendre.leggauss(800)

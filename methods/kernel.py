@@ -31,10 +31,10 @@ class KernelEnergy(Decomposed):
 
     @abstractmethod
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """φ(t) for inner products t of any shape, in embedding dimension q; same shape."""
+        """Compute φ(t) of inner products t of any shape, in embedding dimension q; same shape."""
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
-        """φ(t) and φ′(t), same shape as t; by autograd unless a kernel knows better."""
+        """Compute φ(t) and φ′(t), same shape as t; by autograd unless a kernel knows better."""
         with torch.enable_grad():
             leaf = t.detach().requires_grad_()
             phi = self.kernel(leaf, q)
@@ -42,7 +42,7 @@ class KernelEnergy(Decomposed):
         return phi.detach(), derivative
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
-        """(c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
+        """Return (c₀, c₁, c₂) if φ(t) = c₀ + c₁ t + c₂ t², which opens the covariance form; None otherwise."""
         return None
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -57,7 +57,7 @@ class KernelEnergy(Decomposed):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Gram, and covariance for polynomials of degree two at most."""
+        """The textbook form, `gram`, and `covariance` for polynomials of degree two at most."""
         # Whether a kernel is quadratic does not depend on q, so any will do.
         return ("textbook", "gram", "covariance") if self.quadratic(2) else ("textbook", "gram")
 
@@ -96,12 +96,12 @@ class KernelRegularizer(KernelEnergy):
         self.require(self.alignment_weight >= 0, "alignment_weight must be >= 0")
 
     def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
+        """Return λ, whatever q is."""
         return self.alignment_weight
 
 
 def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
-    """Legendre (Gegenbauer) polynomials P_0(q; t) … P_order(q; t), normalised to P_ℓ(q; 1) = 1.
+    """Compute the Legendre (Gegenbauer) polynomials P_0(q; t) … P_order(q; t), normalised to P_ℓ(q; 1) = 1.
 
     By the three-term recurrence (ℓ + q − 2) P_{ℓ+1} = (2ℓ + q − 2) t P_ℓ − ℓ P_{ℓ−1}, which stays within [−1, 1]
     at every q, where the explicit sum (Theorem 1 of the paper) overflows.
@@ -122,7 +122,7 @@ def legendre(order: int, t: Tensor, q: int) -> list[Tensor]:
 
 
 def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
-    """Σ_ℓ c_ℓ P_ℓ(q; t), by Clenshaw's backward recurrence: two tensors, whatever the order, and differentiable.
+    """Compute Σ_ℓ c_ℓ P_ℓ(q; t) by Clenshaw's backward recurrence: two tensors, whatever the order, and differentiable.
 
     The derivative is a series in dimension q + 2, since P_ℓ′(q; t) = ℓ (ℓ + q − 2)/(q − 1) P_{ℓ−1}(q + 2; t).
 
@@ -139,7 +139,7 @@ def legendre_series(coefficients: Sequence[float], t: Tensor, q: int) -> Tensor:
 
 
 def series_derivative(coefficients: Sequence[float], q: int) -> list[float]:
-    """The coefficients, in dimension q + 2, of the derivative of a Legendre series in dimension q."""
+    """Compute the coefficients, in dimension q + 2, of the derivative of a Legendre series in dimension q."""
     # The derivative of a constant has one coefficient, as a series needs.
     return [c * order * (order + q - 2) / (q - 1) for order, c in enumerate(coefficients)][1:] or [0.0]
 

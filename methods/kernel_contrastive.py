@@ -94,7 +94,7 @@ class KernelContrastive(Regularizer):
         }
 
     def _attraction(self, u1_NQ: Tensor, u2_NQ: Tensor) -> Tensor:
-        """−2 k of each positive pair, shape (n,)."""
+        """Compute −2 k of each positive pair, shape (n,)."""
         # The kernel k of `log` lacks the ½ that K has.
         return (-4 if self.kernel == "log" else -2) * self._of_squares((u1_NQ - u2_NQ).square().sum(dim=1))
 
@@ -102,7 +102,7 @@ class KernelContrastive(Regularizer):
         return self._of_squares(2 - 2 * t)
 
     def _of_squares(self, squared: Tensor) -> Tensor:
-        """K of squared distances of any shape."""
+        """Compute K of squared distances of any shape."""
         if self.kernel == "gaussian":
             return (-self.scale * squared).exp()
         if self.kernel == "log":
@@ -122,13 +122,13 @@ class KernelContrastive(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Streamed over panels of the Gram matrices of the views."""
+        """The textbook form, and `gram`, streamed over panels of the Gram matrices of the views."""
         return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.pair_value_and_gradient`."""
+        """Compute it in Gram form, see `Regularizer.pair_value_and_gradient`."""
         pairs = shard.n * (shard.n - 1)
         views = [z_NQ.detach().requires_grad_() for z_NQ in (z1_NQ, z2_NQ)]
         with torch.enable_grad():

@@ -59,7 +59,7 @@ class KoLeo(Decomposed):
         self.require(self.epsilon > 0, "epsilon must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
+        """Return λ, whatever q is."""
         return self.alignment_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -71,7 +71,7 @@ class KoLeo(Decomposed):
 
 
 def _nearest(z_NQ: Tensor) -> Tensor:
-    """The index of each row's nearest other row, shape (n,), in panels of the Gram matrix."""
+    """Find the index of each row's nearest other row, shape (n,), in panels of the Gram matrix."""
     found = []
     # The mean is taken off, so that the squares of embeddings near a collapse cancel less.
     z_NQ = z_NQ - z_NQ.mean(dim=0)

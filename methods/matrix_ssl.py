@@ -61,7 +61,7 @@ class MatrixSSL(Regularizer):
         self.require(self.order >= 1 and self.shift > 0, "order must be >= 1 and shift > 0")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Uniformity (which aligns the views too, by the cross-covariance) and alignment."""
+        """Compute uniformity (which aligns the views too, by the cross-covariance) and alignment."""
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         z1_NQ, z2_NQ = z1_NQ - z1_NQ.mean(dim=0), z2_NQ - z2_NQ.mean(dim=0)
         identity_QQ = torch.eye(z1_NQ.shape[1], dtype=z1_NQ.dtype, device=z1_NQ.device)

@@ -96,7 +96,7 @@ def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
 
     Args:
         shifted_NQ: The columns, centred or not.
-        z_NQ: They before that.
+        z_NQ: The columns as they were before.
     """
     size_Q = torch.linalg.vector_norm(z_NQ.detach(), dim=0)
     # Means of constant columns are up to 5 ulp off, of 10⁵ rows.

@@ -96,7 +96,7 @@ class HardestContrastive(Regularizer):
         )
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Alignment above its margin, and the distance to the nearest other image below its own."""
+        """Compute the alignment above its margin, and the distance to the nearest other image below its own."""
         z1_NQ, z2_NQ = normalize(z1_NQ), normalize(z2_NQ)
         square1_N, square2_N = (z_NQ.square().sum(dim=1) for z_NQ in (z1_NQ, z2_NQ))
         # The squares are not all 1, as in 2 − 2 cos: `normalize` sets the shortest rows to zero.

@@ -40,9 +40,9 @@ class Quadratic(KernelRegularizer):
     )
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """t², same shape as t."""
+        """Compute t², same shape as t."""
         return t.square()
 
     def quadratic(self, q: int) -> tuple[float, float, float]:
-        """(0, 0, 1)."""
+        """Return (0, 0, 1)."""
         return 0.0, 0.0, 1.0

@@ -47,10 +47,10 @@ class RBF(KernelRegularizer):
         self.require(self.scale > 0, "scale must be > 0")
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """exp(−2 scale (1 − t)), same shape as t."""
+        """Compute exp(−2 scale (1 − t)), same shape as t."""
         return (-2 * self.scale * (1 - t)).exp()
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
-        """φ and φ′ = 2 scale φ."""
+        """Compute φ and φ′ = 2 scale φ."""
         phi = self.kernel(t, q)
         return phi, 2 * self.scale * phi

@@ -70,7 +70,7 @@ class SFRIK(KernelRegularizer):
         return max(order for order, weight in enumerate(self.weights, 1) if weight)
 
     def regularized_views(self, count: int, global_views: int) -> int:
-        """All, or the global ones."""
+        """Return how many views there are, or how many global ones."""
         return count if self.regularize_local else global_views
 
     @property
@@ -79,19 +79,19 @@ class SFRIK(KernelRegularizer):
         return f"SFRIK (L={self.order})"
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """Σ_ℓ b_ℓ P_ℓ(q; t), same shape as t."""
+        """Compute Σ_ℓ b_ℓ P_ℓ(q; t), same shape as t."""
         total = torch.zeros_like(t)
         for weight, polynomial in zip(self.weights, legendre(self.order, t, q)[1:], strict=True):
             total = total + weight * polynomial
         return total
 
     def kernel_and_derivative(self, t: Tensor, q: int) -> tuple[Tensor, Tensor]:
-        """Two Legendre series: the derivative's is in dimension q + 2."""
+        """Compute both as Legendre series; the derivative's is in dimension q + 2."""
         coefficients = (0.0, *self.weights)
         return legendre_series(coefficients, t, q), legendre_series(series_derivative(coefficients, q), t, q + 2)
 
     def quadratic(self, q: int) -> tuple[float, float, float] | None:
-        """b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""
+        """Return the coefficients of b_1 t + b_2 (q t² − 1)/(q − 1) for L <= 2."""
         if self.order > 2:
             return None
         b1, b2 = (*self.weights, 0.0)[:2]

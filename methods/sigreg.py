@@ -63,7 +63,7 @@ class SIGReg(Sliced):
         self.require(self.largest_frequency > 0 and self.scale > 0, "largest_frequency and scale must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """The product s (1 − λ), at every q."""
+        """Return s (1 − λ), whatever q is."""
         return self.scale * (1 - self.regularization_weight)
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:

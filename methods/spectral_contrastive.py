@@ -51,7 +51,7 @@ class SpectralContrastive(Regularizer):
         self.require(0 < self.mu < float("inf"), "mu must be > 0 and finite")
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        """Attraction of the two views of an image, and repulsion of the views of different images."""
+        """Compute the attraction of the two views of an image, and the repulsion of the views of different images."""
         n = len(z1_NQ)
         z1_NQ, z2_NQ = self._clip(z1_NQ), self._clip(z2_NQ)
         different_NN = ~torch.eye(n, dtype=torch.bool, device=z1_NQ.device)
@@ -71,13 +71,13 @@ class SpectralContrastive(Regularizer):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Streamed over panels of the Gram matrix of the two views."""
+        """The textbook form, and `gram`, streamed over panels of the Gram matrix of the two views."""
         return ("textbook", "gram")
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Streamed, see `Regularizer.pair_value_and_gradient`."""
+        """Compute it in Gram form, see `Regularizer.pair_value_and_gradient`."""
         n = shard.n
         views, factors = (z1_NQ, z2_NQ), (self._factors(z1_NQ), self._factors(z2_NQ))
         gradients = (torch.zeros_like(z1_NQ), torch.zeros_like(z2_NQ))

@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 
 def log_harmonics(q: int, order: int) -> Array:
-    """The logarithm of N(q, ℓ), the number of independent spherical harmonics, for ℓ = 0 … order.
+    """Compute the logarithm of N(q, ℓ), the number of independent spherical harmonics, for ℓ = 0 … order.
 
     N(q, ℓ) = (2ℓ + q − 2)/(ℓ + q − 2) · C(ℓ + q − 2, ℓ), so N(q, ℓ)/N(q, ℓ−1) is a short product; N itself overflows
     at the dimensions that projectors have.
@@ -37,10 +37,10 @@ def log_harmonics(q: int, order: int) -> Array:
 
 
 def quadrature(q: int, nodes: int) -> tuple[Array, Array]:
-    """Gauss quadrature for t = u·v with u, v uniform on the sphere: E f(t) ≈ Σ w f(t), exact to degree 2·nodes − 1.
+    """Return nodes t and weights w of a Gauss quadrature: E f(u·v) ≈ Σ w f(t) for u, v uniform on the sphere.
 
-    The density of t is proportional to (1 − t²)^{(q−3)/2}. Nodes are eigenvalues of the Jacobi matrix of its
-    orthonormal polynomials (Golub and Welsch, 1969), which are well scaled at every q.
+    It is exact to degree 2·nodes − 1. The density of t is proportional to (1 − t²)^{(q−3)/2}. Nodes are eigenvalues of
+    the Jacobi matrix of its orthonormal polynomials (Golub and Welsch, 1969), which are well scaled at every q.
     """
     beside = np.sqrt(_recurrence(q, nodes - 1))
     points, vectors = np.linalg.eigh(np.diag(beside, 1) + np.diag(beside, -1))
@@ -59,7 +59,7 @@ def _recurrence(q: int, count: int) -> Array:
 
 
 def expand(phi: Callable[[Array], Array], q: int, order: int, nodes: int | None = None) -> Array:
-    """b_0 … b_order of φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t), shape (order + 1,).
+    """Compute b_0 … b_order of φ(t) = Σ_ℓ b_ℓ P_ℓ(q; t), shape (order + 1,).
 
     b_ℓ = N(q, ℓ) E[φ(t) P_ℓ(q; t)] = √N(q, ℓ) E[φ(t) p_ℓ(t)] with the orthonormal p_ℓ = √N P_ℓ. Both factors are
     computed as such, so nothing overflows; what limits the accuracy is the rounding of φ, of which √N(q, ℓ) times as
@@ -120,13 +120,13 @@ def spectra_of(names: Sequence[str], q: int, order: int) -> dict[str, tuple[floa
 
 
 def spectrum_rows(coefficients: Sequence[float]) -> list[tuple[int, float, float]]:
-    """(ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding changes."""
+    """List (ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding changes."""
     total = sum(coefficients[1:])
     return [(order, b, b / total) for order, b in enumerate(coefficients) if order]
 
 
 def spectrum_figure(spectra: Mapping[str, Sequence[float]], q: int) -> Figure:
-    """Bars of each kernel's share b_ℓ / Σ_{ℓ≥1} b_ℓ against the order ℓ.
+    """Draw bars of each kernel's share b_ℓ / Σ_{ℓ≥1} b_ℓ against the order ℓ.
 
     Args:
         spectra: b_0, b_1, … of each kernel, by label.

@@ -94,11 +94,11 @@ class SphericalDiscrepancy(KernelEnergy):
         return f"{self.statistic.upper()} ({self.spectrum})"
 
     def alignment_scale(self, q: int) -> float:
-        """(1 − λ) q: the mean over views and images of the squared distance to the global views' mean."""
+        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
         return (1 - self.regularization_weight) * q
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """λ Σ_{ℓ≥1} c_ℓ P_ℓ(q; t), same shape as t."""
+        """Compute λ Σ_{ℓ≥1} c_ℓ P_ℓ(q; t), same shape as t."""
         if self.spectrum == "susreg":
             below_one = torch.zeros_like(t)
             for k, c in enumerate(_susreg_series(q), 1):
@@ -110,7 +110,7 @@ class SphericalDiscrepancy(KernelEnergy):
 
 @lru_cache(maxsize=64)
 def _coefficients(statistic: str, spectrum: str, diffusion_time: float, order: int, q: int) -> tuple[float, ...]:
-    """0, c_1, c_2, … up to the order where they vanish in double precision; their sum is 1."""
+    """Compute 0, c_1, c_2, … up to the order where they vanish in double precision; their sum is 1."""
     last = order if spectrum == "bandlimited" else _last_order(diffusion_time, q)
     orders = np.arange(last + 1)
     logarithms = _heat_logarithms(diffusion_time, q, last) if spectrum == "heat" else log_harmonics(q, last)
@@ -129,7 +129,7 @@ def _heat_logarithms(diffusion_time: float, q: int, last: int) -> Array:
 
 
 def _last_order(diffusion_time: float, q: int) -> int:
-    """An order from which on the heat kernel's weights are below double precision."""
+    """Find an order from which on the heat kernel's weights are below double precision."""
     last = 8
     while True:
         logarithms = _heat_logarithms(diffusion_time, q, last)
@@ -141,7 +141,7 @@ def _last_order(diffusion_time: float, q: int) -> int:
 
 @lru_cache(maxsize=64)
 def _susreg_series(q: int) -> tuple[float, ...]:
-    """The coefficients of (t − 1)^k, k = 1, 2, …, of (φ(t) − 1)/(1 − b_0) for SUSReg's kernel φ.
+    """Compute the coefficients of (t − 1)^k, k = 1, 2, …, of (φ(t) − 1)/(1 − b_0) for SUSReg's kernel φ.
 
     φ(t) = E exp(−(1 − t) x²) = ₁F₁(½; q/2; −(1 − t)) = Σ_k (½)_k/(q/2)_k (t − 1)^k/k!. The 1 is taken off before it can
     cost digits: φ differs from it by about 1/q.

@@ -78,7 +78,7 @@ class SphericalKL(Decomposed):
         self.require(self.diffusion_time >= 1, "diffusion_time must be >= 1")
 
     def alignment_scale(self, q: int) -> float:
-        """(1 − λ) q: the mean over views and images of the squared distance to the global views' mean."""
+        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
         return (1 - self.regularization_weight) * q
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -94,7 +94,7 @@ class SphericalKL(Decomposed):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Two streamed passes over the Gram matrix: densities, then gradients."""
+        """The textbook form, and `gram`: densities, then gradients, in two passes over the Gram matrix."""
         return ("textbook", "gram")
 
     def add_regularizer(
@@ -136,7 +136,7 @@ def _log_area(q: int) -> float:
 
 @lru_cache(maxsize=64)
 def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
-    """The Chebyshev coefficients of log φ on [−1, 1], φ being the heat kernel of the sphere in q dimensions, φ(1) = 1.
+    """Compute Chebyshev coefficients on [−1, 1] of log φ for the heat kernel φ of the sphere in q dimensions, φ(1) = 1.
 
     Args:
         q: Dimension of the space, >= 2.
@@ -155,7 +155,7 @@ def log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def _summed_log_heat_kernel(q: int, diffusion_time: float) -> tuple[float, ...]:
-    """The same by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), in as many digits as its smallest value takes."""
+    """Compute them by the series Σ_ℓ exp(−s λ_ℓ/q) N(q, ℓ) P_ℓ(q; t), in as many digits as its smallest value takes."""
     # The smallest value is at t = −1: about exp(−π² q/(4 s)) of the one at 1, or more.
     smallest = -(math.pi**2) * q / (4 * diffusion_time) - _DIGITS * math.log(10)
     last = 8

@@ -67,7 +67,7 @@ class SUSReg(Sliced):
         self.require(self.largest_frequency > 0, "largest_frequency must be > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """(1 − λ) q: the mean over views and images of the squared distance to the global views' mean."""
+        """Return (1 − λ) q: the squared distance to the global views' mean is a sum over coordinates."""
         return (1 - self.regularization_weight) * q
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:
@@ -89,7 +89,7 @@ class SUSReg(Sliced):
 
 @lru_cache(maxsize=1024)
 def _characteristic_less_one(frequency: float, q: int) -> float:
-    """₀F₁(; q/2; −t²/4) − 1, the characteristic function of a coordinate of a uniform unit vector, by its series."""
+    """Sum the series of ₀F₁(; q/2; −t²/4) − 1; ₀F₁ is the characteristic function of a uniform unit vector's entry."""
     term, total = 1.0, 0.0
     for k in range(1, 200):
         term *= -(frequency**2) / 4 / ((q / 2 + k - 1) * k)

@@ -55,15 +55,15 @@ class TiCo(KernelEnergy):
         self.require(self.covariance_weight >= 0, "covariance_weight must be >= 0")
 
     def alignment_scale(self, q: int) -> float:
-        """½ q: 1 − cos is half of a squared distance, which is not divided by q."""
+        """Return ½ q: 1 − cos is half of a squared distance, which is not divided by q."""
         return 0.5 * q
 
     def kernel(self, t: Tensor, q: int) -> Tensor:
-        """ρ t², same shape as t."""
+        """Compute ρ t², same shape as t."""
         return self.covariance_weight * t.square()
 
     def quadratic(self, q: int) -> tuple[float, float, float]:
-        """(0, 0, ρ)."""
+        """Return (0, 0, ρ)."""
         return 0.0, 0.0, self.covariance_weight
 
     def regularizer(self, u_NQ: Tensor) -> Addends:

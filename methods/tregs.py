@@ -57,7 +57,7 @@ class TREGS(Decomposed):
         self.require(min(weights) >= 0, "weights must be >= 0")
 
     def alignment_scale(self, q: int) -> float:
-        """The product β q: the published alignment is not divided by q."""
+        """Return β q: the published alignment is not divided by q."""
         return self.alignment_weight * q
 
     def regularizer(self, u_NQ: Tensor) -> Addends:

@@ -83,7 +83,7 @@ class URJEPA(Native):
 
     @property
     def label(self) -> str:
-        """Another statistic is another method."""
+        """The name with the statistic, since another statistic is another method."""
         return "UR-JEPA" if self.statistic == "cglt" else f"UR-JEPA ({self.statistic})"
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class URJEPA(Native):
         }
 
     def _radii(self, z_MQ: Tensor) -> Tensor:
-        """The radii of embeddings about their mean."""
+        """Compute the radii of embeddings about their mean."""
         largest = torch.linalg.vector_norm(z_MQ, dim=1).quantile(0.5).clamp_min(1e-6)
         exponents = torch.linspace(0, 1 / self.dimension, self.scales + 1, dtype=z_MQ.dtype, device=z_MQ.device)
         radii: Tensor = largest * (-math.log(len(z_MQ)) * exponents).exp()

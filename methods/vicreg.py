@@ -40,7 +40,7 @@ class VarianceCovariance(Decomposed):
         self.require(min(weights) >= 0 and self.epsilon > 0, "weights must be >= 0 and epsilon > 0")
 
     def alignment_scale(self, q: int) -> float:
-        """λ, at every q."""
+        """Return λ, whatever q is."""
         return self.alignment_weight
 
     def hinge(self, variance_Q: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class VICReg(VarianceCovariance):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """‖ZᵀZ‖ = ‖ZZᵀ‖: the covariance term does not need the covariance."""
+        """All three: as ‖ZᵀZ‖ = ‖ZZᵀ‖, the covariance term does not need the covariance."""
         return ("textbook", "gram", "covariance")
 
     def add_regularizer(

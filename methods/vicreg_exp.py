@@ -60,7 +60,7 @@ class VICRegExp(VarianceCovariance):
         return self._of_rows((u_NQ - u_NQ.mean(dim=0)).T)
 
     def _of_rows(self, x: Tensor) -> Addends:
-        """Compute them of the variables in the rows of x, shape (variables, observations)."""
+        """Compute them with the rows of x as variables, shape (variables, observations)."""
         observations = x.shape[1]
         hinge = self.hinge(x.var(dim=1))
         covariance = mask_diagonal(x @ x.T / (self.temperature * (observations - 1))).logsumexp(dim=1).mean()

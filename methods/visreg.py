@@ -67,7 +67,7 @@ class VISReg(Sliced):
         self.require(min(self.center_weight, self.scale_weight, self.shape_weight) >= 0, "weights must be >= 0")
 
     def alignment_scale(self, q: int) -> float:
-        """1 − λ, at every q."""
+        """Return 1 − λ, whatever q is."""
         return 1 - self.regularization_weight
 
     def sliced(self, u_NQ: Tensor, directions_QK: Tensor) -> Addends:

@@ -56,7 +56,7 @@ class WeakSIGReg(Decomposed):
         self.require(self.sketch_dim >= 1, "sketch_dim must be >= 1")
 
     def alignment_scale(self, q: int) -> float:
-        """1, at every q."""
+        """Return 1, whatever q is."""
         return 1.0
 
     def regularizer(self, u_NQ: Tensor) -> Addends:

@@ -73,8 +73,7 @@ def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: I
 
 def center_boxes(heights: Ints, widths: Ints, resize: int, size: int) -> Ints:
     """Make boxes (N, 9): the shorter side is resized to `resize` px, the central `size` x `size` px are kept."""
-    # The longer side is cut down to whole pixels and the margins are rounded, as torchvision's
-    # `Resize` and `CenterCrop` do.
+    # `Resize` and `CenterCrop` of torchvision too cut the longer side down to whole pixels, and round margins.
     shorter = np.minimum(heights, widths)
     boxes = np.zeros((len(heights), 9), np.int64)
     for side, lengths in enumerate((heights, widths)):

@@ -108,9 +108,8 @@ def crop_boxes(
     Returns:
         (N, 5): top, left, height, width (px) and flip (0 or 1).
     """
-    # The area is uniform in `scale` times the image's, the ratio (width / height) log-uniform in
-    # `ratio`; of ten attempts the first that fits is taken, else the largest centred box with a
-    # ratio in range.
+    # The area is uniform in `scale` times the image's, the ratio (width / height) log-uniform in `ratio`. The first of
+    # ten attempts that fits is taken, else the largest centred box with a ratio in range.
     boxes = np.empty((len(key), 5), np.int64)
     boxes[:, 4] = flips(key, flip_p)
     log_low, log_high = np.log(ratio[0]), np.log(ratio[1])

@@ -93,8 +93,7 @@ def to_grayscale(x: Tensor, _: Tensor) -> Tensor:
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Blur with standard deviation `sigma` (N,) px."""
-    # Each image is multiplied from both sides by its own banded matrix, which has the mirrored
-    # borders in it.
+    # Each image is multiplied from both sides by its own banded matrix, which has the mirrored borders in it.
     size = x.shape[-1]
     taps = blur_taps(size)
     offset = torch.arange(taps, device=x.device) - taps // 2
@@ -137,8 +136,7 @@ class _Step:
 
 def chains(draws: PhotometricDraws, config: ViewConfig, channels: int) -> npt.NDArray[np.float64]:
     """List what is done to one view of N images: (N, 11), each row as in `CHAIN`."""
-    # The images' parameters were drawn from `config`. What changes nothing on images of so many
-    # channels is left out.
+    # `draws` were made from `config`. What changes nothing on images of so many channels is left out.
     rows = np.full((len(draws.jitter), len(CHAIN)), -1.0)
     strengths = (config.brightness, config.contrast, config.saturation, config.hue)
     # Grey images have neither saturation nor hue, the last two. Leaving some out does not change the others' order.
@@ -200,7 +198,7 @@ def photometric(crops: Tensor, chain: npt.NDArray[np.float64]) -> Tensor:
 
 
 class Normalize:
-    """From [0, 255] to (x / 255 - mean) / std per channel; its constants are brought to the device once."""
+    """Turns x in [0, 255] into (x / 255 - mean) / std per channel; its constants are brought to the device once."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         """Make it for images on `device`."""

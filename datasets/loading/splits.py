@@ -22,8 +22,7 @@ def open_pretraining_split(dataset: DatasetConfig, data_dir: Path) -> tuple[Beto
 
 def open_split(dataset: DatasetConfig, split: str, data_dir: Path, choice: Path | None) -> tuple[Beton, Ints]:
     """Open a split for evaluation; return its file and the places in it of the images to use."""
-    # The test split is opened only with the record of what was chosen before, and on which split:
-    # `choice`.
+    # The test split is opened only with `choice`, the record of what was chosen before, and on which split.
     if split == "test":
         _check_choice(choice)
     return _open(Manifest.load(data_dir, dataset), dataset, split, data_dir)

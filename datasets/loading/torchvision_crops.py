@@ -86,8 +86,7 @@ def _as_it_is(batch: Any) -> Any:
 
 def _checked(batches: Iterator[Any]) -> CropStream:
     """Raise refusals among the batches."""
-    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer tells its workers to
-    # stop and joins them.
+    # Closing the generator drops the `DataLoader`'s iterator, whose finalizer stops its workers and joins them.
     for batch in batches:
         if isinstance(batch, RegbenchError):
             raise batch

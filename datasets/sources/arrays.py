@@ -44,7 +44,7 @@ class ArrayFiles:
         return None
 
     def add(self, part: str, name: str, images: Pixels | None, labels: Labels | None, num_classes: int) -> None:
-        """Take images and the labels of file `name` as a part, unless something is wrong; None could not be read."""
+        """Take images and the labels of file `name` as a part, unless a fault is found; None could not be read."""
         if images is None or labels is None:
             return
         if len(images) != len(labels) or len(labels) == 0:
@@ -78,7 +78,7 @@ class Arrays(Source):
     downloaded_to: ClassVar[str] = ""
     """Their folder in that of the downloads, if it is another one."""
     tuning_share: ClassVar[int]
-    """One of so many training images of each class is for tuning."""
+    """How many training images of each class there are for each one that is for tuning."""
 
     @property
     def expected(self) -> Mapping[str, int]:
@@ -126,7 +126,7 @@ class Arrays(Source):
 
 
 def last_of_each_class(labels: Labels, share: int) -> npt.NDArray[np.bool_]:
-    """Tell of each image whether it is among the last of its class, which are one of so many."""
+    """Tell of each image whether it is among the last of its class, of whose images one in `share` is."""
     last = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
