@@ -98,9 +98,9 @@ class Regularizer(ABC):
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device. All ranks draw the same then."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What keeps a network from collapsing that the loss itself does not: `predictor`, `stop_gradient` or `ema`."""
+    """What has to keep the network from collapsing as the loss does not: `predictor`, `stop_gradient` or `ema`."""
     space: ClassVar[Space | None] = None
-    """The hyperparameters that a tuning searches, and where; empty: none. None: nobody has stated it."""
+    """The hyperparameters that a tuning searches, and where: none if it is empty. None means that nobody stated it."""
 
     @abstractmethod
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:

@@ -26,10 +26,9 @@ class CorInfoMax(Decomposed):
     authors' code; the paper's objective is q times this loss with its α.
 
     The determinant is computed in float64, as in the authors' code, by ε^q det(I + R_v/ε) and in the smaller of n and
-    q. A column of ones next to the centred embeddings, to which it is orthogonal, takes out the zero eigenvalue
-    that centring gives the (n, n) side; its factor 1 + 1/ε is divided out. Of a batch of low rank some per cent of the
-    gradient are rounding all the same: that of the embeddings themselves in the directions that they do not fill,
-    divided by ε.
+    q. A column of ones next to the centred embeddings, to which it is orthogonal, takes out the zero eigenvalue that
+    centring gives the (n, n) side; its factor 1 + 1/ε is divided out. In a batch of low rank some per cent of the
+    gradient is rounding all the same: that of the embeddings in directions they do not fill is divided by ε.
 
     Attributes:
         alignment_weight: α, multiplying the mean over n and q.

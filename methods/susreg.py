@@ -24,7 +24,7 @@ class SUSReg(Sliced):
     empirical characteristic function along the random direction a, and ψ that of a coordinate of a uniform vector on
     the sphere, ₀F₁(; q/2; −t²/4). Above q = 256 the paper takes N(0, 1/q) for the coordinate; here it is exact at
     every q. Its mean over directions is n ∫ (1 − ψ²) e^{−t²/2} dt, about √(2π) n/q, times `susreg_mmd`, in which a
-    point costs 1. Of the weight the paper says that it is Gaussian; e^{−t²/2} is LeJEPA's. The density
+    point costs 1. The paper says of the weight only that it is Gaussian; e^{−t²/2} is LeJEPA's. The density
     e^{−t²/2}/√(2π), in Eq. (14) of the same authors' next paper (arXiv 2606.17603, 2026), makes EP smaller by √(2π).
     If the paper's λ belongs to that, ours has to have a λ/(1 − λ) smaller by √(2π): 0.021 for their 0.05. The integral
     is by the trapezoid rule on [0, T], doubled; T and the number of knots are this benchmark's.

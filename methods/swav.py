@@ -21,7 +21,7 @@ class SwAV(Regularizer):
     """−mean Σ_k code(z₂)ᵢ_k log softmax(z₁ᵢ/τ)_k of scores z (Caron et al., NeurIPS 2020, Eqs. (2) and (3)).
 
     The codes of a batch are exp(z₂/ε) after some iterations of Sinkhorn and Knopp: each prototype gets n/K images, then
-    each image sums to 1. They are of the target, so in training no gradient flows through them.
+    each image sums to 1. Codes are targets, so in training no gradient flows through them.
 
     Attributes:
         prototypes: K, the number of prototypes.

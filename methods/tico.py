@@ -23,8 +23,8 @@ class TiCo(KernelEnergy):
     kernel, ρ n⁻² Σᵢⱼ (zᵢ·zⱼ)², and its gradient, which comes by one of its two factors, half of that kernel's.
 
     The original keeps C ← β C + (1 − β) C_batch over the steps, with β = 0.9, and compares with the embeddings of a
-    momentum network, of which the gradient flows through the other network's only. This is β = 0, which needs no
-    state, and the mean over the views; `network.teacher=ema` is the momentum network.
+    momentum network, through which no gradient flows. This is β = 0, which needs no state, and the mean over the views;
+    `network.teacher=ema` is the momentum network.
 
     Attributes:
         covariance_weight: ρ >= 0.

@@ -20,11 +20,11 @@ from regbench.spaces import Range, Space
 class URJEPA(Native):
     """(1 − λ) mean_v (Z_v − Z̄)² + λ s U(Z) (Le, arXiv 2606.01443, 2026), Z the M embeddings of all views.
 
-    By the released code (SPATIOLYX/UR-JEPA, ur_jepa/ and scripts/pretrain.py). Its views are all global, and Z̄ is their
-    mean; with local views, which it has not, Z̄ is the mean of the global ones. Radii r_0 > … > r_K are spaced evenly in
-    their logarithm, from the median distance to the mean down to M^{−1/m} of it, m being the dimension aimed at; no
-    gradient flows through them. δ = log(r_0/r_K)/K. With weights w_ij = exp(−‖zᵢ − zⱼ‖²/2r²) and the density
-    θ_r(zᵢ) = r^{−m} mean_j w_ij, pairs i = j included, U is
+    By the released code (SPATIOLYX/UR-JEPA, ur_jepa/ and scripts/pretrain.py). Its views are all global, and Z̄ is
+    their mean; with local views, which the release lacks, Z̄ is the mean of the global ones. Radii r_0 > … > r_K are
+    spaced evenly in their logarithm, from the median distance to the mean down to M^{−1/m} of it, m being the dimension
+    aimed at; no gradient flows through them. δ = log(r_0/r_K)/K. With weights w_ij = exp(−‖zᵢ − zⱼ‖²/2r²) and the
+    density θ_r(zᵢ) = r^{−m} mean_j w_ij, pairs i = j included, U is
 
     - `cglt`: δ Σ_k mean_i [log θ_{r_k}(zᵢ) − log θ_{r_{k−1}}(zᵢ)]² + a A, the square function of Chousionis, Garnett,
       Le and Tolsa, with the regularity term A = mean_k var_i log θ_{r_k}(zᵢ) (over M);

@@ -21,7 +21,7 @@ class VIbCReg(VarianceCovariance):
     v = mean over coordinates of max(0, 1 − √(var + ε)) as in VICReg, and c = q⁻² Σ_{j≠k} R_jk² with the correlations R
     of the coordinates in place of their covariances. Weights, conventions (v is not halved, c is a mean over all q²
     entries) and ε are those of the authors' code (ML4ITS/vibcreg, vibcreg/frameworks/vibcreg_.py and
-    vibcreg/losses/covariance_loss.py), which solo-learn has too. A coordinate that is constant has no correlations: 0.
+    vibcreg/losses/covariance_loss.py), which solo-learn has too. A constant coordinate has the correlation 0.
 
     Attributes:
         alignment_weight: λ.

@@ -48,6 +48,7 @@ class ImageFolder(DividedFiles):
 
     class_list: str | None = None
     train_list: str | None = None
+    # With 0.4 each, tuning and test leave a fifth of the images for training.
     held_out: Annotated[float, Field(gt=0, le=0.4)] | None = None
 
     title = "a folder of images"
