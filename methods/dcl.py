@@ -80,5 +80,6 @@ class DCLW(DCL):
 
     def alignment(self, similarity_N: Tensor) -> Tensor:
         """Compute −mean w sim/τ."""
+        # A softmax times n has the mean 1, and so have these weights.
         weight_N = 2 - len(similarity_N) * (similarity_N / self.sigma).softmax(dim=0)
         return -(weight_N * similarity_N).mean() / self.temperature

@@ -23,6 +23,7 @@ class DHEL(Contrastive):
 
     temperature: float = 0.3
     cross_view: ClassVar[str] = "none"
+    # The energies of both views are added up; `Contrastive` takes their mean.
     uniformity_weight: ClassVar[float] = 2.0
 
     metadata: ClassVar[Metadata] = Metadata(

@@ -54,6 +54,7 @@ class MMCR(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
+    # The range holds the 0 of the paper's experiments, which no logarithmic one could.
     space: ClassVar[Space] = {"local_weight": Range(0, 0.2, "linear", balances=True, least=0)}
 
     def __post_init__(self) -> None:
