@@ -33,9 +33,10 @@ def effort_table(summary: Summary) -> Table | None:
     ]
     optimism = luck(summary)
     if optimism is not None:
+        direction = "less" if optimism >= 0 else "more"
         notes.append(
-            "The best is optimistic, as the same images and seeds choose and score it: on the same split, the chosen "
-            f"configurations score {optimism:.2f} points less with other seeds (mean over the rows)."
+            "The best is optimistic, as the same images and seeds choose and score it. On the same split, the chosen "
+            f"configurations score {abs(optimism):.2f} points {direction} with other seeds (mean over the rows)."
         )
     else:
         notes.append("The best is optimistic, as the same images and seeds choose and score it.")

@@ -75,6 +75,17 @@ def test_the_table_says_what_trials_bring_and_how_optimistic_the_best_is(runs: P
     assert "score 3.00 points less with other seeds" in told.notes[-1]
 
 
+def test_a_choice_that_was_unlucky_scores_more_with_other_seeds(runs: Path, record: Make) -> None:
+    trial(record, 10, 60.0)
+    best = trial(record, 20, 80.0, final=True)
+    for seed in (1, 2):
+        trial(record, 20, 81.0, final=True, seed=seed)
+    tuning_choice(runs / "quickstart", chosen("VICReg", ranked(best)))
+    told = effort_table(task(runs))
+    assert told is not None
+    assert "score 1.00 points more with other seeds" in told.notes[-1]
+
+
 def test_trials_of_a_search_are_compared_at_the_length_that_most_have(runs: Path, record: Make) -> None:
     trial(record, 10, 75.0, final=True)
     trial(record, 20, 70.0)
