@@ -168,7 +168,8 @@ def trained(method: Regularizer, teacher: str, depth: int, steps: int, *, centre
         """Another brightness of each colour, and noise."""
         noise = 0.2 * torch.randn(len(rows), 3, 16, 16, generator=generator)
         gain, shift = torch.rand(2, len(rows), 3, 1, 1, generator=generator)
-        return images_NCHW[rows] * (0.6 + 0.8 * gain) + shift - 0.5 + noise
+        seen_NCHW: Tensor = images_NCHW[rows] * (0.6 + 0.8 * gain) + shift - 0.5 + noise
+        return seen_NCHW
 
     for _ in range(steps):
         rows = torch.randperm(96, generator=generator)[:48]

@@ -73,7 +73,7 @@ def test_dino_of_lightly() -> None:
         assert_close(found.total, wanted)
         assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
         assert_close(centering.center, theirs.center.flatten())
-    assert centering.center.norm() > 0
+    assert torch.any(theirs.center != 0)
 
 
 def test_swav_of_lightly() -> None:
