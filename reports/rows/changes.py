@@ -96,13 +96,16 @@ def changes(summary: Summary, others: Sequence[Summary]) -> list[Change] | None:
             _compare(change, change.now, change.before, summary.leading)
     for name in summary.leading:
         tested = [change for change in found if name in change.differences]
-        corrected = holm([change.differences[name].p for change in tested])
+        # Each score is a family of its own: a second one does not make the test of the first stricter.
+        p_values = [change.differences[name].p for change in tested]
+        corrected = holm(p_values)
         for change, p in zip(tested, corrected, strict=True):
             change.differences[name] = replace(change.differences[name], p_holm=p)
     return found
 
 
 def _compare(change: Change, now: Row, before: Row, scores: Sequence[str]) -> None:
+    # The cell of a baseline holds settings of a method, on which none of its scores depend.
     if not now.is_reference:
         change.settings = _differing(before, now)
     for name in scores:
@@ -122,7 +125,8 @@ def differ(now: Mapping[int, float], before: Mapping[int, float]) -> Difference:
     ours, theirs = np.array(list(now.values())), np.array(list(before.values()))
     means = float(ours.mean()), float(theirs.mean())
     # Scores are stated to a hundredth at most: what is below a billionth is rounding.
-    shared = np.round([now[seed] - before[seed] for seed in now.keys() & before.keys()], 9)
+    of_pairs = [now[seed] - before[seed] for seed in now.keys() & before.keys()]
+    shared = np.round(of_pairs, 9)
     pairs = len(shared) if len(shared) >= MIN_PAIRS else 0
     if not pairs and min(len(ours), len(theirs)) < 2:
         return Difference(*means, math.nan, math.nan, math.nan, 0)
@@ -130,6 +134,7 @@ def differ(now: Mapping[int, float], before: Mapping[int, float]) -> Difference:
     if not any(map(np.ptp, [shared] if pairs else [ours, theirs])):
         # Without any spread t is infinite, or 0/0 where nothing has changed.
         return Difference(*means, middle, middle, float(not middle), pairs)
+    # Welch's form of the second test, because nothing says that two sweeps scatter alike.
     test = ttest_1samp(shared, 0) if pairs else ttest_ind(ours, theirs, equal_var=False)
     interval = test.confidence_interval(0.95)
     return Difference(*means, float(interval.low), float(interval.high), float(test.pvalue), pairs)
@@ -140,8 +145,10 @@ def _paired(now: Sequence[Row], before: Sequence[Row]) -> list[tuple[Row | None,
     former = {(row.label, row_settings(row.first)): row for row in before}
     same = [former.pop((row.label, row_settings(row.first)), None) for row in now]
     for place, row in enumerate(now):
-        unpaired = [i for i, other in enumerate(now) if other.label == row.label and same[i] is None]
+        alike = [i for i, other in enumerate(now) if other.label == row.label]
+        unpaired = [i for i in alike if same[i] is None]
         left = [key for key in former if key[0] == row.label]
+        # With two rows left on one side, nobody can tell which of them has become which.
         if unpaired == [place] and len(left) == 1:
             same[place] = former.pop(left[0])
     gone = [(None, row) for row in former.values()]

@@ -32,12 +32,14 @@ _SHOWN_FIRST = (
 )
 
 
+# It is asked for every setting of every record, and thousands of records have the same hundred names.
 @functools.cache
 def is_setting(key: str) -> bool:
     """Tell whether a full name is of the setting of a comparison, not of a hyperparameter or of one protocol."""
     if key == "optimizer.name":  # another optimizer is another setting; its numbers are tuned
         return True
     if key.startswith("evaluation."):
+        # The probe's rate is tuned within a run, and a kNN of another k has a score of its own.
         return key.startswith(_EVALUATION) and not key.endswith(("learning_rates", "other_k"))
     return not key.startswith(_TUNED)
 
@@ -73,7 +75,9 @@ def varying_settings(settings: Iterable[Settings]) -> list[str]:
     shown: list[str] = []
     groups = 1
     for key in [*_SHOWN_FIRST, *sorted(others)]:
-        apart = len({tuple(map(row.get, (*shown, key))) for row in rows})
+        told_by = (*shown, key)
+        apart = len({tuple(map(row.get, told_by)) for row in rows})
+        # A setting that divides no group further says again what those that are shown say.
         if apart > groups:
             shown.append(key)
             groups = apart

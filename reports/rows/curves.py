@@ -48,7 +48,8 @@ def curve(row: Row, name: str) -> list[Point]:
     for epoch, found in sorted(by_epoch.items()):
         value = stat(each.score.value for each in found)
         if value is not None:
-            points.append(Point(epoch, math.fsum(each.train_s for each in found) / len(found), value))
+            seconds = math.fsum(each.train_s for each in found)
+            points.append(Point(epoch, seconds / len(found), value))
     return points
 
 
@@ -95,7 +96,8 @@ def reached(row: Row, name: str, percent: float) -> Reached:
     for found in seeds:
         enough = [each for each in found if each.score.value >= percent]
         first += enough[:1]
-    return Reached(stat(each.epoch for each in first), stat(each.train_s for each in first), len(seeds))
+    epochs, train_s = stat(each.epoch for each in first), stat(each.train_s for each in first)
+    return Reached(epochs, train_s, len(seeds))
 
 
 def curve_notes(summary: Summary) -> list[str]:
@@ -119,8 +121,13 @@ def curve_notes(summary: Summary) -> list[str]:
 
 def _seeds(row: Row, name: str) -> list[list[ScoreInTraining]]:
     """Return what was measured of each seed that came to its end."""
-    of_seeds = [_of(record, name) for record in row.records if record.status == "done"]
-    return [found for found in of_seeds if found]
+    # A run may pass an accuracy and diverge later. It would count as one that is there soon.
+    of_seeds = []
+    for record in row.records:
+        found = _of(record, name) if record.status == "done" else []
+        if found:
+            of_seeds.append(found)
+    return of_seeds
 
 
 def _of(record: Record, name: str) -> list[ScoreInTraining]:

@@ -80,13 +80,16 @@ def components(rows: Iterable[Mapping[int, Sequence[float]]]) -> Components | No
         if len(row) < 2:
             continue
         for scores in row.values():
+            # NumPy's variance divides by n, so this is the sum of squares about the search's mean.
             within += float(np.var(scores)) * len(scores)
         within_freedom += int(counts.sum()) - len(row)
         between += float(counts @ (means - np.average(means, weights=counts)) ** 2)
         between_freedom += len(row) - 1
+        # The sum of n₀, each with its degrees of freedom: n₀ is the number of seeds where all searches have as many.
         size += float(counts.sum() - np.square(counts).sum() / counts.sum())
     if not within_freedom or not between_freedom:
         return None
     of_seed = within / within_freedom
     of_search = (between / between_freedom - of_seed) / (size / between_freedom)
+    # A difference of two estimates, which is below 0 by chance where searches hardly differ.
     return Components(math.sqrt(of_seed), math.sqrt(max(0.0, of_search)))

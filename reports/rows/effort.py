@@ -13,6 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
+from regbench.benchmark.rundir.record import Record
 from regbench.benchmark.rundir.tuning_choice import APART
 from regbench.reports.rows.summary import Configuration, Row, Summary, of_same_seeds
 
@@ -42,6 +43,7 @@ def expected_best(scores: Sequence[float]) -> list[float]:
     for k in range(1, n + 1):
         found.append(float(share @ ordered))
         if k < n:
+            # The ratio of neighbouring shares: binomials themselves leave the range of a float from n = 1,030 on.
             share = share * np.maximum(below - k + 1, 0) / k * (k + 1) / (n - k)
     return found
 
@@ -53,14 +55,19 @@ def efforts(summary: Summary) -> list[Effort]:
     keys = [key for key in summary.varying if key != "epochs"]
     repeated = any(choice.repeated for choice in summary.choices.values())
     groups: dict[tuple[str, ...], dict[int, dict[int, list[Configuration]]]] = {}
-    for configuration in (*summary.configurations, *([] if by_epochs else summary.short)):
+    short = [] if by_epochs else summary.short
+    for configuration in (*summary.configurations, *short):
         if configuration.is_reference or "external" in configuration.first.cell:
             continue
         lengths = groups.setdefault(configuration.place(keys), {})
         searches = lengths.setdefault(int(configuration.first.cell["epochs"]), {})
-        for number in {record.seed // APART if repeated else 0 for record in configuration.records}:
-            own = [record for record in configuration.records if not repeated or record.seed // APART == number]
-            searches.setdefault(number, []).append(Configuration(tuple(own)))
+        own: dict[int, list[Record]] = {}
+        for record in configuration.records:
+            # A repeat adds so much to the seeds of its search.
+            number = record.seed // APART if repeated else 0
+            own.setdefault(number, []).append(record)
+        for number, records in own.items():
+            searches.setdefault(number, []).append(Configuration(tuple(records)))
     found = []
     for row in summary.rows:
         lengths = {} if row.is_reference else groups.get(row.place(keys), {})
@@ -71,6 +78,7 @@ def efforts(summary: Summary) -> list[Effort]:
         # The length of most trials, and of equally many the longer one.
         epochs = max(lengths, key=lambda length: (sum(map(len, lengths[length].values())), length))
         curves = [expected_best(_scores(trials, summary)) for trials in lengths[epochs].values()]
+        # A mean over the searches takes a k that all of them have reached.
         most = min(map(len, curves))
         if most > 1:
             expected = tuple(fmean(curve[k] for curve in curves) for k in range(most))
@@ -83,6 +91,7 @@ def _scores(trials: Sequence[Configuration], summary: Summary) -> list[float]:
     scores = []
     for trial in of_same_seeds(trials):
         found = trial.score(summary.selection, summary.selection_split)
+        # Whoever tunes pays for a trial that diverges. To leave it out would make an unstable method look cheap.
         if trial.diverged:
             scores.append(0.0)
         elif found is not None:

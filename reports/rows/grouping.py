@@ -107,7 +107,10 @@ def _names(tasks: Sequence[_Task]) -> list[str]:
 def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path, TuningChoice]:
     """Select the choices of a task's sweeps, and those that its records name."""
     # A sweep may have been copied, but its records still name the choice by the sweep's first name.
-    named = {str(record.choice.get("hyperparameters", {}).get("record")) for record in task.records.values()}
+    named = set()
+    for record in task.records.values():
+        how = record.choice.get("hyperparameters", {})
+        named.add(str(how.get("record")))
     own = {}
     for path, choice in choices.items():
         place = path.absolute()
@@ -118,7 +121,8 @@ def _own_choices(task: _Task, choices: Mapping[Path, TuningChoice]) -> dict[Path
 
 def _fill(summary: Summary, settings: Mapping[Record, Settings]) -> None:
     """Make the configurations and the rows of a task's records."""
-    summary.varying = varying_settings(settings[r] for r in summary.records if not r.is_reference)
+    of_methods = [record for record in summary.records if not record.is_reference]
+    summary.varying = varying_settings(settings[record] for record in of_methods)
     groups: dict[object, dict[Settings, dict[int, Record]]] = {}
     for record in summary.records:
         # Neither the method nor its projector touches a baseline's representation: one row, a cell a seed.
@@ -151,6 +155,7 @@ def _waits(configurations: Sequence[Configuration]) -> bool:
 
 def _choose(configurations: Sequence[Configuration], score: str, split: str) -> Configuration | None:
     """Find the configuration with the best score for selection; None if there are several and not all have one."""
+    # Where all diverged, any one stands for the method, so that the table says that it did.
     alive = [configuration for configuration in configurations if configuration.final] or configurations[:1]
     if len(alive) == 1:
         return alive[0]
@@ -169,7 +174,8 @@ def _all_searches(chosen: Configuration, configurations: Sequence[Configuration]
     tunings = set(map(_repeated_tuning, chosen.records)) - {None}
     records: list[Record] = []
     for configuration in configurations:
-        searches = {record.search for record in configuration.records if _repeated_tuning(record) in tunings}
+        of_tuning = [record for record in configuration.records if _repeated_tuning(record) in tunings]
+        searches = {record.search for record in of_tuning}
         # By the seed, because a run that diverged does not say what chose it.
         records += [record for record in configuration.records if record.seed // APART in searches]
     return Configuration(tuple(records)) if records else chosen

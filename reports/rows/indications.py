@@ -54,6 +54,7 @@ class Measure:
         if self is RANDOM:
             return 0.0  # all alike, so that any configuration may be chosen
         if self.is_score:
+            # Trials that were not chosen have scores of the tuning split alone.
             found = configuration.score(self.key, "tuning") or configuration.score(self.key)
         else:
             found = configuration.at_end(self.key)
@@ -119,7 +120,9 @@ def accuracy_of(summary: Summary) -> tuple[str, str]:
     That is what chose among configurations, where several were tried, and else the score that orders the leaderboard.
     """
     chose = summary.selection, summary.selection_split
-    if sum(not c.is_reference and c.score(*chose) is not None for c in summary.configurations) >= MIN_CONFIGURATIONS:
+    methods = [configuration for configuration in summary.configurations if not configuration.is_reference]
+    scored = [configuration for configuration in methods if configuration.score(*chose) is not None]
+    if len(scored) >= MIN_CONFIGURATIONS:
         return chose
     return summary.headline or summary.selection, "test"
 
@@ -172,6 +175,7 @@ def _measured(
 
 
 def _indication(measure: Measure, measured: Mapping[str, Array]) -> Indication:
+    # The seed is fixed, so that the same records give the same intervals each time.
     rng = np.random.default_rng(0)
     by_method, samples, lost = {}, [], {}
     for name, (values, accuracies) in measured.items():
@@ -182,7 +186,8 @@ def _indication(measure: Measure, measured: Mapping[str, Array]) -> Indication:
         if rhos is not None:
             by_method[name] = _correlation(rhos, 1, len(values))
             samples.append(rhos)
-    within = _mean_correlation(samples, sum(one.configurations for one in by_method.values())) if samples else None
+    configurations = sum(one.configurations for one in by_method.values())
+    within = _mean_correlation(samples, configurations) if samples else None
     between = None
     if measure.comparable and measured:
         values, accuracies = np.concatenate(list(measured.values()), axis=1)
@@ -211,6 +216,7 @@ def _mean_correlation(samples: Sequence[Array], configurations: int) -> Correlat
 def _weights(rng: np.random.Generator, n: int) -> Array:
     """Say how often each of n configurations is in each sample, (n, samples): first once, then as they are drawn."""
     samples = max(_LEAST_SAMPLES, min(_SAMPLES, _DRAWN // n))
+    # Configuration i in sample s has the number i × samples + s, so one count serves all samples.
     drawn = rng.integers(n, size=(n, samples)) * samples + np.arange(samples)
     times = np.bincount(drawn.ravel(), minlength=n * samples).reshape(n, samples)
     return np.concatenate([np.ones((n, 1)), times], axis=1)
@@ -227,11 +233,12 @@ def _spearman(x: Array, y: Array, weights: Array) -> Array:
         weights: How often each is in each sample, (n, samples).
     """
     mean = weights.sum(axis=0) / 2  # of the ranks of each sample
-    a, b = (_mid_ranks(values, weights) - mean for values in (x, y))
+    a, b = _mid_ranks(x, weights) - mean, _mid_ranks(y, weights) - mean
     weighted = weights * a
-    covariance, variances = (weighted * b).sum(axis=0), ((weighted * a).sum(axis=0), (weights * b * b).sum(axis=0))
+    covariance = (weighted * b).sum(axis=0)
+    variance_a, variance_b = (weighted * a).sum(axis=0), (weights * b * b).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        rho: Array = covariance / np.sqrt(variances[0] * variances[1])
+        rho: Array = covariance / np.sqrt(variance_a * variance_b)
     return rho
 
 
@@ -266,10 +273,14 @@ def against_chance(found: Sequence[Indication]) -> dict[str, float]:
     """
     from scipy.stats import ttest_1samp  # slow to import, and few reports need it
 
-    chance = next((one.lost_by_method for one in found if one.measure is RANDOM), {})
+    chance: Mapping[str, float] = {}
+    for one in found:
+        if one.measure is RANDOM:
+            chance = one.lost_by_method
     p = {}
     for one in found:
         gained = [chance[name] - lost for name, lost in one.lost_by_method.items()]
+        # Where all methods gain alike there is no spread, and t is infinite.
         if one.measure is not RANDOM and len(gained) > 1 and np.ptp(gained):
             p[one.measure.title] = float(ttest_1samp(gained, 0).pvalue)
     return dict(zip(p, holm(list(p.values())), strict=True))

@@ -53,7 +53,10 @@ def _choice_notes(summary: Summary) -> list[str]:
         )
     if summary.waiting:
         notes.append(f"Tuned, but no configuration has its final scores yet: {', '.join(summary.waiting)}.")
-    diverged = [f"{row.name} ({row.diverged} of {len(row.records)} cells)" for row in summary.rows if row.diverged]
+    diverged = []
+    for row in summary.rows:
+        if row.diverged:
+            diverged.append(f"{row.name} ({row.diverged} of {len(row.records)} cells)")
     if diverged:
         notes.append(
             "† diverged (loss not finite, or embeddings collapsed) and not counted in the means: "
@@ -92,7 +95,8 @@ def _origin_notes(summary: Summary) -> list[str]:
     """Say where numbers do not compare, because machines, ways of measuring or the code differ."""
     notes = []
     trained = [record for record in summary.records if not record.is_reference]
-    machines = {machine(record) for record in trained if record.status == "done"}
+    finished = [record for record in trained if record.status == "done"]
+    machines = set(map(machine, finished))
     if len(machines) > 1:
         notes.append(f"Times were measured on unequal machines: {'; '.join(sorted(machines))}. Compare within one.")
     kinds_of_memory = {record.cost.peak_memory_kind for record in trained if record.cost.peak_memory_kind}
@@ -114,7 +118,8 @@ def no_better_than_trivial(summary: Summary) -> str:
         gain = summary.gain(row, summary.headline)
         if gain is not None:
             compared += 1
-            if gain <= 0 if score.higher_is_better else gain >= 0:
+            is_below = gain <= 0 if score.higher_is_better else gain >= 0
+            if is_below:
                 below.append(row.name)
     if not below:
         return ""
@@ -168,16 +173,19 @@ def _few(names: Sequence[str]) -> str:
 
 def _view_notes(summary: Summary) -> list[str]:
     """Say what rows of unequal numbers of views have in common: images seen, forward passes or neither."""
-    trained = [row.first.cell for row in summary.rows if not row.is_reference and "external" not in row.first.cell]
+    methods = [row.first.cell for row in summary.rows if not row.is_reference]
+    trained = [cell for cell in methods if "external" not in cell]
     views, teachers, epochs, passes = set(), set(), set(), set()
     for cell in trained:
         kinds = cell["augmentation"]["views"].values()
         number = sum(kind["count"] for kind in kinds)
         is_taught = cell["network"].get("teacher") == "ema"
+        # A teacher sees the global views alone.
         taught = sum(kind["count"] for kind in kinds if not kind["local"]) if is_taught else 0
         views.add(number)
         teachers.add(is_taught)
         epochs.add(cell["epochs"])
+        # A backward pass costs as much as two forward ones, and a teacher takes none.
         passes.add((3 * number + taught) * cell["epochs"])
     if len(views) < 2:
         return _teacher_notes(teachers, passes)
@@ -254,8 +262,9 @@ def search_notes(summary: Summary) -> list[str]:
         "final seeds. So they hold for the outcome of tuning and training, and not for one set of hyperparameters. n: "
         "final runs, and in how many searches."
     ]
+    methods = [row for row in summary.rows if row.repeated and not row.is_reference]
     for name in summary.leading:
-        found = components(row.samples(name) for row in summary.rows if row.repeated and not row.is_reference)
+        found = components(row.samples(name) for row in methods)
         if found is not None:
             notes.append(
                 f"Standard deviation of {summary.scores[name].title} within a method: {found.seed:.2f} points from the "

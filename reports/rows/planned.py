@@ -20,7 +20,8 @@ def place_missing(summaries: Sequence[Summary], missing: Sequence[Missing]) -> N
         groups.setdefault((cell.sweep, cell.label, *sorted(cell.plan.items())), []).append(cell)
     for cells in groups.values():
         first = cells[0]
-        tasks = [s for s in summaries if first.sweep in s.sweeps and _agrees(first.plan, _task_plan(s))]
+        of_sweep = [summary for summary in summaries if first.sweep in summary.sweeps]
+        tasks = [summary for summary in of_sweep if _agrees(first.plan, _task_plan(summary))]
         for summary in tasks:
             summary.failures += [cell for cell in cells if cell.failure]
         # Nobody knows where a cell will stand whose plan fits two tasks.
@@ -37,6 +38,7 @@ def _place(summary: Summary, cells: Sequence[Missing]) -> None:
     for place, row in enumerate(summary.rows):
         if row.label == label and _agrees(plan, _row_plan(row)):
             fitting.append(place)
+    # Rows that differ in what no plan states cannot be told apart here, so a cell of several is not counted.
     if len(fitting) == 1:
         row = summary.rows[fitting[0]]
         more = len(seeds - row.seeds)

@@ -113,6 +113,7 @@ def same_losses(summary: Summary) -> list[Pair]:
 def same_loss_marks(summary: Summary) -> dict[int, str]:
     """Return the sign behind the name of each row of a pair, by the row's `id`: ≡, or ≈ for up to weights."""
     marks: dict[int, str] = {}
+    # The pairs that are equal come last, so that ≡ stands where a row has a pair of both kinds.
     for pair in sorted(same_losses(summary), key=lambda pair: pair.equal):
         marks |= dict.fromkeys(map(id, (pair.one, pair.other)), "≡" if pair.equal else "≈")
     return marks
@@ -142,12 +143,15 @@ def same_loss_notes(summary: Summary) -> list[str]:
 
 def _one_is_best(summary: Summary, name: str, places: list[int]) -> bool:
     best = summary.best(name)
-    return len(best.rows & set(places)) == 1 and all(place in best.rows or place in best.p for place in places)
+    # A row without the score is bold nowhere, and says nothing of the other.
+    scored = {*best.rows, *best.p}.issuperset(places)
+    return len(best.rows & set(places)) == 1 and scored
 
 
 def _differences(summary: Summary, pair: Pair) -> str:
     """Write how far apart a pair is by each leading score, over the seeds that both have."""
     texts = []
+    # The score that orders the rows is the last of the leading ones, and a reader wants it first.
     for name in reversed(summary.leading):
         ours, theirs = pair.one.by_unit(name), pair.other.by_unit(name)
         apart = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
@@ -175,8 +179,11 @@ def _trained_alike(one: Row, other: Row) -> bool:
     if one.repeated or other.repeated:
         return False
     ours, theirs = one.first.settings, other.first.settings
-    differing = {key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)}
-    return all(key.startswith("method.") or key == "seed" for key in differing)
+    for key in (*ours, *theirs):
+        is_free = key.startswith("method.") or key == "seed"
+        if not is_free and ours.get(key) != theirs.get(key):
+            return False
+    return True
 
 
 def _same_step(one: Row, a: CommonTerms, b: CommonTerms) -> bool:

@@ -68,13 +68,18 @@ class Tukey:
         counted = self._scores[enough]
         self.rows = len(counted)
         self.seeds = int(np.sum(~np.isnan(counted), axis=1).min(initial=len(seeds))) if self.rows else 0
-        self.means = {i: float(np.mean(list(row.values()))) for i, row in enumerate(scores) if row}
+        self.means = {}
+        for place, row in enumerate(scores):
+            if row:
+                self.means[place] = float(np.mean(list(row.values())))
         known = ~np.isnan(counted)
         own = np.sum(known, axis=1, keepdims=True)
         # A least-squares fit of what each seed gives. Scores and indicators of seeds are taken without the means of
         # their rows, so that what remains is of the seeds alone. Rows may lack seeds, and so averages would not do.
         centred = np.where(known, counted - np.nansum(counted, axis=1, keepdims=True) / own, 0.0)[known]
         of_seed = (known[:, None] * (np.eye(len(seeds)) - 1 / own[:, None]))[known]
+        # The columns add up to 0, as a shift of all seeds is one of the rows' means. So the rank is one short at least,
+        # and singular values below a billionth of the largest are rounding.
         given, _, rank, _ = np.linalg.lstsq(of_seed, centred, rcond=1e-9)
         self.freedom = len(centred) - self.rows - int(rank)
         # Scores are stated to a hundredth at most: what is below a billionth is rounding.
@@ -95,6 +100,7 @@ class Tukey:
             means = np.sum(differences, axis=1, where=shared) / pairs
             own = (self._own[one] + self._own[list(others)]) / 2
             deviations = np.sqrt(self.deviation**2 + own_weight(self.rows) * own)
+            # The studentized range is in standard errors of one mean, without the √2 of a difference.
             apart = np.where(means == 0, 0.0, np.abs(means) * np.sqrt(pairs) / deviations)
         p = np.full(len(pairs), np.nan)
         tested = pairs >= MIN_PAIRS
@@ -142,7 +148,9 @@ class Power:
         """
         if math.isnan(self.deviation):
             return math.nan
+        # The degrees of freedom of rows × seeds without a gap.
         significant = critical_range(self.rows, (self.rows - 1) * (seeds - 1)) * self.typical / math.sqrt(seeds)
+        # A true difference that lies so far beyond is seen as a significant one in 80 % of the cases.
         return significant + NormalDist().inv_cdf(POWER) * self.deviation * math.sqrt(2 / seeds)
 
     def seeds_for(self, difference: float) -> int:
@@ -183,8 +191,10 @@ def _chance(rows: int, freedom: int) -> Callable[[NDArray[np.float64]], NDArray[
     places, chances = np.linspace(0, np.arcsinh(1e4), 80), [1.0]
     while chances[-1] > _LEAST_CHANCE and len(chances) < len(places):
         chance = float(studentized_range.sf(np.sinh(places[len(chances)]), rows, freedom))
+        # A chance only falls as the range grows: where the integral rises, that is its rounding.
         chances.append(min(max(chance, _LEAST_CHANCE), chances[-1]))
     places = places[: len(chances)]
+    # PCHIP falls wherever its points do, while a cubic spline may swing between them.
     log_chance = PchipInterpolator(places, np.log(chances))
     return lambda ranges: np.exp(log_chance(np.minimum(np.arcsinh(ranges), places[-1])))
 
@@ -254,9 +264,11 @@ def best(tukey: Tukey, decimals: int = 2, *, higher_is_better: bool = True) -> B
     if not means:
         return Best()
     top = (max if higher_is_better else min)(means, key=lambda i: means[i])
-    equal = {i for i, mean in means.items() if round(mean, decimals) == round(means[top], decimals)}
+    printed = {i: round(mean, decimals) for i, mean in means.items()}
+    equal = {i for i, mean in printed.items() if mean == printed[top]}
     others = [i for i in means if i != top]
-    p = {i: found.p for i, found in zip(others, tukey.compare(top, others), strict=True)}
+    compared = tukey.compare(top, others)
+    p = {i: found.p for i, found in zip(others, compared, strict=True)}
     # A row that cannot be tested, with p NaN, is not said to be as good.
     alike = {i for i, value in p.items() if value > LEVEL}
     return Best(frozenset(equal | alike | {top}), top, p, tukey.least)

@@ -98,7 +98,8 @@ class Configuration:
 
     def by_unit(self, name: str, split: str = "test") -> dict[int, float]:
         """Return seed -> score, or where searches were repeated, search -> mean score: what varies independently."""
-        return {unit: math.fsum(values) / len(values) for unit, values in self.samples(name, split).items()}
+        samples = self.samples(name, split)
+        return {unit: math.fsum(values) / len(values) for unit, values in samples.items()}
 
     def samples(self, name: str, split: str = "test") -> dict[int, list[float]]:
         """Return the scores of each unit of `by_unit`."""
@@ -121,7 +122,8 @@ class Configuration:
         """Return the statistics of a measure in the last epoch of training; diverged cells do not count."""
         if self.untrained:
             return None
-        return stat(record.at_end.get(name) for record in self.records if record.status != "diverged")
+        alive = [record for record in self.records if record.status != "diverged"]
+        return stat(record.at_end.get(name) for record in alive)
 
 
 def mean_of(row: Configuration, name: str) -> float:
@@ -133,12 +135,14 @@ def mean_of(row: Configuration, name: str) -> float:
 
 def of_same_seeds(configurations: Sequence[Configuration]) -> list[Configuration]:
     """Return the configurations with the seeds that all of them have, if any: the chosen ones may have more."""
-    shared = set.intersection(*(each.seeds for each in configurations))
+    seeds = [each.seeds for each in configurations]
+    shared = set.intersection(*seeds)
     if not shared:
         return list(configurations)
     found = []
     for configuration in configurations:
-        found.append(Configuration(tuple(record for record in configuration.records if record.seed in shared)))
+        records = [record for record in configuration.records if record.seed in shared]
+        found.append(Configuration(tuple(records)))
     return found
 
 
@@ -231,7 +235,8 @@ class Summary:
                 found.setdefault((score.name, *about), score)
         # One record does not say what a score is for all: a bundle of somebody else may hold anything.
         usual = [found[name, *counted.most_common(1)[0][0]] for name, counted in described.items()]
-        return {score.name: score for score in sorted(usual, key=lambda score: score.higher_is_better is None)}
+        usual.sort(key=lambda score: score.higher_is_better is None)
+        return {score.name: score for score in usual}
 
     @functools.cached_property
     def leading(self) -> tuple[str, ...]:
@@ -297,6 +302,7 @@ class Summary:
 
     def chosen(self, row: Row) -> ChosenConfiguration | None:
         """Find what a tuning says of a row's choice; None if it was given, or its tuning is not there."""
+        # The id of a configuration is that of its cell with seed 0, as the choice has it.
         own = {cell_id({**record.cell, "seed": 0}) for record in row.records}
         for choice in self.choices.values():
             for entry in choice.choices:
@@ -307,6 +313,7 @@ class Summary:
     def best_trivial(self, name: str) -> Row | None:
         """Find the best of the rows that nothing was trained for, by a test score."""
         found = [row for row in self.rows if row.untrained and row.score(name) is not None]
+        # A measure without a best counts as one of which more is better.
         sign = -1 if self.scores[name].higher_is_better is False else 1
         return max(found, key=lambda row: sign * mean_of(row, name), default=None)
 

@@ -23,6 +23,7 @@ MIN_METHODS = 3  # Friedman's test knows no fewer
 
 # With four tasks or fewer Nemenyi's critical difference of many methods is most of the range that ranks have.
 MIN_TESTED_TASKS = 5
+# An end of the 95 % interval is then the fiftieth of the means, counted from outside.
 _SAMPLES = 2000
 
 Array = NDArray[np.float64]
@@ -97,7 +98,8 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
                 continue
             for label, by_seed in rows.items():
                 runs = task.setdefault(label, {})
-                runs.update({(setting, seed): score for seed, score in by_seed.items()})
+                for seed, score in by_seed.items():
+                    runs[setting, seed] = score
     return compare_over(tasks)
 
 
@@ -123,11 +125,13 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     p, apart = math.nan, math.nan
     ends, alike = np.full((2, k), math.nan), None
     if n >= MIN_TESTED_TASKS:
+        # Where all ranks are equal, Friedman's statistic is 0/0.
         p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
         # Demšar (2006): the range over √2, times the standard error of the difference of two mean ranks.
         apart = critical_range(k, math.inf) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * n))
         # Without a difference that Friedman's test sees, no pair is told apart.
         alike = (mean_ranks - mean_ranks.min() <= apart) | (p > LEVEL)
+        # How often each task is in a sample is all that a mean takes, so one product gives the means of all samples.
         times_drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_SAMPLES)
         ends = np.percentile(times_drawn @ ranks / n, [2.5, 97.5], axis=0)
     shortfalls = np.sort(means.max(axis=1, keepdims=True) - means, axis=0)
@@ -144,7 +148,8 @@ def _means(tasks: Mapping[str, Mapping[str, ByRun]], labels: Sequence[str]) -> d
     """Return each method's mean over the runs that all share, (methods,), for each task with such runs."""
     found = {}
     for name, scores in tasks.items():
-        shared = sorted(set.intersection(*(set(scores[label]) for label in labels))) if labels else []
+        runs = [set(scores[label]) for label in labels]
+        shared = sorted(set.intersection(*runs)) if runs else []
         if shared:
             columns = [[scores[label][run] for run in shared] for label in labels]
             found[name] = np.mean(columns, axis=1)

@@ -40,9 +40,11 @@ def known_spread(grid: Sweep) -> tuple[Components, str]:
                 found.append((grid.name in summary.sweeps, tukey.freedom, headline, summary))
     if not found:
         return ASSUMED, "as in the study of all methods on Fashion-MNIST"
+    # Records of the sweep itself come before others, and then those that know the spread best.
     _, _, name, summary = max(found, key=lambda each: each[:2])
     origin = f"by {summary.scores[name].title} in {summary.name}"
-    split = components(row.samples(name) for row in summary.rows if row.repeated and not row.is_reference)
+    methods = [row for row in summary.rows if row.repeated and not row.is_reference]
+    split = components(row.samples(name) for row in methods)
     if split is not None:
         return split, origin
     return Components(summary.tukey(name).deviation, ASSUMED.search), f"the former {origin}, the latter assumed"
@@ -64,7 +66,8 @@ def tell(planned: Sequence[Planned], points: float, spread: Components, origin: 
     cells = [entry.cell for entry in planned]
     groups = grouped(cells, {})
     # The test takes all baselines but the row that labels train.
-    rows = len(groups) + len({cell.label for cell in cells if not cell.epochs})
+    untrained = {cell.label for cell in cells if not cell.epochs}
+    rows = len(groups) + len(untrained)
     if rows < 2:
         raise RegbenchError("--tell compares rows of a table, and there is one; give a sweep of several methods")
     firsts = {next(iter(configurations.values()))[0].id for configurations in groups.values()}
