@@ -38,7 +38,10 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
     found = changes(summary, others)
     if found is None:
         return None
-    compared_names = set().union(*(change.differences for change in found), *(change.ratios for change in found))
+    compared_names: set[str] = set()
+    for change in found:
+        compared_names.update(change.differences, change.ratios)
+    # The last of the leading scores orders the rows, so it comes first.
     scores = [name for name in reversed(summary.leading) if name in compared_names]
     ratios = [name for name in RATIOS if name in compared_names]
     settings = list(summary.rows[0].settings) if summary.rows else []
@@ -56,17 +59,21 @@ def against(summary: Summary, others: Sequence[Summary]) -> tuple[Table, pd.Data
 def _columns(summary: Summary, settings: Sequence[str], scores: Sequence[str], ratios: Sequence[str]) -> list[Column]:
     columns = [*text_columns("method"), *number_columns(*settings), *text_columns("changed")]
     for place, name in enumerate(scores):
+        # A narrow terminal leaves out the columns of the last score first, and those of the first one never.
         score, spare = summary.scores[name], 3 * place
         columns += [Column(score.head, spare=spare), Column(f"{score.title}: difference", spare=spare)]
         columns.append(Column(f"{score.title}: p", spare=spare))
     columns.append(Column("seeds", spare=1))
     for place, name in enumerate(ratios, 4):
+        # Training time is the cost that everybody asks for. The others go before any score does.
         columns.append(Column(_HEADS[name], spare=0 if name == "train_s" else place))
     return columns
 
 
 def _line(change: Change, settings: Sequence[str], scores: Sequence[str], ratios: Sequence[str]) -> list[Entry]:
-    line = entries(change.row.label, *(change.row.settings.get(key, DASH) for key in settings), _changed(change))
+    # A row that is gone may lack a setting that varies among those of today.
+    values = [change.row.settings.get(key, DASH) for key in settings]
+    line = entries(change.row.label, *values, _changed(change))
     for name in scores:
         line += _difference_entries(change.differences.get(name))
     line.append(Entry(_seeds(change)))
@@ -87,7 +94,8 @@ def compared(summaries: Sequence[Summary], others: Sequence[Summary]) -> dict[st
         if made is not None:
             found[summary.name] = made
     if not found:
-        ours, theirs = ", ".join(each.name for each in summaries), ", ".join(each.name for each in others)
+        ours = ", ".join(summary.name for summary in summaries)
+        theirs = ", ".join(other.name for other in others)
         raise RegbenchError(
             f"{ours} and {theirs} have no task in common: data set, network and evaluation of a cell must be the same; "
             "name another sweep after --against"
@@ -133,8 +141,9 @@ def _notes(found: Sequence[Change], before: str) -> list[str]:
         f"(Welch), Holm's correction over the rows; bold: significant at {100 * LEVEL:.0f} %. {DASH}: too few seeds.",
         f"×: this report's mean over that of {before}.",
     ]
-    former = _trained([change.before for change in found])
-    present = _trained([change.now for change in found])
+    rows_before = [change.before for change in found]
+    rows_now = [change.now for change in found]
+    former, present = _trained(rows_before), _trained(rows_now)
     for what, tell, shown in (
         ("Times were measured on unequal machines", machine, True),
         ("The code is not the same", _code, True),
@@ -147,7 +156,12 @@ def _notes(found: Sequence[Change], before: str) -> list[str]:
 
 
 def _trained(rows: Sequence[Row | None]) -> list[Record]:
-    return list(itertools.chain(*(row.records for row in rows if row and not row.is_reference)))
+    records: list[Record] = []
+    for row in rows:
+        # An untrained row has no times to compare.
+        if row is not None and not row.is_reference:
+            records += row.records
+    return records
 
 
 def _code(record: Record) -> str:

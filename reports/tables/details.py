@@ -42,12 +42,14 @@ def accuracy_table(summary: Summary) -> Table:
     measured: set[tuple[str, str]] = set()
     for row in summary.rows:
         for record in row.records:
-            measured.update((score.name, score.split) for score in record.scores)
+            for score in record.scores:
+                measured.add((score.name, score.split))
     named = [name for name in summary.scores if not is_factor(name)]  # those have a table of their own
     tested = [name for name in named if (name, "test") in measured]
     tuned = [name for name in named if (name, "tuning") in measured]
     ranked = [name for name in tested if summary.scores[name].higher_is_better is not None]
     columns = accuracies(summary, tested, ", test")
+    # Of two or three searches ± says little about the mean; Student's interval shows how little is known.
     if any(row.repeated for row in summary.rows):
         for name in summary.leading:
             columns.append((Column(f"95 % interval, {summary.scores[name].head}"), partial(_interval, name)))
@@ -78,7 +80,8 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
     """
     out: list[dict[str, Any]] = []
     for name in reversed(summary.leading):
-        places = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.by_unit(name)]
+        methods = [i for i, row in enumerate(summary.rows) if not row.is_reference]
+        places = [i for i in methods if summary.rows[i].by_unit(name)]
         # One call for each row, of it with all below: hundreds of rows have tens of thousands of pairs.
         while len(places) > 1:
             one = places.pop(0)
@@ -91,14 +94,17 @@ def significance_frame(summary: Summary) -> pd.DataFrame:
 def significance_table(summary: Summary) -> Table:
     """Set the p-values of all pairs of rows by the score that orders the leaderboard."""
     name = summary.headline or ""
-    scored = [i for i, row in enumerate(summary.rows) if not row.is_reference and row.score(name)]
+    methods = [i for i, row in enumerate(summary.rows) if not row.is_reference]
+    scored = [i for i in methods if summary.rows[i].score(name)]
     # Most rows of a tuning have the one seed that they were tuned with.
     rows = [i for i in scored if len(summary.rows[i].by_unit(name)) >= MIN_PAIRS]
     shown = rows[:SIGNIFICANCE_ROWS]
     body = []
     for place, i in enumerate(shown, start=1):
         compared = summary.tukey(name).compare(i, shown)
-        texts = [DASH if i == j else p_value(found.p) for j, found in zip(shown, compared, strict=True)]
+        texts = []
+        for j, found in zip(shown, compared, strict=True):
+            texts.append(DASH if i == j else p_value(found.p))
         body.append(entries(f"{place}. {summary.rows[i].name}", *texts))
     notes = [
         "p: the chance that of rows that are all equally good any two differ by so much. Tukey's test over all rows "
@@ -111,7 +117,8 @@ def significance_table(summary: Summary) -> Table:
         notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
     notes += same_loss_notes(summary)
     title = "Significance of differences" + (f", {summary.scores[name].head}" if name else "")
-    columns = [*text_columns(""), *number_columns(*(str(place) for place in range(1, len(shown) + 1)))]
+    places = map(str, range(1, len(shown) + 1))
+    columns = [*text_columns(""), *number_columns(*places)]
     return Table("significance", title, columns, body, notes)
 
 
@@ -134,6 +141,7 @@ def cost_table(summary: Summary) -> Table:
         ("monitor_s", "evaluation while training"),
     ):
         seconds = largest(summary.rows, cost)
+        # Few sweeps evaluate while they train: a column of dashes would tell the others nothing.
         if seconds or cost != "monitor_s":
             columns.append(cost_in(time_unit(seconds), cost, head))
     peak, extra = largest(summary.rows, "peak_memory_bytes"), largest(summary.rows, "loss_extra_bytes")
@@ -153,6 +161,7 @@ def cost_table(summary: Summary) -> Table:
     for kind, unit in energies.items():
         cost = f"energy_{kind}_joules"
         columns.append(cost_in(unit, cost, f"{kind.upper()} energy"))
+        # Joules over seconds are watts, so the factor is 1.
         columns.append((Column(f"{kind.upper()} mean power (W)"), _ratio(cost, "train_s", 1, 0)))
     if energies:
         notes.append("Energy is of training alone; power is over the training time.")
@@ -160,8 +169,8 @@ def cost_table(summary: Summary) -> Table:
 
 
 def _memory_kinds(row: Row) -> str:
-    kinds = {record.cost.peak_memory_kind for record in row.records if record.cost.peak_memory_kind}
-    return ", ".join(sorted(kinds)) or DASH
+    kinds = {record.cost.peak_memory_kind for record in row.records}
+    return ", ".join(sorted(filter(None, kinds))) or DASH
 
 
 def convergence_table(summary: Summary) -> Table | None:
@@ -174,8 +183,8 @@ def convergence_table(summary: Summary) -> Table | None:
             continue
         found = {id(row): reached(row, name, percent) for row in summary.rows}  # rows hold dicts, and have no hash
         seeds.update({row: each.seeds for row, each in found.items()})
-        slowest = max((each.train_s.mean for each in found.values() if each.train_s), default=0.0)
-        unit = time_unit(slowest)
+        seconds = [each.train_s.mean for each in found.values() if each.train_s]
+        unit = time_unit(max(seconds, default=0.0))
         epochs = Column(f"epochs to {percent} % {score.title}")
         columns.append((epochs, partial(_reached_text, found, "epochs", Unit("", 1, 1))))
         time = Column(f"time to {percent} % {score.title} ({unit.name})")

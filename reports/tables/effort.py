@@ -22,6 +22,7 @@ def effort_table(summary: Summary) -> Table | None:
     k = 1
     while k < most:
         columns.append((Column(f"best of {k} (%)"), partial(_best_of, found, k)))
+        # Most is gained by the first trials, so each column stands for twice the budget of the one before.
         k *= 2
     columns.append((Column("of all (%)"), partial(_best_of, found, None)))
     notes = [
@@ -31,6 +32,7 @@ def effort_table(summary: Summary) -> Table | None:
         "Trials are trainings of equal length; of a search those of the length that most were trained for. They count "
         "as drawn at random, though later ones of a search look around the best. One that diverged counts 0.",
     ]
+    # It is known only where final runs with seeds of their own were scored on the split that chose.
     optimism = luck(summary)
     if optimism is not None:
         direction = "less" if optimism >= 0 else "more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from regbench.reports.rows.comparable import is_setting
@@ -24,13 +23,18 @@ def hyperparameters_table(summary: Summary) -> Table:
         several = several or not is_row
         lines.append((configuration, is_row, configuration.score(summary.selection, summary.selection_split)))
     # Places are texts of numbers: shorter ones are smaller.
+    # Sorts are stable: this order by score is what remains within each method and setting.
     lines.sort(key=lambda line: -(line[2].mean if line[2] else 0.0))
     lines.sort(key=lambda line: (line[0].label, *map(_by_length, _places(line[0])), several and not line[1]))
     body = []
     for configuration, is_row, score in lines:
+        # A run that diverged does not say what chose it, so the first that says it is asked.
         how = next((r.choice["hyperparameters"] for r in configuration.records if "hyperparameters" in r.choice), {})
         cell = configuration.first.settings
-        words = [f"{key.removeprefix('method.')}={cell[key]}" for key in varying if key in cell]
+        words = []
+        for key in varying:
+            if key in cell:
+                words.append(f"{key.removeprefix('method.')}={cell[key]}")
         label = configuration.label + " †" * bool(configuration.diverged)
         texts = [label, *_places(configuration), ", ".join(words), spread(score, 2), len(configuration.records)]
         texts += [how.get("selected_on"), how.get("budget"), *(["yes" if is_row else "no"] if several else [])]
@@ -67,7 +71,10 @@ def _by_length(text: str) -> tuple[int, str]:
 def _varying(trained: Sequence[Configuration]) -> list[str]:
     """Find the settings to show: all of the methods, and those of optimizer and evaluation that differ."""
     values: dict[str, set[str | None]] = {}
-    for key in dict.fromkeys(itertools.chain(*(configuration.first.settings for configuration in trained))):
+    keys: dict[str, None] = {}
+    for configuration in trained:
+        keys |= dict.fromkeys(configuration.first.settings)
+    for key in keys:
         tuned = key.startswith(("method.", "optimizer.", "evaluation.")) and not is_setting(key)
         if tuned and key not in ("method.name", "evaluation.protocols"):
             values[key] = {configuration.first.settings.get(key) for configuration in trained}

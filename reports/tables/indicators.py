@@ -64,6 +64,7 @@ def _notes(summary: Summary, found: Sequence[Indication]) -> list[str]:
     score, split = accuracy_of(summary)
     title = summary.scores[score].title if score in summary.scores else score
     within = [one.within for one in found if one.within]
+    # Measures may be of unequally many methods; the note states the widest comparison.
     of = max(within, key=lambda correlation: correlation.configurations, default=None)
     methods = f"{of.methods} methods of {of.configurations} configurations" if of else "the methods"
     notes = [

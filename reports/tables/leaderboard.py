@@ -141,7 +141,8 @@ def accuracies(summary: Summary, names: Sequence[str], suffix: str = "") -> list
 
     def fill(name: str, row: Row) -> Entry:
         score, best, place = row.score(name), summary.best(name), places[id(row)]
-        scored = 0 if score is None else sum(map(len, row.samples(name).values()))
+        samples = row.samples(name).values()
+        scored = 0 if score is None else sum(map(len, samples))
         few = f" (n={scored})" if 0 < scored < len(row.records) else ""
         return Entry(spread(score, 2) + few, place in best.rows, best.reason(place))
 

@@ -30,6 +30,7 @@ def over_tasks_table(found: Comparison) -> Table:
             why = "not told from the best mean rank" if one.alike else "significantly worse than the best mean rank"
             cells[1:] = [Entry(f"{one.mean_rank:.2f}", bool(one.alike), why), f"[{one.low:.1f}, {one.high:.1f}]"]
         for points in WITHIN_POINTS:
+            # Shortfalls ascend, so that the place of a limit among them counts those within it.
             cells.append(f"{100 * bisect_right(one.shortfalls, points) / len(found.tasks):.0f}")
         body.append(entries(*cells, f"{one.shortfalls[-1]:.2f}"))
     notes = [

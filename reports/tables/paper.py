@@ -54,6 +54,7 @@ def beside_paper(summaries: Sequence[Summary]) -> tuple[Table, pd.DataFrame] | N
     if not lines:
         return None
     order = {number: place for place, number in enumerate(paper_numbers())}
+    # In the order of the paper's tables, in which a reader looks numbers up.
     lines.sort(key=lambda line: order[line[0]])
     body, numbers = [], []
     for number, row, ours, on_test in lines:
@@ -85,6 +86,8 @@ def _ours(row: Row, score: str) -> Stat | None:
     if score != "peak_memory":
         return row.score(score)
     peak, kind = row.cost("peak_memory_bytes"), row.first.cost.peak_memory_kind
+    # The resident size of a process on a CPU says nothing beside the allocator's peak on a GPU.
     if peak is None or kind != "CUDA allocated" or row.first.environment.get("world_size") != _GPUS:
         return None
+    # The paper's code divides bytes by a million, so that its GB are decimal.
     return peak.over(1e9)

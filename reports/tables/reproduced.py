@@ -28,7 +28,8 @@ def reproduced(numbers: Sequence[PublishedNumber], records: Sequence[Record]) ->
     """
     rows = []
     for number in numbers:
-        rows.append(_row(number, [record for record in records if number.is_of(record.cell)]))
+        of_number = [record for record in records if number.is_of(record.cell)]
+        rows.append(_row(number, of_number))
     return rows
 
 

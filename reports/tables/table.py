@@ -92,17 +92,20 @@ def table_of_rows(
     """
     places = [row.settings for row in summary.rows] or [row.settings for row in summary.missing]
     settings = places[0] if places else {}
-    heads = [*text_columns("method"), *number_columns(*settings), *(column for column, _ in columns)]
+    heads = [*text_columns("method"), *number_columns(*settings)]
+    heads += [column for column, _ in columns]
     body, same = [], same_loss_marks(summary)
     for row in summary.rows:
         if whole or not row.is_reference:
             marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
             if id(row) in same:
                 marked += f" {same[id(row)]}"
-            body.append(entries(marked, *row.settings.values(), *(fill(row) for _, fill in columns)))
+            filled = [fill(row) for _, fill in columns]
+            body.append(entries(marked, *row.settings.values(), *filled))
     for absent in summary.missing if whole else ():
         known = {"method": absent.label, **absent.settings, "n": f"0 of {absent.seeds}"}
-        body.append(entries(*(known.get(column.name, DASH) for column in heads)))
+        texts = [known.get(column.name, DASH) for column in heads]
+        body.append(entries(*texts))
     return Table(slug, title, heads, body, list(notes))
 
 
@@ -145,11 +148,16 @@ def to_markdown(table: Table) -> str:
     """Make GitHub Markdown with the title as a heading, the warning above and the notes below."""
     rows = []
     for row in table.rows:
-        rows.append([f"**{_markdown(entry.text)}**" if entry.bold else _markdown(entry.text) for entry in row])
+        texts = []
+        for entry in row:
+            text = _markdown(entry.text)
+            texts.append(f"**{text}**" if entry.bold else text)
+        rows.append(texts)
     heads = [_markdown(column.name) for column in table.columns]
     parts = [f"### {_markdown(table.title)}"]
     if table.warning:
         parts.append(_markdown(table.warning))
+    # Else tabulate takes texts for numbers, and prints 60.10 as 60.1.
     parts.append(tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=_alignment(table.columns)))
     parts += [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(parts) + "\n"
@@ -163,7 +171,10 @@ def to_latex(table: Table) -> str:
     head = " & ".join(_latex(column.name) for column in table.columns)
     lines += [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
     for row in table.rows:
-        texts = [f"\\textbf{{{_latex(entry.text)}}}" if entry.bold else _latex(entry.text) for entry in row]
+        texts = []
+        for entry in row:
+            text = _latex(entry.text)
+            texts.append(f"\\textbf{{{text}}}" if entry.bold else text)
         lines.append(" & ".join(texts) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -250,5 +261,8 @@ def _latex(text: str) -> str:
 def _latex_character(sign: str) -> str:
     if sign in _LATEX:
         return _LATEX[sign]
-    plain = sign if sign.isascii() else unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
+    if sign.isascii():
+        return sign
+    # This form writes an accent as a sign of its own, which ASCII drops and leaves the letter.
+    plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
     return "".join(_LATEX.get(one, one) for one in plain)

@@ -28,6 +28,7 @@ def memory_unit(largest_bytes: float) -> Unit:
     """Choose MiB up to 4 GiB, else GiB."""
     if largest_bytes >= 4 * 2**30:
         return Unit("GiB", 2**30, 2)
+    # The loss of a small batch takes a few MiB, and whole ones would not tell methods apart.
     return Unit("MiB", 2**20, 0 if largest_bytes >= 100 * 2**20 else 2)
 
 
