@@ -45,7 +45,8 @@ def report_contents(found: Records, former: Records | None) -> tuple[ReportFiles
         The files, and the leaderboards with their notes as text for a terminal.
     """
     summaries = summarize(found.records, found.missing, found.choices, found.short)
-    style = styles(record.label for record in found.records if not record.is_reference)
+    methods = [record.label for record in found.records if not record.is_reference]
+    style = styles(methods)
     contents = _tidy_files(found.records)
     beside = beside_paper(summaries)
     if beside is not None:
@@ -61,6 +62,7 @@ def report_contents(found: Records, former: Records | None) -> tuple[ReportFiles
         for slug, (table, numbers) in of_task.items():
             contents |= _table_files(slug + suffix, table, numbers)
         contents |= _figure_files(summary, style, suffix)
+        # The two tables of factors, one for each layer, share a CSV file, so it is not made beside them.
         kept = factors_frame(summary)
         if len(kept):
             contents[f"factors{suffix}.csv"] = kept.to_csv(index=False)

@@ -30,7 +30,9 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     test split has other content somewhere is another task there.
     """
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    brief = frozenset().union(*(bundle.short for bundle in found.bundles))
+    brief: set[str] = set()
+    for bundle in found.bundles:
+        brief |= bundle.short
     for versions in found.cells.values():
         record = versions[0].record
         groups[record.cell["dataset"]["name"], record.data.content_sha256.get("test", "")].append(record)
@@ -41,8 +43,9 @@ def tasks_of(found: Gathered) -> dict[str, Summary]:
     for (name, sha256), records in sorted(groups.items(), key=lambda group: group[0]):
         # Their order decides that of rows with equal scores, so it must not hang on the names of bundles.
         records.sort(key=lambda r: (r.is_reference, r.label, r.seed, r.cell_id))
-        short = [r for r in records if r.sha256 in brief]
-        for summary in summarize([r for r in records if r.sha256 not in brief], short=short):
+        short = [record for record in records if record.sha256 in brief]
+        whole = [record for record in records if record.sha256 not in brief]
+        for summary in summarize(whole, short=short):
             title = f"{name}, {summary.records[0].backbone}"
             if splits[name] > 1:
                 title += f", test split {sha256[:8]}"

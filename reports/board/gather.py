@@ -137,6 +137,7 @@ def _short(bundle: Bundle) -> frozenset[str]:
         cell = record.cell
         place = (cell["dataset"]["name"], record.backbone, cell["embedding_dim"], cell["batch_size"])
         chosen = lengths.get((record.label, *place), ())
+        # A bundle does not hold the search's own list, so lengths have to tell.
         if record.status != "done" and chosen and cell["epochs"] not in chosen and cell["epochs"] < max(chosen):
             found.append(record.sha256)
     return frozenset(found)
@@ -189,4 +190,5 @@ def _by_cell(bundles: list[CheckedBundle]) -> dict[Key, tuple[Version, ...]]:
 
 def _order(version: Version) -> tuple[bool, str, str]:
     """Sort runs of a cell: those with final scores first, then by when they were finished."""
+    # The SHA-256 decides between runs of the same second, so that the order of bundles does not.
     return version.record.status == "tuned", version.record.finished, version.record.sha256

@@ -199,11 +199,12 @@ class _Pages:
         for slug, summary in self.tasks.items():
             records, head = all_records(summary), summary.headline
             labels = {row.label for row in summary.rows if not row.is_reference}
+            days = [record.finished[:10] for record in records]
             line: dict[str, Entry | str] = {
                 "task": Linked(summary.name, address=f"tasks/{slug}.html"),
                 "cells": f"{len(records):,}",
                 "methods": str(len(labels)),
-                "newest": max(record.finished[:10] for record in records),
+                "newest": max(days),
             }
             # Rows are sorted by the score; those that are no methods come last.
             if labels and head:

@@ -31,7 +31,9 @@ def drawn_cells(bundle: Bundle, count: int) -> list[Record]:
     def draw(record: Record) -> bytes:
         return hashlib.sha256(f"{bundle.sha256} {record.cell_id}".encode()).digest()
 
-    able = [record for record in bundle.records if record.status == "done" and "external" not in record.cell]
+    finished = [record for record in bundle.records if record.status == "done"]
+    # Weights from elsewhere were not trained by regbench, which therefore cannot do it again.
+    able = [record for record in finished if "external" not in record.cell]
     return sorted(able, key=draw)[:count]
 
 
@@ -86,6 +88,7 @@ def _noise(records: Sequence[Record]) -> dict[tuple[str, str], float]:
         squares, freedom = 0.0, 0
         for values in configurations.values():
             if len(values) > 1:
+                # Seeds of one configuration share its mean, so each gives one degree of freedom less than it has seeds.
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
         if freedom:

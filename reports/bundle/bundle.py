@@ -131,6 +131,7 @@ def write_bundle(contents: BundleContents, out: Path) -> None:
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name, content in {_MANIFEST: manifest, **members}.items():
+                # LZMA finds what records repeat over megabytes, beyond the 32 KiB in which deflate looks.
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_LZMA)
             for name, sha256 in weights.items():
                 info = zipfile.ZipInfo(name, _EPOCH)  # not compressed: weights look like noise
@@ -166,6 +167,7 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
     name = f"weights/{record.checkpoint.sha256}.pt"
     with zipfile.ZipFile(bundle.path) as archive, archive.open(name) as member, place.open("wb") as file:
         shutil.copyfileobj(member, file, _CHUNK_BYTES)
+    # The members were checked when the bundle was read, and the file may have been replaced since then.
     if file_sha256(place) != record.checkpoint.sha256:
         raise RegbenchError(f"{bundle.path} was changed while it was read; verify it again")
     return place
@@ -174,7 +176,8 @@ def unpack_weights(bundle: Bundle, record: Record, folder: Path) -> Path:
 def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
     manifest = BundleManifest.parse(_content(archive, _MANIFEST), Path(_MANIFEST))
     weights = _checked_weights(archive, manifest)
-    records, evaluations, choices, histories = (_lines(archive, manifest, name) for name in _LISTS)
+    lists = [_lines(archive, manifest, name) for name in _LISTS]
+    records, evaluations, choices, histories = lists
     of_cell = _records(records)
     later = _add_evaluations(of_cell, evaluations)
     parsed = _parsed(TuningChoice, choices, "choices.jsonl")
@@ -192,12 +195,14 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Bundle:
 def _checked_weights(archive: zipfile.ZipFile, manifest: BundleManifest) -> frozenset[str]:
     """Refuse members that are not those of a bundle; return the SHA-256 of the weights."""
     names = archive.namelist()
+    # As lists, because a zip may hold two members of one name, of which readers take different ones.
     if sorted(names) != sorted([_MANIFEST, *manifest.files]):
         raise ValueError("it does not hold the files that its manifest names")
     for name in _LISTS:
         if name not in names:
             raise ValueError(f"{name} is missing")
     found = set()
+    # Sorted, so that a bundle with several faults is refused for the same one each time.
     for name in sorted(set(names) - {_MANIFEST, *_LISTS}):
         match = _WEIGHTS.fullmatch(name)
         if match is None:
@@ -231,7 +236,8 @@ def _add_evaluations(records: dict[str, Record], lines: list[bytes]) -> frozense
         if isinstance(longer, Misfit):
             raise ValueError(str(longer))
         records[later.cell_id] = longer
-        added |= {(later.cell_id, score.name, score.split) for score in later.scores}
+        for score in later.scores:
+            added.add((later.cell_id, score.name, score.split))
     return frozenset(added)
 
 

@@ -94,7 +94,8 @@ def _split_misfits(record: Record) -> Iterator[Misfit]:
         yield say("nothing says how its hyperparameters were chosen")
     if chosen is not None and (chosen.get("selected_on") == "test") != (select_on == "test"):
         yield say(f"its settings choose on the {select_on} split, its choice says {chosen.get('selected_on')!r}")
-    if record.status == "tuned" and select_on != "test" and any(score.split == "test" for score in record.scores):
+    is_closed = record.status == "tuned" and select_on != "test"
+    if is_closed and any(score.split == "test" for score in record.scores):
         yield say("scores of the test split, before its tuning has chosen")
     for what, choice in record.choice.items():
         best = _better_candidate(choice)
@@ -112,6 +113,7 @@ def _score_misfits(record: Record) -> Iterator[Misfit]:
         yield say("it has a score twice")
     for (name, split), value in values.items():
         stem = name.removesuffix("_top1")
+        # Who is right with the first guess is right with five, so a higher top-1 was made up.
         top5 = None if stem == name else values.get((f"{stem}_top5", split))
         if top5 is not None and value > top5:
             yield say(f"{name} on {split} is {value:g} %, more than its top-5 of {top5:g} %")
@@ -201,6 +203,7 @@ def _unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
     for record in records:
         for score in record.scores:
             units[score.name][score.unit] += 1
+    # No list of units, because a plug-in may bring scores of its own: the bundle's records vote.
     usual = {name: counted.most_common(1)[0][0] for name, counted in units.items()}
     for record in records:
         for score in record.scores:

@@ -58,6 +58,7 @@ def submit(folders: Sequence[Path], out: Path, *, weights: bool = False) -> Subm
     try:
         written = place / out.name
         write_bundle(contents, written)
+        # Read back from the disk and not taken from memory: what a reader will get is what is checked.
         bundle = read_bundle(written)
         misfits = claim_misfits(bundle)
         if misfits:
@@ -84,7 +85,8 @@ def _contents(found: Found, *, weights: bool) -> BundleContents:
                 "and submit it as a bundle of its own"
             )
         records[record.cell_id] = record, content
-        contents.evaluations.extend(one_line(path.read_bytes()) for path in run.evaluations)
+        for path in run.evaluations:
+            contents.evaluations.append(one_line(path.read_bytes()))
     for _, (record, content) in sorted(records.items()):
         contents.records.append(one_line(content))
         if record.metrics is not None:
@@ -98,6 +100,7 @@ def _contents(found: Found, *, weights: bool) -> BundleContents:
         path = folder / TUNING_CHOICE
         if path.exists():
             contents.choices.append(one_line(path.read_bytes()))
+    # The same cells are to give the same file, wherever their sweeps lie.
     contents.choices.sort()
     return contents
 

@@ -67,7 +67,9 @@ def _final_misfits(record: Record, choices: Mapping[str, TuningChoice], tuned_sw
         yield say(f"{claimed}, its tuning chose among {chosen.budget} by {chosen.score}")
     if chosen.find(_configuration(record), record.seed) is None:
         yield say("its tuning has chosen other hyperparameters")
-    began = max((attempt.started for attempt in record.attempts if attempt.started), default="")
+    starts = [attempt.started for attempt in record.attempts if attempt.started]
+    began = max(starts, default="")
+    # The last attempt is the one that opened the test split: earlier ones may have begun before the choice.
     if not _before(chosen.created, began):
         yield say(f"its last attempt began at {began or 'no time'}, before its tuning chose at {chosen.created}")
 
@@ -90,7 +92,8 @@ def _ranking_misfits(
             yield _of_choice(f"{ranked.cell_id} is ranked twice for {entry.label}")
         seen.add(ranked.configuration)
         tried = configurations[ranked.configuration]
-        own = [r for r in tried if r.seed in choice.seeds and entry.owns(r.seed)]
+        # Final runs may have further seeds, which the ranking has not seen.
+        own = [record for record in tried if record.seed in choice.seeds and entry.owns(record.seed)]
         yield from _ranked_misfits(choice, entry, ranked, own)
 
 
@@ -109,7 +112,9 @@ def _ranked_misfits(
         yield _of_choice(f"{name} after {ranked.epochs} epochs, trained for {epochs}")
     if ranked.status != "diverged" and (ranked.status == "stopped") != (epochs < entry.setting["epochs"]):
         yield _of_choice(f"{name} as {ranked.status}, trained for {epochs} epochs")
-    if not all(_before(record.finished, choice.created) for record in records if record.status == "tuned"):
+    # A final record, which replaces that of the tuning, is younger than the choice.
+    tuned = [record for record in records if record.status == "tuned"]
+    if not all(_before(record.finished, choice.created) for record in tuned):
         yield _of_choice(f"{name}, was finished after the choice")
     value = _mean([record.score(choice.score, choice.selected_on) for record in records])
     # The last bits of a mean depend on the order of the sum.
@@ -141,9 +146,11 @@ def _budget_misfits(choice: TuningChoice) -> Iterator[Misfit]:
         for entry in entries:
             statuses.update(ranked.status for ranked in entry.ranking)
         if "stopped" not in statuses:
-            what, counts = "configurations", {entry.label: len(entry.ranking) for entry in entries}
+            what = "configurations"
+            counts = {entry.label: len(entry.ranking) for entry in entries}
         elif "diverged" not in statuses:
-            what, counts = "images", {entry.label: entry.images for entry in entries}
+            what = "images"
+            counts = {entry.label: entry.images for entry in entries}
         else:
             continue
         if len(set(counts.values())) > 1:

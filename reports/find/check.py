@@ -87,6 +87,7 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
         elif choice is not None:
             for entry in choice.choices:
                 name = f"{entry.chosen}, chosen for {entry.label},"
+                # A digest shows that nobody changed the file, and not that the choice in it makes sense.
                 if all(ranked.cell_id != entry.chosen for ranked in entry.ranking):
                     yield Misfit(path, f"{name} is not in its ranking")
                 elif entry.chosen not in finished.get(folder, ()):
@@ -109,5 +110,7 @@ def image_misfits(records: Sequence[Record]) -> Iterator[str]:
     for dataset, splits in contents.items():
         for split, seen in splits.items():
             if len(seen) > 1:
-                listed = "; ".join(f"{h:.12} in {len(p)} records, first {p[0]}" for h, p in sorted(seen.items()))
-                yield f"data set {dataset}: the {split} split has {len(seen)} contents: {listed}"
+                listed = []
+                for sha256, paths in sorted(seen.items()):
+                    listed.append(f"{sha256:.12} in {len(paths)} records, first {paths[0]}")
+                yield f"data set {dataset}: the {split} split has {len(seen)} contents: {'; '.join(listed)}"

@@ -69,6 +69,7 @@ class TuningChoices:
 
     def read(self, path: Path) -> TuningChoice | Misfit | None:
         """Read a choice: it, what does not fit in it, or None where it is not there."""
+        # One file may be asked for by a relative path and by an absolute one.
         key = path.absolute()
         if key not in self._read:
             self._read[key] = _read(TuningChoice, path) if path.exists() else None
@@ -138,6 +139,7 @@ def with_evaluation(record: Record, later: LaterEvaluation) -> Record | Misfit:
     """Add to a record those scores of a later evaluation that it does not have itself."""
     if later.cell_id != record.cell_id:
         return Misfit(later.path, f"of cell {later.cell_id}, in the folder of {record.cell_id}")
+    # Such a score is optimistic, and would stand in one row with those that are not.
     if on_test(later.choice) and not record.on_test:
         return Misfit(later.path, "chosen on the test split, which the record was not: such scores do not go together")
     known = {(score.name, score.split) for score in record.scores}
@@ -164,6 +166,7 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
     path, cell = record.path.with_name("config.yaml"), record.cell
     try:
         content = path.read_bytes()
+        # Blocks decide only that all is well. What differs is read as a whole, as an alias may be of another block.
         config = _by_blocks(content)
         if config != cell:
             config = parse_yaml(content)
@@ -175,8 +178,12 @@ def _config_misfits(record: Record) -> Iterator[Misfit]:
         return
     if config != cell:
         found = config if isinstance(config, dict) else {}
-        keys = [key for key in dict.fromkeys((*cell, *found)) if found.get(key, _NOTHING) != cell.get(key, _NOTHING)]
-        yield Misfit(path, f"differs from the record's cell in {', '.join(map(str, keys))}")
+        differing = []
+        for key in dict.fromkeys((*cell, *found)):
+            # A key that is missing differs from one that is null.
+            if found.get(key, _NOTHING) != cell.get(key, _NOTHING):
+                differing.append(str(key))
+        yield Misfit(path, f"differs from the record's cell in {', '.join(differing)}")
 
 
 def _by_blocks(content: bytes) -> object:

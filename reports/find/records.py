@@ -78,6 +78,7 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     skipped: list[Misfit] = []
     found, choices = find_runs(folders), TuningChoices()
     for sweep in found.sweeps:
+        # Read before the records, so that a damaged one is named though no record refers to it.
         choice = choices.read(sweep / TUNING_CHOICE)
         if isinstance(choice, Misfit):
             skipped.append(choice)
@@ -140,15 +141,21 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
 
     by_record = [_columns(record) for record in records]
     names = dict.fromkeys(itertools.chain(*by_record))
-    scores = list(itertools.chain(*(record.scores for record in records)))
+    scores = []
+    for record in records:
+        scores += record.scores
     # A record's columns are made once, and repeated for each of its scores.
-    rows = pa.array(np.repeat(np.arange(len(records)), [len(record.scores) for record in records]))
+    times = [len(record.scores) for record in records]
+    rows = pa.array(np.repeat(np.arange(len(records)), times))
     columns = {}
     for name in names:
-        columns[name] = _array([of_record.get(name) for of_record in by_record]).take(rows)
+        values = [of_record.get(name) for of_record in by_record]
+        columns[name] = _array(values).take(rows)
     of_scores = {}
     for name in ("name", "value", "unit", "split", "protocol"):
-        of_scores["score" if name == "name" else name] = pa.array([getattr(score, name) for score in scores])
+        values = [getattr(score, name) for score in scores]
+        of_scores["score" if name == "name" else name] = pa.array(values)
+    # A reader of the CSV file wants the score beside the settings, and what leads back to the run behind it.
     before = list(columns)[: list(columns).index("record")]
     return pa.table({name: columns[name] for name in before} | of_scores | columns)
 
@@ -160,7 +167,8 @@ def _array(values: list[Any]) -> pyarrow.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if value is None else str(value) for value in values])
+        texts = [None if value is None else str(value) for value in values]
+        return pa.array(texts)
 
 
 def _columns(r: Record) -> dict[str, Any]:

@@ -91,7 +91,9 @@ def find_runs(folders: Sequence[Path]) -> Found:
         around = folder.absolute().parent
         if folder in found.runs and (around / TUNING_CHOICE).exists():
             found.add_sweep(around)
-    return Found([found.runs[path] for path in sorted(found.runs)], list(found.sweeps), frozenset(found.short))
+    # In the order of paths, whatever the order in which folders were given.
+    runs = [found.runs[path] for path in sorted(found.runs)]
+    return Found(runs, list(found.sweeps), frozenset(found.short))
 
 
 class _Walk:
@@ -140,9 +142,11 @@ def find_missing(found: Found) -> list[Missing]:
     missing = []
     for folder in found.sweeps:
         for plan in _planned(folder / "sweep.json"):
+            # What is left of the plan then are the settings that it states.
             cell_id, label, seed = (plan.pop(name, None) for name in ("id", "label", "seed"))
             place = folder.absolute() / str(cell_id)
             if place not in done and place not in found.short:
+                # Popped, so that what is left in the end has begun without being planned.
                 failure = _failure(begun.pop(place, None))
                 missing.append(Missing(folder.absolute().name, str(cell_id), str(label), seed, plan, failure))
     for place, run in begun.items():
@@ -152,7 +156,9 @@ def find_missing(found: Found) -> list[Missing]:
 
 
 def _json_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != "."))
+    # A name that begins with a dot is of a file that is being written.
+    whole = [path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != "."]
+    return tuple(sorted(whole))
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
