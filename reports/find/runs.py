@@ -156,7 +156,7 @@ def find_missing(found: Found) -> list[Missing]:
 
 
 def _json_files(folder: Path) -> tuple[Path, ...]:
-    # A name that begins with a dot is of a file that is being written.
+    # A hidden file is none of a run: macOS, for one, leaves such files beside what it copies.
     whole = [path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != "."]
     return tuple(sorted(whole))
 
