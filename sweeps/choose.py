@@ -114,6 +114,7 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
     search = read_search(folder)
     choices = []
     for number in range(repeats):
+        # A repeat adds so much to the seeds of its search, see `seed_in`.
         own = [cell for cell in cells if repeats == 1 or cell.seed // APART == number]
         for configurations in grouped(own, search.get("short", {})).values():
             chosen = _choose_one(folder, configurations, search)
@@ -123,14 +124,16 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
                 choices.append(chosen)
     if not choices:
         raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
+    seeds = sorted({cell.seed for cell in cells})
     made = TuningChoice(
         selected_on=cells[0].evaluation.select_on,
         score=selection_name(cells[0].evaluation.select_by),
         budget=max(len(entry.ranking) for entry in choices),
-        seeds=tuple(sorted({cell.seed for cell in cells})),
+        seeds=tuple(seeds),
         choices=tuple(choices),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    # The choice opens the test split, so whoever comes second must not replace it.
     write_new(folder / TUNING_CHOICE, made.text())
     # Another process may have been quicker: the choice is the one that is on record.
     choice = read_choice(folder)
@@ -152,6 +155,7 @@ def _choose_one(
     ranking = _ranked(configurations, records, short)
     ranking = _longest(ranking, search)
     best = ranking[0]
+    # The longest come first in a ranking, and of these what diverged comes last.
     if best.status != "tuned":
         return None
     cell = configurations[best.configuration][0]
@@ -184,6 +188,7 @@ def _longest(ranking: Sequence[RankedConfiguration], search: Mapping[str, Any]) 
     """Keep the longest training of each configuration, as a search trains some for several lengths."""
     settings = {entry["cell_id"]: " ".join(entry["settings"]) for entry in search.get("tried", ())}
     longest: dict[str, RankedConfiguration] = {}
+    # The score after all epochs decides; what was seen on the way does not compare with it.
     for entry in ranking:  # the longest come first
         longest.setdefault(settings.get(entry.cell_id, entry.cell_id), entry)
     return list(longest.values())
@@ -293,7 +298,9 @@ def choice_table(choice: TuningChoice) -> str:
             varying.append(key)
     # Of the setting, q is always shown and the rest where the methods differ in it.
     score = f"{choice.score} (%), {choice.selected_on}"
-    headers = ["method", "q", *[key.replace("_", " ") for key in varying], score, "runner-up", "tried", "images"]
+    headers = ["method", "q"]
+    headers += [key.replace("_", " ") for key in varying]
+    headers += [score, "runner-up", "tried", "images"]
     rows = []
     for entry in choice.choices:
         best, *others = entry.ranking
@@ -303,8 +310,10 @@ def choice_table(choice: TuningChoice) -> str:
         for key, value in best.hyperparameters.items():
             if any(other.hyperparameters.get(key) != value for other in others):
                 chosen.append(f"{key.removeprefix('method.')}={value}")
-        row = [entry.label, *[entry.setting.get(key, "") for key in ("embedding_dim", *varying)]]
-        row += ["–" if value is None else f"{value:.2f}" for value in (best.value, runner_up)]
+        row = [entry.label]
+        row += [entry.setting.get(key, "") for key in ("embedding_dim", *varying)]
+        for value in (best.value, runner_up):
+            row.append("–" if value is None else f"{value:.2f}")
         edges = ", ".join(f"{side} {key.removeprefix('method.')}" for key, side in entry.edges.items())
         rows.append([*row, len(entry.ranking), f"{entry.images:,}", ", ".join(chosen), edges])
     headers += ["chosen", "at the edge of what was tried"]

@@ -96,6 +96,7 @@ def _flop_hours(cell: Cell, needs: Needs, data_dir: Path) -> float | None:
     images = _images(data_dir, cell.dataset)
     if images is None:
         return None
+    # The last short batch of an epoch is dropped.
     steps = images // cell.batch_size * cell.epochs
     return steps * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
 
@@ -123,7 +124,10 @@ def largest_fitting(sweep: Sweep, gpu_memory_gib: float) -> dict[str, int | None
     """
     limit_bytes = int(GPU_SHARE * gpu_memory_gib * 2**30)
     switches = _switches(sweep.runtime, sweep.clusters[0].at("pretrain"))
-    return {what: largest(sweep.cells[0], limit_bytes, what, **switches) for what in ("batch_size", "embedding_dim")}
+    found = {}
+    for what in ("batch_size", "embedding_dim"):
+        found[what] = largest(sweep.cells[0], limit_bytes, what, **switches)
+    return found
 
 
 def refuse_oversized(sweep: Sweep) -> None:
@@ -179,9 +183,11 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
     if not times:
         return None
     same_method, any_method = _kinds(methods.registry_name(cell.method), cell.plain())
+    # Most of a step is the network's, so another method in the same setting tells the time roughly.
     found = times.get(same_method) or times.get(any_method)
     if not found:
         return None
+    # A median, because a run that shared its machine may have taken several times as long.
     epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
     rest_s = statistics.median(rest_s for _, rest_s in found)
     return (epoch_s * cell.epochs + rest_s) / 3600

@@ -54,6 +54,7 @@ def drawn(statuses: Sequence[CellStatus], rows: int) -> Group:
         colour = _STATES[status.state]
         table.add_row(
             status.cell_id,
+            # A label or an error may hold brackets, which rich takes for its markup.
             escape(status.label),
             str(status.seed),
             f"[{colour}]{status.state}[/{colour}]",

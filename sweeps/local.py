@@ -53,6 +53,7 @@ def run_sweep(sweep: Sweep, stages: Sequence[str] = STAGES) -> list[CellStatus]:
     todo = deque[Cell]()
     for cell in sweep.cells:
         directory = folder / cell.id
+        # Most cells of a sweep that goes on are done: one look tells so, where their status takes several files.
         if (directory / "record.json").exists():
             continue
         if cell_status(directory, plan_of(cell)).state not in ends(stages):
@@ -102,6 +103,7 @@ def _drain(
     todo: deque[Cell], runtime: Runtime, name: str, stages: Sequence[str], parallel: int, gpus: Sequence[str]
 ) -> None:
     """Keep `parallel` jobs going until none is left; on Ctrl-C end them and pass it on."""
+    # Importing PyTorch takes seconds: the server that jobs are forked from does it once for all of them.
     FORKED.set_forkserver_preload(["regbench.sweeps.preload"])
     gpu_of: dict[Worker, str] = {}
     for slot in range(min(parallel, len(todo))):
@@ -152,6 +154,7 @@ def _work(
                 cell = running.pop(worker)
                 with bar.external_write_mode(sys.stderr):
                     _announce(cell_status(directory(cell), plan_of(cell)), count - len(todo) - len(running), count)
+        # Set and not added to: an attempt that is interrupted falls back to its last checkpoint.
         bar.n = epochs - sum(cell.epochs for cell in todo)
         for cell in running.values():
             bar.n -= cell.epochs - cell_status(directory(cell), plan_of(cell)).epochs_done

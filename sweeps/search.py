@@ -145,7 +145,8 @@ def mean_trials(file: SweepFile) -> int | None:
         return file.trials
     searched: list[int] = []
     for row in file.rows:
-        searched += [len(search.space) for search in searches_of(file, row) if search.space]
+        sizes = [len(search.space) for search in searches_of(file, row)]
+        searched += filter(None, sizes)
     return round(file.trials_per_hyperparameter * statistics.fmean(searched)) if searched else None
 
 
@@ -165,7 +166,8 @@ def _refuse_unfair(name: str, searches: Sequence[Search]) -> None:
         raise RegbenchError(f"sweep {name} has nothing to search: it states every hyperparameter that has a range")
     # As if all were trained equally long: each then is to be in a setting of its own.
     one_length = {search.cell.id: 0 for search in searches}
-    for method, alike in grouped((search.cell for search in searches), one_length).items():
+    cells = [search.cell for search in searches]
+    for method, alike in grouped(cells, one_length).items():
         if len(alike) > 1:
             raise RegbenchError(
                 f"sweep {name} has {len(alike)} searches for {method} that differ in nothing but epochs or tuned "
@@ -188,6 +190,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
         alive: list[Mapping[str, Any]] = []
         for index in range(drawn, drawn + _FIRST * size):
             alive.append(_values(search.space, box, spread(index, len(box), search.number)))
+        # Points are counted through all brackets, so that none is drawn twice from the sequence.
         drawn += _FIRST * size
         for epochs, number in _lengths(search.cell.epochs):
             # Values are rounded, so that two points may be one configuration, which is tried once.
@@ -200,6 +203,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
             if any(trial.score is None for trial in trained):
                 return  # what comes next depends on all scores of this round
             tried += trained
+            # Sorting is stable, so that of equal scores the one drawn first goes on, in each replay.
             best_first = sorted(trained, key=lambda trial: trial.score or 0.0, reverse=True)
             alive = [trial.values for trial in best_first]
         # Scores after fewer epochs do not compare.
@@ -214,6 +218,7 @@ def _trial(search: Search, values: Mapping[str, Any], cell: Cell, folder: Path) 
     scores = []
     for each in cells:
         record = read_tuned(folder / each.id)
+        # A record without a score is of a run that diverged.
         scores.append(None if record is None else selection_score(record) or 0.0)
     return _Trial(values, cells, tuple(scores))
 
@@ -227,11 +232,13 @@ def _lengths(epochs: int) -> list[tuple[int, int]]:
 
 def _brackets(search: Search, trials: int) -> list[int]:
     """List the sizes of the brackets that a budget pays."""
-    cost = len(search.seeds) * sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
+    epochs_of_one = sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
+    cost = len(search.seeds) * epochs_of_one
     count = trials * search.cell.epochs // cost
     if count == 0:
         least = math.ceil(cost / search.cell.epochs)
         raise RegbenchError(f"--trials {trials} is too few for a search; give {least} or more")
+    # Half of the budget sees the whole space; the other half looks closer, a bracket of one at a time.
     first = (count + 1) // 2
     return [first] + [1] * (count - first)
 
@@ -256,11 +263,13 @@ def _next_range(
     at = each.position(best.values[key])
     width = box[1] - box[0]
     positions = [each.position(trial.values[key]) for trial in tried]
+    # Nothing was tried beyond the best, so the optimum may lie there: positions 0 to 1 are the stated range.
     if at >= max(positions):
         low, high = at, at + 0.5
     elif at <= min(positions):
         low, high = at - 0.5, at
     else:
+        # Half as wide as the box before, with the best in its middle.
         low, high = at - width / 4, at + width / 4
     if math.isfinite(each.least):
         low = max(low, each.position(each.least))

@@ -39,7 +39,8 @@ class Search:
 
     def again(self, number: int) -> Search:
         """Return the search of another repeat: with seeds and configurations of its own."""
-        return replace(self, number=number, seeds=tuple(seed_in(number, seed) for seed in self.seeds))
+        seeds = [seed_in(number, seed) for seed in self.seeds]
+        return replace(self, number=number, seeds=tuple(seeds))
 
     def at(self, values: Mapping[str, Any], epochs: int) -> Cell:
         """Return the cell of a configuration, trained for so many epochs, with a warm-up that is as much shorter."""
@@ -54,6 +55,7 @@ class Search:
             warmup_steps = cell.optimizer.warmup_steps
             settings["optimizer"]["warmup_epochs"] = share * cell.optimizer.warmup_epochs
             settings["optimizer"]["warmup_steps"] = None if warmup_steps is None else int(share * warmup_steps)
+            # What a short training scores at its end is all that a search asks of it.
             evaluation = evaluation.replaced(while_training=(), every_epochs=1)
         return replace(
             cell,
@@ -133,6 +135,7 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
     """Return what the method and the optimizer state, without the settings that the sweep states."""
     found: dict[str, Range | Choice] = {}
     for group, plugin, example in (("method", cell.method, "NAME"), ("optimizer", cell.optimizer, "base_lr")):
+        # No space is no reason to refuse, as long as the file says what is searched.
         if plugin.space is None and not any(key.startswith(f"{group}.") for key in stated):
             raise RegbenchError(
                 f"{type(plugin).__name__} states no search space; give its class a `space`, or write what is searched "

@@ -135,6 +135,7 @@ def write_plan(sweep: Sweep, folder: Path) -> None:
     """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
     path = folder / "sweep.json"
     with locked(folder):
+        # Under the lock, because two commands that read the same plan would each leave out the other's cells.
         cells = read_plan(folder) if path.exists() else []
         known = {cell["id"] for cell in cells}
         cells += [plan_of(cell) for cell in sweep.cells if cell.id not in known]
@@ -280,6 +281,7 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None
+    # A cell that was tried again has a log for each time.
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     # submitit keeps what goes to stderr, such as a traceback, in a file of its own.
     errors = newest.with_suffix(".err")
@@ -310,6 +312,7 @@ def status_table(statuses: Sequence[CellStatus], *, everything: bool = False) ->
     """Lay out how cells stand; of more than a hundred only those that need a look, without `everything`."""
     shown = statuses
     if len(statuses) > 100 and not everything:
+        # A screen holds no thousand rows, and cells that wait or are done need nobody.
         shown = [status for status in statuses if status.state in _NEED_A_LOOK][:100]
     rows = []
     for status in shown:

@@ -75,6 +75,7 @@ def tune(
         _refuse_more(sweep.cells, folder)
     while not (folder / TUNING_CHOICE).exists():
         # The plan of a search gives all methods equally much.
+        # Each time, because the file closes the test split, and has to name a cell before it runs.
         begin(sweep.cells, folder, Path(sweep.runtime.data_dir), unequal=unequal or search is not None)
         if search is not None:
             write_text(folder / SEARCH, signed(search))
@@ -124,6 +125,7 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
     _refuse_more(cells, folder)
     path = folder / COMPARED
     if not path.exists():
+        # Only at the beginning: once a choice is made, this same folder gets final records.
         _refuse_tested(folder)
     with locked(folder):
         # A grid may grow until the choice is made, so cells are added to those that are there.
@@ -135,7 +137,8 @@ def begin(cells: Sequence[Cell], folder: Path, data_dir: Path, *, unequal: bool)
 def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool) -> None:
     """Refuse cells among which no fair choice can be made."""
     # Splits are read from files: once for each data set.
-    for cell in {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}.values():
+    one_each = {(cell.dataset.name, cell.evaluation.select_on): cell for cell in cells}
+    for cell in one_each.values():
         if not selection_splits(cell.evaluation, Task(cell.dataset, cell.evaluation.select_on, data_dir)):
             raise RegbenchError(
                 f"data set {cell.dataset.name!r} has no tuning split to choose on; the paper's second variant, whose "
@@ -143,13 +146,14 @@ def _refuse_incomparable(cells: Sequence[Cell], data_dir: Path, *, unequal: bool
             )
     budgets = {name: len(configurations) for name, configurations in grouped(cells, {}).items()}
     if len(set(budgets.values())) > 1 and not unequal:
+        listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
         raise RegbenchError(
             "the methods have different numbers of configurations to choose from, which is not a fair comparison: "
-            + ", ".join(f"{name} {number}" for name, number in budgets.items())
-            + "; give all the same, or say --unequal-budgets, which the report will show"
+            f"{listed}; give all the same, or say --unequal-budgets, which the report will show"
         )
     for name in ("select_on", "select_by"):
-        if len({getattr(cell.evaluation, name) for cell in cells}) > 1:
+        values = {getattr(cell.evaluation, name) for cell in cells}
+        if len(values) > 1:
             raise RegbenchError(f"evaluation.{name} must be the same for all cells of a tuning")
 
 
@@ -157,7 +161,8 @@ def _refuse_tested(folder: Path) -> None:
     """Refuse to begin a tuning where the test split was opened before."""
     for path in folder.glob("*/record.json"):
         record = read_record(path.parent)
-        if record is not None and any(score.split == "test" for score in record.scores):
+        splits = {score.split for score in record.scores} if record is not None else set()
+        if "test" in splits:
             raise RegbenchError(
                 f"{folder} holds runs that were scored on the test split already; choose another name for the tuning"
             )
@@ -165,8 +170,10 @@ def _refuse_tested(folder: Path) -> None:
 
 def _refuse_more(cells: Sequence[Cell], folder: Path) -> None:
     """Refuse cells that a choice which is on record was not made among."""
-    chosen = (folder / TUNING_CHOICE).exists() and (folder / COMPARED).exists()
-    if chosen and not {cell.id for cell in cells} <= set(compared_ids(folder)):
+    if not (folder / TUNING_CHOICE).exists() or not (folder / COMPARED).exists():
+        return
+    asked = {cell.id for cell in cells}
+    if not asked <= set(compared_ids(folder)):
         raise RegbenchError(
             f"{folder} has made its choice among other cells; a tuning with more of them needs another name"
         )
