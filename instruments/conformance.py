@@ -110,6 +110,7 @@ def _change(method: Regularizer, views: Views, other: Views) -> float:
 def gradient(method: Regularizer) -> Outcome:
     """Return the largest difference from central differences in float64, relative to the largest derivative."""
     outcomes = []
+    # More images than dimensions, fewer, the fewest, and views of which not all are global.
     for n, q, count, global_views in ((4, 3, 2, 2), (3, 5, 2, 2), (2, 2, 2, 2), (4, 3, 3, 1)):
         views = draw_views(n, q, count)
         tried = slopes(partial(_total, method, global_views=global_views), views, step=3e-5)
@@ -231,9 +232,9 @@ def search_space(method: Regularizer) -> Outcome | None:
         values = {name: each.value(at) for (name, each), at in zip(space.items(), positions, strict=True)}
         there = replace(method, **values)  # type: ignore[type-var]
         settings = ", ".join(f"{name}={value}" for name, value in values.items())
-        broken += [
-            f"{case} at {settings}" for case, views in cases.items() if not_finite(partial(_total, there), views)
-        ]
+        for case, views in cases.items():
+            if not_finite(partial(_total, there), views):
+                broken.append(f"{case} at {settings}")
     return len(broken), "; ".join(broken)
 
 

@@ -20,6 +20,7 @@ def configuration(method: Regularizer) -> Outcome:
     values = asdict(method)  # type: ignore[call-overload]
     overrides = [f"method.{key}={_hydra(value)}" for key, value in values.items()]
     cell, _ = load_run([f"method={methods.registry_name(method)}", *overrides, *needed_settings(method)])
+    # Through text and back, since a cell's file has JSON's types: a tuple comes back as a list.
     again = Cell.stored(json.loads(json.dumps(cell.plain())))
     lost = []
     for back in (cell.method, again.method):
@@ -40,6 +41,7 @@ def documentation(method: Regularizer) -> Outcome:
     data, text = method.metadata, type(method).__doc__ or ""
     year = re.compile(r"\b(19|20)\d\d\b")
     published = "unpublished" not in data.reference.lower()
+    # A setting that a base class brings is documented there.
     inherited = "\n".join(base.__doc__ or "" for base in type(method).__mro__)
     shapes = all(name.endswith("_NQ") for name in inspect.signature(method.terms).parameters)
     wanted = {

@@ -142,9 +142,10 @@ def measure_loaders(bench: Bench) -> str:
     """Measure as `regbench loader-bench` does, the photometric part on the CPU and on the GPU."""
     cores = len(os.sched_getaffinity(0))
     seconds, rounds = (0.1, 1) if bench.small else (1.0, 2)
-    own = [
-        each for each in loader_speed.CONTESTANTS if each.interpolation == "bicubic" and each.backend != "torchvision"
-    ]
+    own = []
+    for each in loader_speed.CONTESTANTS:
+        if each.interpolation == "bicubic" and each.backend != "torchvision":
+            own.append(each)
     lines, _ = loader_speed.measure([bench.images()], workers=cores, seconds=seconds, rounds=rounds, contestants=own)
     return f"```\n{loader_speed.tables(lines)}\n```\n\n{loader_speed.LEGEND}"
 
@@ -155,7 +156,8 @@ ALL = {"Losses": measure_losses, "Training": measure_training, "Loaders": measur
 def describe_machine(device: torch.device) -> str:
     """List versions, and each GPU with its memory."""
     # The host's name says nothing about the numbers, and the page may be published.
-    facts = {name: value for name, value in environment(device).items() if name != "hostname"}
+    facts = dict(environment(device))
+    facts.pop("hostname", None)
     if device.type == "cuda":
         facts["cuda"] = torch.version.cuda
         for number in range(torch.cuda.device_count()):

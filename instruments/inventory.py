@@ -76,7 +76,8 @@ def _prepared(data_dir: str) -> Item:
 
 def _space(what: str, folder: Path) -> Item:
     # The folder itself may not be there yet.
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    place = folder.absolute()
+    there = next(each for each in (place, *place.parents) if each.exists())
     if not os.access(there, os.W_OK):
         return Item(f"space for {what}", f"{there} cannot be written to", f"runtime.{what}_dir=FOLDER")
     free = shutil.disk_usage(there).free

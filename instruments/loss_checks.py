@@ -132,7 +132,8 @@ def slope(loss: LossOfViews, views: Views, directions: Views, step: float) -> fl
     def moved(shift: float) -> float:
         return loss([z + shift * d for z, d in zip(views, directions, strict=True)]).item()
 
-    near, far = (moved(size) - moved(-size) for size in (step, 2 * step))
+    near, far = moved(step) - moved(-step), moved(2 * step) - moved(-2 * step)
+    # The differences of one step and of two cancel the term of third order.
     return (8 * near - far) / (12 * step)
 
 
@@ -170,6 +171,7 @@ def mean_value(loss: LossOfViews, views: Views) -> Mean:
     values = [loss(views, seed=seed).item() for seed in range(2)]
     if math.isclose(*values, rel_tol=1e-9):
         return values[0], 0.0
+    # Two draws tell whether it draws at all, and most losses do not.
     values += [loss(views, seed=seed).item() for seed in range(2, MEAN_SEEDS)]
     found = torch.tensor(values, dtype=torch.float64)
     return found.mean().item(), (found.var() / len(found)).sqrt().item()

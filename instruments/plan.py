@@ -107,7 +107,10 @@ def predict(
         teacher = build_teacher(cell, network)
         of_teacher = [] if teacher is None else list(teacher.state_dict().values())
         accounts.file("teacher", of_teacher)
-        for layer in (*network.modules(), *(teacher.modules() if teacher is not None else ())):
+        layers = list(network.modules())
+        if teacher is not None:
+            layers += teacher.modules()
+        for layer in layers:
             if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_hook(accounts.synchronize_statistics)
         optimizer = cell.optimizer.build_clipping(parameters)
@@ -206,6 +209,7 @@ def table(rows: dict[str, Needs], style: str = "github") -> str:
     """Set the needs by name as a table, in a format of `tabulate`: decimal GB on each GPU, the parts largest first."""
     cells = []
     for name, needs in rows.items():
+        # Less than 5 MB would print as 0.00 GB.
         parts = [f"{part} {count / 1e9:.2f}" for part, count in needs.parts_bytes.items() if count >= 5e6]
         work = (f"{needs.flop_per_step / 1e12:.1f}", f"{needs.sent_bytes_per_step / 1e9:.2f}")
         cells.append((name, f"{needs.peak_bytes / 1e9:.2f}", needs.moment, ", ".join(parts), *work))
@@ -258,10 +262,12 @@ class Accounts(TorchDispatchMode):
         """File the tensors' storages under `part`, whether they are new or not."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
+            # A fake tensor has no address; its storage object tells one allocation from another.
             key, size = id(storage), -(-storage.nbytes() // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
             if key in self._files:
                 self._live[self._files[key]] -= size
             else:
+                # At the interpreter's end nobody asks any more what lives.
                 weakref.finalize(storage, self._free, key, size).atexit = False
             self._files[key] = part
             self._live[part] += size
@@ -276,6 +282,7 @@ class Accounts(TorchDispatchMode):
     def synchronize_statistics(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Count what SyncBatchNorm sends, as a forward hook: mean, inverse deviation, count; in backward two sums."""
         features = inputs[0].shape[1]
+        # An all-gather: every rank sends its two vectors and the count, in float32, to each of the others.
         self.sent_bytes += (self._world_size - 1) * 4 * (2 * features + 1)
         if torch.is_grad_enabled():
             self.all_reduce(4 * 2 * features)
@@ -303,6 +310,7 @@ class Accounts(TorchDispatchMode):
             size = sum(tensor.nbytes for tensor in _tensors(args[0]))
             if name == "allreduce_":
                 self.all_reduce(size)
+            # In a ring each rank passes on all parts but one.
             elif name == "_allgather_base_":
                 self.sent_bytes += (self._world_size - 1) / self._world_size * size
             elif name == "broadcast_":

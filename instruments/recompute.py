@@ -61,7 +61,10 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
             raise RegbenchError(f"{override}: settings of the cell are the record's; give runtime.* settings only")
     write_config(folder, record.cell)
     said = record.environment
-    own = [f"runtime.{name}={said[name]}" for name in ("threads", "loader", "loss_form", "compile") if name in said]
+    own = []
+    for name in ("threads", "loader", "loss_form", "compile"):
+        if name in said:
+            own.append(f"runtime.{name}={said[name]}")
     cell, runtime = load_config(folder / "config.yaml", [*own, *overrides])
     compute = resolve(runtime)
     on_cpu = compute.device.type == "cpu"

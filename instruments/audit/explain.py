@@ -129,6 +129,7 @@ def least_squares(basis: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     """Find the weights of columns, shape (..., draws), whose sum is nearest to y, and the largest rests."""
     if not basis:
         return y.new_zeros(0), y.abs().amax(dim=-1)
+    # Columns of length 1, because addends may differ by orders of magnitude, and the driver drops small ones.
     matrix = torch.stack(list(basis), dim=-1)
     lengths = matrix.norm(dim=-2, keepdim=True).clamp_min(1e-300)
     # This driver alone takes columns that depend on each other.
@@ -163,7 +164,9 @@ class _Fit:
     @property
     def is_plain(self) -> bool:
         """Whether no factor is needed, and no constant."""
-        factors = [factor for by_size in self.factors.values() for factor in by_size.values()]
+        factors: list[float] = []
+        for by_size in self.factors.values():
+            factors += by_size.values()
         return not any(self.constants.values()) and not any(abs(factor - 1) > 1e-5 for factor in factors)
 
 
@@ -236,7 +239,8 @@ def _fitted(fit: _Fit) -> Finding:
             return Finding("missing term", "defect", 0.0, f" without its {name}{constant}")
         if any(abs(factor - 1) > 1e-5 for factor in by_size.values()):
             odd.append(name)
-    text = f" with {' and '.join(f'{name} times {_by_size(fit.factors[name])}' for name in odd)}{constant}"
+    changed = [f"{name} times {_by_size(fit.factors[name])}" for name in odd]
+    text = f" with {' and '.join(changed)}{constant}"
     for name in odd:
         if firsts[name] < 0:
             return Finding("wrong sign of a term", "defect", firsts[name], text)
@@ -244,4 +248,8 @@ def _fitted(fit: _Fit) -> Finding:
 
 
 def _by_size(values: Mapping[Size, float]) -> str:
-    return in_words({f"n={n} q={q}": value for (n, q), value in values.items() if not math.isnan(value)})
+    named = {}
+    for (n, q), value in values.items():
+        if not math.isnan(value):
+            named[f"n={n} q={q}"] = value
+    return in_words(named)

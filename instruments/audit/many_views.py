@@ -203,7 +203,8 @@ def _uneven(term: _Term, severity: Severity, usual: float, layout: Layout) -> Fi
         weight = term.found[part] / usual
         ratios.append(abs(weight / wanted - 1) if wanted else abs(weight))
         if ratios[-1] > term.tolerance:
-            listed.append(f"{'–'.join(str(view + 1) for view in part)}: {weight:.3g} for {wanted:.3g}")
+            views = "–".join(str(view + 1) for view in part)
+            listed.append(f"{views}: {weight:.3g} for {wanted:.3g}")
     text = f"{_with(layout)} the {term.name} weighs the views otherwise than the textbook ({', '.join(listed)})"
     return Finding("uneven weights of views", severity, max(ratios), text)
 

@@ -71,9 +71,11 @@ def _against_differences(target: Target, layout: Layout) -> list[Finding]:
     # Along no direction may it be off, since a wrong addend can hide along one.
     if all(error <= tolerance for error in errors):  # not so for NaN
         return []
-    stopped = [view for view, gradient_NQ in enumerate(evaluate(loss, views)[1]) if not gradient_NQ.any()]
+    _, gradients = evaluate(loss, views)
+    stopped = [view for view, gradient_NQ in enumerate(gradients) if not gradient_NQ.any()]
     if stopped:
-        share = max(abs(slope.wanted) for slope in found if slope.view in stopped) / scale
+        missing = [abs(slope.wanted) for slope in found if slope.view in stopped]
+        share = max(missing) / scale
         text = f"view {stopped[0] + 1} gets no gradient, although the value depends on it: it is detached"
         return [Finding("detached view", "defect", share, text)]
     ratios = [slope.found / slope.wanted for slope in found if abs(slope.wanted) > 1e-2 * scale]
@@ -107,7 +109,9 @@ def _against_textbook(target: Target, layout: Layout) -> list[Finding]:
 def views(target: Target) -> list[Finding]:
     """Give it more than two views, if it takes them: each has to count, in any order, as the textbook's do."""
     method, layouts = target.claimed, target.layouts
-    found = [finding for layout in layouts for finding in left_out(target, layout)]
+    found = []
+    for layout in layouts:
+        found += left_out(target, layout)
     if not found and method is not None:
         found = values(target, method)
     if not any(finding.severity == "defect" for finding in found):  # it would show in the order and gradient again
@@ -201,7 +205,8 @@ def precision(target: Target) -> list[Finding]:
 
 def _gradients(target: Target, views: Views) -> Tensor | Exception:
     try:
-        return torch.cat([gradient_NQ.double().flatten() for gradient_NQ in evaluate(target.value, views)[1]])
+        _, gradients = evaluate(target.value, views)
+        return torch.cat([gradient_NQ.double().flatten() for gradient_NQ in gradients])
     except Exception as error:
         return error
 

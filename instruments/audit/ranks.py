@@ -196,7 +196,10 @@ class _Split:
         self.mean = sum(self.values) / self.world
         self.error = abs(self.mean - self.whole) / max(abs(self.whole), 1e-12)
         self.floor = max(abs(self.whole), *map(abs, self.values), 1e-12)
-        self.slope = max(abs(slope) for answer in answers for slope in answer.slopes) or 1.0
+        slopes: list[float] = []
+        for answer in answers:
+            slopes += answer.slopes
+        self.slope = max(map(abs, slopes)) or 1.0
 
     def same(self, one: float, other: float) -> bool:
         """Tell whether two values are the same up to rounding."""
@@ -210,7 +213,8 @@ class _Split:
         if self.world > 1:
             findings += self._judge_gradient()
         drawn = [answer.drawn for answer in self.answers]
-        one_value = len({round(value / self.floor, 9) for value in self.values}) == 1
+        distinct = {round(value / self.floor, 9) for value in self.values}
+        one_value = len(distinct) == 1
         if one_value and not all(self.same(x, drawn[0]) for x in drawn):
             spread = (max(drawn) - min(drawn)) / self.floor
             text = f"{self.where} each rank draws numbers of its own, and their values differ by {spread:.2g}"
@@ -247,7 +251,8 @@ class _Split:
         values = ", ".join(f"{value:.4g}" for value in self.values)
         text = f"{self.where} the ranks' values are {values}, and {self.whole:.4g} of one"
         if len(set(self.rows)) > 1:
-            weighted = sum(n * value for n, value in zip(self.rows, self.values, strict=True)) / sum(self.rows)
+            sums = [n * value for n, value in zip(self.rows, self.values, strict=True)]
+            weighted = sum(sums) / sum(self.rows)
             if self.same(weighted, self.whole):
                 text += ": ranks count equally, whatever their rows"
             return [Finding("unequal shares change the value", "convention", self.error, text)]
@@ -272,7 +277,10 @@ class _Split:
             return [sum(answer.slopes[rank] for answer in self.answers) for rank in range(self.world)]
         if abs(self.mean - self.whole) > self.tolerance * abs(self.whole):
             return None
-        return [self.world * sum(product[part].sum().item() for product in products) for part in self.parts]
+        shares = []
+        for part in self.parts:
+            shares.append(sum(product[part].sum().item() for product in products))
+        return [self.world * share for share in shares]
 
     def _judge_gradient(self) -> list[Finding]:
         needed = self._needed_gradients()

@@ -127,7 +127,9 @@ def _statistics(method: Regularizer) -> Iterator[tuple[str, str, Terms]]:
 
 def _biased_hinge(method: VICReg, views: Views) -> Addends:
     n = len(views[0])
-    shrunk = _textbook(method, [math.sqrt((n - 1) / n) * z_NQ for z_NQ in views])
+    # Times this root, embeddings have over n − 1 the variance that they have over n without it.
+    smaller = [math.sqrt((n - 1) / n) * z_NQ for z_NQ in views]
+    shrunk = _textbook(method, smaller)
     return {**_textbook(method, views), "variance": shrunk["variance"]}
 
 

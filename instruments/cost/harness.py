@@ -52,7 +52,9 @@ def take_turns(turns: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
 
 def ratios(own: Sequence[float], other: Sequence[float] | None) -> list[float]:
     """Divide what was measured in the same rounds; empty if one of the two was not measured in all of them."""
-    return [a / b for a, b in zip(own, other, strict=True)] if other and len(own) == len(other) else []
+    if not other or len(own) != len(other):
+        return []
+    return [a / b for a, b in zip(own, other, strict=True)]
 
 
 def median(values: Sequence[float] | None) -> float | None:

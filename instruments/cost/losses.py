@@ -112,7 +112,8 @@ def cases(grid: Grid) -> list[LossCost]:
     for name, n, q in itertools.product(grid.methods, grid.n, grid.q):
         method = methods.build(name)
         auto = method.form_at("auto", n, q)
-        forms = dict.fromkeys(auto if form == "auto" else form for form in grid.forms or method.forms)
+        asked = grid.forms or method.forms
+        forms = dict.fromkeys(auto if form == "auto" else form for form in asked)
         for ranks, form, views in itertools.product(grid.ranks, forms, grid.views):
             row = LossCost(method=name, form=form, auto=form == auto, n=n, q=q, views=views, ranks=ranks)
             if form not in method.forms:

@@ -47,6 +47,7 @@ class TwoViews:
 
     def __init__(self) -> None:
         """Make the chains."""
+        # The released code has the chains in this order, the paper in the other; a symmetric loss cannot tell.
         self._first, self._second = self._chain(1.0, 0.0), self._chain(0.1, 0.2)
 
     def _chain(self, blur_p: float, solarize_p: float) -> transforms.Compose:
@@ -85,6 +86,7 @@ class PlainLars(torch.optim.Optimizer):
                     change = change.add(weight, alpha=1e-6)
                     own, other = torch.norm(weight), torch.norm(change)
                     one = torch.ones_like(own)
+                    # A weight that is 0 has no norm to adapt to, and would stay 0.
                     scale = torch.where(own > 0, torch.where(other > 0, 0.001 * own / other, one), one)
                     change = change.mul(scale)
                 momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
@@ -121,6 +123,7 @@ class ReleasedTrainer:
         began_s = time.perf_counter()
         for views, _ in self._loader:
             self._optimizer.zero_grad()
+            # Each view by itself, so that BN's statistics are those of a view.
             x, y = (nn.functional.normalize(self._network(view)) for view in views)
             alignment = nn.functional.mse_loss(x, y)
             loss = WEIGHT_OF_ALIGNMENT * alignment + (uniformity(x) + uniformity(y)) / 2
