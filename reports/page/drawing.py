@@ -245,8 +245,12 @@ def _place_labels(axes: Axes, labels: list[Label], *, marker: bool) -> None:
     scale = axes.transScale.transform  # logarithmic axes
     bottom, top = (float(scale((1.0, y))[1]) for y in (low, high))
     labels.sort(key=lambda label: label.y)
-    heights = [(float(scale((1.0, label.y))[1]) - bottom) / (top - bottom) for label in labels]
-    positions = spread_out([y * height_in for y in heights], _LABEL_GAP_IN, height_in)
+    heights = []
+    for label in labels:
+        scaled = float(scale((1.0, label.y))[1])
+        heights.append((scaled - bottom) / (top - bottom))
+    wanted = [y * height_in for y in heights]
+    positions = spread_out(wanted, _LABEL_GAP_IN, height_in)
     # All in axes coordinates: (0, 0) is the plot's lower left corner, (1, 1) its upper right one.
     for label, point_y, position in zip(labels, heights, positions, strict=True):
         style = label.style

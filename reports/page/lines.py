@@ -260,7 +260,9 @@ def size_drawings(summary: Summary, style: Styles) -> list[Drawing]:
         for title, head, of, divisor in quantities:
             curves = _size_curves(summary, style, along, setting, of, divisor)
             if curves:
-                sizes = {int(size) for line in curves for size, _, _ in line.points}
+                sizes: set[int] = set()
+                for line in curves:
+                    sizes.update(int(size) for size, _, _ in line.points)
                 name, about = f"{capital(title)} against {of_title}", f"of each line against {of_title}."
                 finish = partial(sizes_axis, sizes=sizes)
                 drawings.append(curves_drawing(name, (of_axis, head), about, curves, finish))

@@ -63,7 +63,8 @@ def render_page(
     """
     sections, cells = [], []
     heads: dict[str, str] = {}
-    for number, (summary, made) in enumerate(zip(summaries, tables, strict=True), start=1):
+    pairs = zip(summaries, tables, strict=True)
+    for number, (summary, made) in enumerate(pairs, start=1):
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= heads_of(summary)
