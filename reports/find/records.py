@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice
 from regbench.errors import RegbenchError
 from regbench.reports.find.judging import Misfit, TuningChoices, judge
@@ -141,7 +141,7 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
 
     by_record = [_columns(record) for record in records]
     names = dict.fromkeys(itertools.chain(*by_record))
-    scores = []
+    scores: list[Score] = []
     for record in records:
         scores += record.scores
     # A record's columns are made once, and repeated for each of its scores.

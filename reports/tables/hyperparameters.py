@@ -78,5 +78,6 @@ def _varying(trained: Sequence[Configuration]) -> list[str]:
         tuned = key.startswith(("method.", "optimizer.", "evaluation.")) and not is_setting(key)
         if tuned and key not in ("method.name", "evaluation.protocols"):
             values[key] = {configuration.first.settings.get(key) for configuration in trained}
+    # A method's own values are what a reader copies, so all are shown; what no run varies of the rest says nothing.
     shown = [key for key, different in values.items() if key.startswith("method.") or len(different) > 1]
     return sorted(shown, key=lambda key: not key.startswith("method."))

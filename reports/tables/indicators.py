@@ -38,6 +38,7 @@ def indicators(summary: Summary) -> tuple[Table, pd.DataFrame] | None:
     for one in found:
         most = max(one.lost_by_method.values(), default=None)
         correlations = correlation_text(one.within), correlation_text(one.between)
+        # A mean hides the method that a measure fails, so the largest loss stands beside it.
         lost = spread(one.lost, 2), DASH if most is None else f"{most:.2f}"
         body.append(entries(one.measure.title, one.measure.better, *correlations, *lost))
         lines += _lines(one)

@@ -42,6 +42,7 @@ def factors_tables(summary: Summary) -> list[Table]:
     for layer, scores in _layers(summary).items():
         columns = [*text_columns("method"), *number_columns(*summary.rows[0].settings)]
         for place, (factor, score) in enumerate(scores.items()):
+            # A narrow terminal leaves out the last factors first.
             columns.append(Column(f"{factor.replace('_', ' ')}, {_measure(score)}", spare=place))
         body = []
         for row, found in _probed(summary, scores):

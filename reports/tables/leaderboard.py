@@ -65,6 +65,7 @@ def leaderboard(summary: Summary) -> Table:
     if headline and trivial is not None:
         columns.append(_gain_column(summary, headline, trivial))
     for spare, name in enumerate(measured, 2):
+        # A narrow terminal keeps accuracies, time and memory of the loss, and does without these.
         columns.append((Column(name.replace("_", " "), spare=spare), partial(_at_end, name)))
     columns += _cost_columns(summary.rows)
     if beside:

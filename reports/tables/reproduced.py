@@ -41,6 +41,7 @@ def _row(number: PublishedNumber, records: Sequence[Record]) -> dict[str, str]:
         deviation = "" if number.deviation is None else f" ± {number.deviation:.2f}"
         published = f"{number.number:.2f}{deviation}{MARK * (number.on_test == 'yes')}"
         apart = None if ours is None else ours.mean - number.number
+    # A recipe that diverged is an answer, and one that nobody has run is none.
     missing = "diverged" if records and not finished else "not run"
     return {
         "data set": number.dataset,

@@ -98,6 +98,7 @@ def table_of_rows(
     for row in summary.rows:
         if whole or not row.is_reference:
             marked = row.label + " †" * bool(row.diverged) + " ‡" * bool(row.edges)
+            # A row holds a dict and has no hash, so marks are by its id.
             if id(row) in same:
                 marked += f" {same[id(row)]}"
             filled = [fill(row) for _, fill in columns]
@@ -191,6 +192,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
         text = tabulate(rows, heads, tablefmt="pretty", disable_numparse=True, colalign=_alignment(columns))
         # A column with 0 stays, however narrow the terminal is.
         spare = max(keep, key=lambda i: table.columns[i].spare)
+        # Measured and not reckoned: how wide a table is depends on how its heads wrap.
         if max(map(len, text.splitlines())) <= width or table.columns[spare].spare == 0:
             return text
         keep.remove(spare)
