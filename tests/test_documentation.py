@@ -266,9 +266,9 @@ def test_the_readme_is_short_and_shows_rows_of_the_quickstarts_table() -> None:
 
 def table(text: str) -> list[dict[str, str]]:
     """The rows of the first table."""
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
-    ]
+    first = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert first is not None
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in first[0].splitlines()]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
