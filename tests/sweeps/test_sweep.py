@@ -325,6 +325,9 @@ def test_the_newest_log_is_that_of_the_one_cell_that_is_meant(tmp_path: Path) ->
 
     assert "of attempt 3" in logs("abc1")
     errors = tmp_path / "own" / "abc1" / "logs" / "3_log.err"  # an older file, and what somebody looks for
+    errors.touch()
+    os.utime(errors, (2, 2))
+    assert logs("abc1").rstrip().endswith("of attempt 3")
     errors.write_text("errors of attempt 3")
     os.utime(errors, (2, 2))
     assert "errors of attempt 3" in logs("abc1")

@@ -273,7 +273,7 @@ def test_refusals(
     score(folder, cells[2], 50.0)
     choose(folder)
     refused("has made its choice among other cells", cells)
-    tested = made(scores=(knn_top1(50.0, "test"),))
+    tested = made(scores=(knn_top1(50.0), knn_top1(50.0, "test")))
     write_text(tmp_path / "runs" / "tested" / "0123456789ab" / "record.json", tested.text())
     with pytest.raises(RegbenchError, match="holds runs that were scored on the test split already"):
         tune.begin(cells, tmp_path / "runs" / "tested", tiny_data_dir, unequal=False)
@@ -409,6 +409,16 @@ def tune_grid(path: Path, folder: Path, *overrides: str) -> Sweep | None:
     run = bring(folder, lambda cell: 50.0 + cell.optimizer.base_lr)
     proposed = Proposed(grid, True)
     return tune.tune(proposed, lambda: proposed, run, final_seeds=[0, 1], leading=None, unequal=False)
+
+
+def test_no_seeds_at_all_are_those_of_the_grid_and_not_those_of_the_file(
+    tmp_path: Path, settings: list[str], folder: Path
+) -> None:
+    proposed = Proposed(load_sweep(str(sweep_file(tmp_path, ["method=vicreg,auh"], settings, final_seeds=[7]))), True)
+    run = bring(folder, lambda cell: 50.0)
+    for given, seeds in ((None, {7}), ([], {0})):
+        final = tune.tune(proposed, lambda: proposed, run, final_seeds=given, leading=None, unequal=False)
+        assert final is not None and {cell.seed for cell in final.cells} == seeds
 
 
 def test_final_runs_get_the_machines_of_their_row(tmp_path: Path, settings: list[str], folder: Path) -> None:
