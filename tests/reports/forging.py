@@ -100,7 +100,7 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
 
 def _write(folder: Path, cell: Cell, knn: float, status: Any, hour: int, choice: Json) -> None:
     draw = int(cell.id, 16)  # no two runs take equally long
-    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3][: cell.epochs]
+    epoch_s = [10.0 + draw % 997 / 1e3, 11.0 + draw % 991 / 1e3, 12.0][: cell.epochs]
     rows = [
         {"epoch": e, "loss": 5.0 / e, "effective_rank": 30.0, "epoch_s": s, "images": STEPS * 32}
         for e, s in enumerate(epoch_s, 1)
@@ -187,16 +187,17 @@ class Parts:
         return self.records[-1]
 
     def shorten(self, record: Json, **optimizer: float) -> Json:
-        """Adds a training of one epoch with the settings of a record of two, but for some of its optimizer."""
+        """Adds a training of an epoch less with the settings of a record, but for some of its optimizer."""
         short = self.copy(record)
         short["checkpoint"] = None
-        short["cell"]["epochs"] = 1
+        short["cell"]["epochs"] -= 1
         short["cell"]["optimizer"] |= {"warmup_epochs": 0, **optimizer}
         self.settle(short)
         self.history(short, lambda rows: rows.pop())
         # No two trainings have one history.
-        self.history(short, lambda rows: rows[0].update(epoch_s=float(len(self.records))))
-        short["cost"]["train_s"] = float(len(self.records))
+        train_s = float(len(self.records))
+        self.history(short, lambda rows: [row.update(epoch_s=train_s / len(rows)) for row in rows])
+        short["cost"]["train_s"] = train_s
         return short
 
     def write(self, out: Path, *, signed: bool = True, manifest: bool = True) -> Path:

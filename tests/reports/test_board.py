@@ -251,15 +251,18 @@ def test_short_trainings_of_a_search_are_in_no_row(bundles: Path, tmp_path: Path
     assert sorted(epochs) == [1, 2, 2, 2, 2, 2, 2]
 
 
-def test_tunings_of_two_lengths_are_no_steps_of_a_search(tmp_path: Path) -> None:
-    tuned_sweep(tmp_path / "runs", "long")
+def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_one(tmp_path: Path) -> None:
+    tuned_sweep(tmp_path / "runs", "long", "epochs=3")
     tuned_sweep(tmp_path / "runs", "brief", "epochs=1", "optimizer.warmup_epochs=0")
     out = tmp_path / "results" / "both.zip"
     command = ["submit", "long", "brief", "--runs-dir", str(tmp_path / "runs"), "--out", str(out)]
     assert CliRunner().invoke(main, command).exit_code == 0
+    parts = Parts(out)
+    parts.shorten(next(each for each in parts.records if (each["status"], each["cell"]["epochs"]) == ("tuned", 3)))
+    parts.write(out)
     (page,) = pages(out.parent, "tasks")
     tried = Counter((row["method"], row["epochs"]) for row in tables_in(page)["Hyperparameters"])
-    assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "2")}
+    assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "3")}
 
 
 def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(bundles: Path, tmp_path: Path) -> None:

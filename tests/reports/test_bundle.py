@@ -60,7 +60,7 @@ def test_the_same_cells_give_the_same_file(honest: Path, tmp_path: Path) -> None
     assert run("verify", light).exit_code == 0
 
 
-def test_the_order_of_sweeps_does_not_change_the_file(tmp_path: Path) -> None:
+def test_neither_the_order_nor_the_place_of_sweeps_changes_the_file(tmp_path: Path) -> None:
     tuned_sweep(tmp_path / "runs")
     tuned_sweep(tmp_path / "runs", "other", "evaluation.select_on=test")
     files = []
@@ -69,7 +69,9 @@ def test_the_order_of_sweeps_does_not_change_the_file(tmp_path: Path) -> None:
         done = run("submit", *names, "--runs-dir", tmp_path / "runs", "--out", out)
         assert done.exit_code == 0, done.stderr
         files.append(out.read_bytes())
-    assert files[0] == files[1]
+    (tmp_path / "runs" / "mine").rename(tmp_path / "runs" / "then")
+    submit([tmp_path / "runs" / "then", tmp_path / "runs" / "other"], tmp_path / "moved.zip")
+    assert files == 2 * [(tmp_path / "moved.zip").read_bytes()]
 
 
 def test_nothing_is_submitted_that_does_not_check_out(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ def _first(parts: Parts) -> Json:
     return found
 
 
+def _tried(parts: Parts) -> Json:
+    """A record that was tuned and not chosen."""
+    return next(record for record in parts.records if (record["method"], record["status"]) == ("vicreg", "tuned"))
+
+
 def _how(record: Json) -> Json:
     found: Json = record["choice"]["hyperparameters"]
     return found
@@ -91,8 +96,7 @@ def _created(parts: Parts, time: str) -> None:
 
 def _stopped_higher(parts: Parts) -> None:
     """Adds the first epoch of a training, which scored more than others after two."""
-    tried = next(record for record in parts.records if record["method"] == "vicreg" and record["status"] == "tuned")
-    short = parts.shorten(tried, base_lr=0.7)
+    short = parts.shorten(_tried(parts), base_lr=0.7)
     parts.score(short, split="tuning")["value"] = 80.0
     step = {**_first(parts), "cell_id": short["cell_id"], "configuration": short["cell_id"]}
     _entry(parts)["ranking"].append({**step, "epochs": 1, "status": "stopped", "value": 80.0})
@@ -162,8 +166,7 @@ def _other_rate(parts: Parts) -> None:
 
 
 def _unmeasured(parts: Parts) -> None:
-    tried = next(record for record in parts.records if record["method"] == "vicreg" and record["status"] == "tuned")
-    tried["scores"].clear()
+    _tried(parts)["scores"].clear()
 
 
 def _hidden_behind_an_order(parts: Parts) -> None:
@@ -289,6 +292,14 @@ MISFITS: dict[str, tuple[Change, list[str]]] = {
     "a larger rate that was worse": (
         lambda parts: _rate(parts, 0.5, {"0.1": 65.0, "0.5": 60.0}),
         ["its probe learning rate is 0.5, though 0.1 scored higher"],
+    ),
+    "top-1 above the top-5 of the tuning split": (
+        lambda parts: parts.score(_tried(parts), "knn_top5", "tuning").update(value=50.0),
+        ["knn_top1 on tuning is 66 %, more than its top-5 of 50 %"],
+    ),
+    "a training that was only tuned, without a history": (
+        lambda parts: _tried(parts).update(metrics=None),
+        ["it has trained and names no history"],
     ),
     "no training time": (
         lambda parts: parts.final[0]["cost"].update(train_s=None),
