@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import r2_score
 
 from regbench import RegbenchError
 from regbench.benchmark.baselines import chosen_pca
@@ -191,6 +192,20 @@ def test_a_hue_just_below_a_turn_is_near_one_just_above(subject: Subject, monkey
     """The hue itself as a feature is not enough: it jumps where the circle closes."""
     found = probe(subject, monkeypatch, lambda factors: [factors["hue_turns"]])
     assert 0.2 < found["factor_hue_turns_representation"] < 0.6
+
+
+def test_a_representation_of_nothing_is_held_against_the_means_of_sine_and_cosine(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circle = {}
+    for split in ("train", "test"):
+        factors = read_factors(subject.compute.data_dir, subject.task.dataset, split)
+        angle = 2 * np.pi * factors["hue_turns"].astype(np.float64)
+        circle[split] = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    guess = np.broadcast_to(circle["train"].mean(axis=0), circle["test"].shape)
+    found = probe(subject, monkeypatch, lambda factors: [np.ones(len(factors["scale"]))])
+    wanted = r2_score(circle["test"], guess, multioutput="variance_weighted")
+    assert found["factor_hue_turns_representation"] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_the_scale_of_features_does_not_matter(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -664,6 +664,10 @@ def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: P
         str(tmp_path / "own.yaml"), ["epochs=8", "augmentation=small_grey", "network.teacher=ema"]
     ).cells
     assert cell.epochs == 6
+    # The teacher sees the two global views of eight.
+    crops = ["epochs=13", "augmentation=small_grey_crops", "network.teacher=ema"]
+    (cell,) = load_sweep(str(tmp_path / "own.yaml"), crops).cells
+    assert cell.epochs == 3
 
 
 def test_an_unknown_sweep_is_refused_with_those_there_are() -> None:

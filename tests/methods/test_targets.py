@@ -58,8 +58,9 @@ def test_moco_v3_is_the_sum_of_two_cross_entropies() -> None:
     assert_same("moco_v3", contrast(p1, t2) + contrast(p2, t1), predictions, targets)
 
 
-def test_dino_of_lightly() -> None:
-    """The center begins at zero and follows the targets of the step before; the temperature is amid its rise."""
+@pytest.mark.parametrize(("done", "temperature"), [(0.25, 1 / 16), (0.75, 3 / 32)])
+def test_dino_of_lightly(done: float, temperature: float) -> None:
+    """The center begins at zero and follows the targets of the step before; the temperature rises, and then stays."""
     # Lightly has the temperature in single precision.
     temperatures = {"first_teacher_temperature": 1 / 32, "teacher_temperature": 3 / 32}
     method = methods.build("dino", prototypes=7, warmup=0.5, **temperatures)
@@ -68,8 +69,8 @@ def test_dino_of_lightly() -> None:
     theirs.double(), centering.double()
     for _ in range(2):
         predictions, targets = of_two_views()
-        wanted = theirs(targets, predictions, teacher_temp=1 / 16)
-        found = loss_of_targets(method, predictions, centering(targets, 0.25, None), Engine())
+        wanted = theirs(targets, predictions, teacher_temp=temperature)
+        found = loss_of_targets(method, predictions, centering(targets, done, None), Engine())
         assert_close(found.total, wanted)
         assert_close(torch.autograd.grad(found.total, predictions), torch.autograd.grad(wanted, predictions))
         assert_close(centering.center, theirs.center.flatten())
