@@ -73,6 +73,14 @@ def test_lejepa_of_stable_pretraining_drops_the_mean_over_ranks() -> None:
 
 
 @pytest.mark.slow
+def test_moments_of_lejepa_drop_the_mean_over_ranks() -> None:
+    """Needs a checkout of lejepa in PYTHONPATH."""
+    found, alone, together = numbers("import Moments", processes=2)
+    assert found == pytest.approx(alone, rel=1e-4)
+    assert (found, together) == pytest.approx((0.112, 0.077), rel=0.01)
+
+
+@pytest.mark.slow
 def test_the_coding_rate_of_emp_ssl_pytorch_falls_with_the_batch() -> None:
     expected = [16, 1.04, 6.49, 64, 0.30, 6.96, 256, 0.08, 7.12]
     assert numbers("emp_ssl_pytorch") == pytest.approx(expected, abs=0.01)
