@@ -30,7 +30,6 @@ from regbench.benchmark.scoring import (
     images_record,
     past_attempts,
     score,
-    searched_ranges,
     subject_of,
 )
 from regbench.benchmark.settings.cell import Cell
@@ -251,7 +250,6 @@ class _Run:
             status=status,
             cell=cell.plain(),
             regularizer=metadata,
-            searched=searched_ranges(cell),
             spectrum=kernel_spectrum(method, cell.embedding_dim, SPECTRUM_ORDER),
             scores=scores,
             cost=cost_of(progress, evaluate_s),

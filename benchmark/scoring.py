@@ -22,13 +22,12 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttempt, Searched
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.run_progress import Progress
 from regbench.datasets.manifest import Manifest
 from regbench.files import signed
-from regbench.spaces import Range
 
 log = logging.getLogger("regbench")
 
@@ -115,16 +114,6 @@ def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:
         from_step = attempt["progress"].get("began", {}).get("step")
         found.append(PastAttempt(**times, hostname=attempt["owner"].get("hostname"), from_step=from_step))
     return tuple(found)
-
-
-def searched_ranges(cell: Cell) -> dict[str, Searched]:
-    """Return a record's entry on the search spaces of a cell's method and optimizer."""
-    found = {}
-    for group, space in (("method", cell.method.space), ("optimizer", cell.optimizer.space)):
-        for name, values in (space or {}).items():
-            if isinstance(values, Range):
-                found[f"{group}.{name}"] = Searched(values.scale, values.balances)
-    return found
 
 
 def cost_of(progress: Progress, evaluate_s: float) -> Cost:

@@ -15,16 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from regbench.benchmark.rundir.record_parts import (
-    LARGEST,
-    Cost,
-    ImageSource,
-    NamedFile,
-    Number,
-    PastAttempt,
-    Saved,
-    Searched,
-)
+from regbench.benchmark.rundir.record_parts import LARGEST, Cost, ImageSource, NamedFile, Number, PastAttempt, Saved
 from regbench.benchmark.rundir.signed_file import SignedFile
 from regbench.files import parse_json
 
@@ -165,7 +156,6 @@ class Record(SignedFile):
         choice: The way in which each thing was chosen ("hyperparameters", "probe_learning_rate", ...): on which split,
             among how many; empty where nothing was evaluated on the test split.
         regularizer: The method's description of itself, by name: reference, url, formula and so on.
-        searched: The settings of method and optimizer that have a range in a search space, by their full names.
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None without a kernel.
         diverged: The place and reason of a divergence, if there was one.
         environment: Hardware, versions, loader and the like.
@@ -190,7 +180,6 @@ class Record(SignedFile):
     command: str
     choice: _Choices = field(default_factory=dict)
     regularizer: dict[str, str] = field(default_factory=dict)
-    searched: dict[str, Searched] = field(default_factory=dict)
     spectrum: tuple[float, ...] | None = None
     diverged: dict[str, Any] | None = None
     metrics: Annotated[NamedFile, AfterValidator(_is_beside)] | None = None

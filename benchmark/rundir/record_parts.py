@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, FiniteFloat
 
@@ -54,19 +54,6 @@ class Cost:
     loss_extra_bytes: Number | None = None
     energy_gpu_joules: Number | None = None
     energy_cpu_joules: Number | None = None
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A hyperparameter that a tuning of the method searches.
-
-    Attributes:
-        scale: The scale on which its values are spread evenly, see `regbench.spaces.Range`.
-        balances: Whether it weighs the method's alignment against its regularizer.
-    """
-
-    scale: Literal["log", "linear", "logit"]
-    balances: bool
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from regbench.benchmark.rundir.directory import (
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 from regbench.benchmark.rundir.lease import is_running, last_attempt, read_attempts
 from regbench.benchmark.rundir.record import Record, Score, read_record
-from regbench.benchmark.rundir.record_parts import Saved, Searched
+from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.stored import load_config
@@ -302,8 +302,6 @@ def test_the_record_is_complete(complete: Run) -> None:
     assert len(record.attempts) == 1
     assert record.finished >= record.started
     assert last_attempt(directory)["ended"] == "done"  # type: ignore[index]
-    assert record.searched["method.alignment_weight"] == Searched("log", balances=True)
-    assert record.searched["optimizer.base_lr"] == Searched("log", balances=False)
     views = draw_embeddings(cell.batch_size, cell.embedding_dim, 2, torch.float32, torch.device("cpu"))
     alone = value_and_gradient(cell.method, views, Engine(form="textbook"))
     assert record.cost.loss_extra_bytes == pytest.approx(peak_extra_bytes(alone, torch.device("cpu")), abs=200)

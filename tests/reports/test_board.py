@@ -60,7 +60,6 @@ def _several_sizes(parts: Parts, out: Path) -> None:
         record |= {"sweep": "sizes", "checkpoint": None, "seed": 7, "choice": {"hyperparameters": GIVEN}}
         record["cell"] |= {"embedding_dim": q, "batch_size": n, "seed": 7}
         record["cell"]["optimizer"]["base_lr"] = rate
-        record["searched"] = {"optimizer.base_lr": {"scale": "log", "balances": False}}
         record["cost"] |= {"loss_ms": q * n / 1000, "loss_extra_bytes": q * n * 2**10}
         for split in ("tuning", "test"):
             parts.score(record, split=split)["value"] = 60.0 + q / 64 - (rate != 0.4)
