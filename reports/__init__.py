@@ -35,12 +35,7 @@ class WrittenReport:
     warning: str
 
 
-def write_report(
-    runs: Path | Sequence[Path],
-    out: Path,
-    *,
-    against: Path | Sequence[Path] = (),
-) -> WrittenReport:
+def write_report(runs: Path | Sequence[Path], out: Path) -> WrittenReport:
     """Write the report of all finished runs under some folders. Safe at any moment of a sweep.
 
     What is damaged or was changed is left out, see `find.judging.judge`. Cells of the same task (data set, backbone,
@@ -50,19 +45,16 @@ def write_report(
     Args:
         runs: Folders of sweeps, sweeps or run directories.
         out: The folder to write to; made if it does not exist. Files of the same names are replaced.
-        against: Former runs, likewise; what changed since then is a table (against.{md,tex,csv}).
 
     Raises:
-        RegbenchError: If there is no readable record, nothing of `against` is of a task of `runs`, or `out` cannot be
-            written.
+        RegbenchError: If there is no readable record, or `out` cannot be written.
     """
     from regbench.reports.contents import report_contents
     from regbench.reports.find.records import read_records
 
     with without_garbage_collection():
         found = read_records(runs)
-        former = read_records(against) if against else None
-        contents, text = report_contents(found, former)
+        contents, text = report_contents(found)
         try:
             for name, content in contents.items():
                 if callable(content):

@@ -18,7 +18,6 @@ from regbench.reports.page.page import render_page
 from regbench.reports.rows.grouping import summarize
 from regbench.reports.rows.summary import Summary
 from regbench.reports.rows.tasks import over_tasks
-from regbench.reports.tables.against import compared
 from regbench.reports.tables.details import significance_frame, tables_of
 from regbench.reports.tables.indicators import indicators
 from regbench.reports.tables.kept_factors import factors_frame
@@ -30,16 +29,14 @@ from regbench.reports.tables.table import Table, to_latex, to_markdown, to_termi
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
 """File name -> its content, or a function that writes it to an open file."""
 
-_Numbers = tuple[Table, pd.DataFrame]
 _WIDTH = 118  # of notes, beside a table of 120 columns
 
 
-def report_contents(found: Records, former: Records | None) -> tuple[ReportFiles, str]:
+def report_contents(found: Records) -> tuple[ReportFiles, str]:
     """Make a report.
 
     Args:
         found: Records that the report is about.
-        former: Former runs, for a table of what changed since then.
 
     Returns:
         The files, and the leaderboards with their notes as text for a terminal.
@@ -55,10 +52,9 @@ def report_contents(found: Records, former: Records | None) -> tuple[ReportFiles
     if comparison is not None:
         together = over_tasks_table(comparison)
         contents |= _table_files("over_tasks", together, over_tasks_frame(comparison))
-    since = _compared(summaries, former)
     tables, texts = [], []
     for summary, suffix in zip(summaries, _suffixes(summaries), strict=True):
-        of_task = _task_tables(summary, since.get(summary.name))
+        of_task = _task_tables(summary)
         for slug, (table, numbers) in of_task.items():
             contents |= _table_files(slug + suffix, table, numbers)
         contents |= _figure_files(summary, style, suffix)
@@ -82,22 +78,15 @@ def _tidy_files(records: Sequence[Record]) -> ReportFiles:
     }
 
 
-def _compared(summaries: Sequence[Summary], former: Records | None) -> dict[str, _Numbers]:
-    """Set what changed since former runs, by the name of the task."""
-    if former is None:
-        return {}
-    return compared(summaries, summarize(former.records, former.missing, former.choices))
-
-
-def _task_tables(summary: Summary, since: _Numbers | None) -> dict[str, tuple[Table, pd.DataFrame | None]]:
+def _task_tables(summary: Summary) -> dict[str, tuple[Table, pd.DataFrame | None]]:
     """Make the tables of a task by their slugs, with their numbers where there is a CSV file of them."""
     found: dict[str, tuple[Table, pd.DataFrame | None]] = {}
     numbers = {"leaderboard": leaderboard_frame, "significance": significance_frame}
     for slug, table in tables_of(summary).items():
         found[slug] = table, numbers[slug](summary) if slug in numbers else None
-    for slug, made in (("indicators", indicators(summary)), ("against", since)):
-        if made is not None:
-            found[slug] = made
+    told = indicators(summary)
+    if told is not None:
+        found["indicators"] = told
     return found
 
 
@@ -130,14 +119,14 @@ def _suffixes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
-    """Write the leaderboard of a task, what is kept of factors and what changed since former runs, with their notes."""
+    """Write the leaderboard of a task and what is kept of factors, with their notes."""
     leaderboard = tables["leaderboard"]
     lines = [f"{summary.name}: {len(summary.records)} cells"]
     if leaderboard.warning:
         lines.append(leaderboard.warning)
     lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]
     for slug, table in tables.items():
-        if slug == "against" or slug.startswith("factors"):
+        if slug.startswith("factors"):
             lines += ["", table.title, to_terminal(table), *map(_note, table.notes)]
     return "\n".join(lines)
 

@@ -3,8 +3,8 @@
 The setting is that of the preset fashion_mnist_search. For each method the grid has three weights and three learning
 rates: at a quarter, the middle and three quarters of the ranges that the method and the optimizer state. The search has
 the same budget, nine trainings. Both choose on the tuning split, and what they choose is scored on the test split with
-three seeds. The report of the search against the grid has the points gained, with intervals and tests. On two quiet
-cores it takes about a quarter of an hour.
+three seeds. The table has the points that the search gained over the grid, with 95 % intervals and p-values of a paired
+t-test over the seeds. On two quiet cores it takes about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
+from scipy.stats import ttest_1samp
 
+import regbench
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import load_run
 from regbench.spaces import Range
@@ -40,8 +43,24 @@ def grid(method: str) -> str:
     return row
 
 
+def gained(runs_dir: Path) -> pd.DataFrame:
+    """Compare what the two chose on the test split, seed by seed: the same seed saw the same images."""
+    points = {}
+    for sweep in ("tuner_grid", "tuner_search"):
+        scores = regbench.load_records(runs_dir / sweep).query("split == 'test' and status == 'done'")
+        points[sweep] = scores.set_index(["label", "score", "seed"])["value"]
+    difference = (points["tuner_search"] - points["tuner_grid"]).dropna()
+    lines = []
+    for (label, score), of_seeds in difference.groupby(["label", "score"]):
+        test = ttest_1samp(of_seeds, 0)
+        low, high = test.confidence_interval(0.95)
+        line = {"method": label, "score": score, "gained": of_seeds.mean(), "low": low, "high": high}
+        lines.append(line | {"p": test.pvalue})
+    return pd.DataFrame(lines).round(3)
+
+
 def main() -> None:
-    """Write the two sweep files, tune with each, and report one against the other."""
+    """Write the two sweep files, tune with each, and print what the search gained over the grid."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--plan", action="store_true", help="show what it will take; run nothing")
@@ -60,7 +79,7 @@ def main() -> None:
         command = [program, "tune", str(file), *runs]
         subprocess.run([*command, "--plan"] if options.plan else command, check=True)
     if not options.plan:
-        subprocess.run([program, "report", "tuner_search", "--against", "tuner_grid", *runs], check=True)
+        print(gained(options.runs_dir).to_string(index=False))
 
 
 if __name__ == "__main__":

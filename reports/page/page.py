@@ -124,7 +124,6 @@ def section(summary: Summary, tables: Mapping[str, Table], number: int, style: S
         "filters": _filters(summary, labels),
         "leaderboard": shown["leaderboard"],
         "on_test": summary.on_test,
-        "against": shown.get("against"),
         "factors": [table for slug, table in shown.items() if slug.startswith("factors")],
         "parts": [shown[slug] for slug in _PARTS if slug in shown],
         # A note says how many rows are drawn where not all are.

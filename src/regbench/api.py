@@ -203,7 +203,6 @@ def report(
     *sweeps: str | Path,
     runs_dir: str | Path | None = None,
     out: str | Path | None = None,
-    against: Sequence[str | Path] = (),
 ) -> WrittenReport:
     """Write tables, figures and one page from the finished cells, as `regbench report` does.
 
@@ -211,14 +210,12 @@ def report(
         *sweeps: Names of sweeps, or paths of sweeps and single run directories. Several are merged into one report.
         runs_dir: The runs folder; None: $REGBENCH_RUNS_DIR, or "runs".
         out: Folder to write to; None: `report` in the first of the folders.
-        against: Former sweeps, given likewise; what changed since then is shown too.
 
     Returns:
         The page's path, the leaderboard as text, all files written and what was left out.
 
     Raises:
-        RegbenchError: If there is no readable record, nothing of `against` is of a task of `sweeps`, or `out` cannot be
-            written.
+        RegbenchError: If there is no readable record, or `out` cannot be written.
     """
     from regbench.benchmark.settings.runtime import Runtime
     from regbench.reports import write_report
@@ -227,12 +224,7 @@ def report(
         raise RegbenchError("what shall be reported? Give names of sweeps or paths of folders")
     runs = Path(Runtime().runs_dir if runs_dir is None else runs_dir)
     folders = [report_folder(runs, sweep) for sweep in sweeps]
-    former = [report_folder(runs, sweep) for sweep in against]
-    return write_report(
-        folders,
-        folders[0] / "report" if out is None else Path(out),
-        against=former,
-    )
+    return write_report(folders, folders[0] / "report" if out is None else Path(out))
 
 
 def load_records(*folders: str | Path) -> pd.DataFrame:

@@ -24,12 +24,6 @@ from regbench.text import printable
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder to write to.  [default: RUNS_DIR/NAME/report]",
 )
-@click.option(
-    "--against",
-    multiple=True,
-    metavar="NAME",
-    help="Also show what changed since this sweep of RUNS_DIR, or folder of runs: rows, settings, differences, tests.",
-)
 @click.option("--check", is_flag=True, help="Verify the records against their schema and hashes; write nothing.")
 @click.pass_context
 def report(ctx: click.Context, /, names: Sequence[str], runs_dir: Path, check: bool, **options: Any) -> None:
