@@ -29,7 +29,7 @@ from regbench.reports.tables.kept_factors import is_factor
 from regbench.reports.tables.table import Table
 
 # The tables of a task beside its leaderboard, in the order of the page.
-_PARTS = ("accuracy", "convergence", "cost", "significance", "effort", "indicators")
+_PARTS = ("accuracy", "cost", "significance", "effort", "indicators")
 _SKIPPED_SHOWN = 20
 _PROTOCOLS_SHOWN = 3
 

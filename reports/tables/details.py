@@ -1,15 +1,13 @@
-"""The tables beside the leaderboard: every score, significance, cost, convergence."""
+"""The tables beside the leaderboard: every score, significance, cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from regbench.reports.rows.curves import Reached, curve_notes, curve_scores, reached, threshold
-from regbench.reports.rows.deviations import Stat
 from regbench.reports.rows.notes import best_notes
 from regbench.reports.rows.same_loss import same_loss_notes
 from regbench.reports.rows.significance import MIN_PAIRS
@@ -20,7 +18,6 @@ from regbench.reports.tables.kept_factors import factors_tables, is_factor
 from regbench.reports.tables.leaderboard import LOSS_MEMORY, accuracies, leaderboard
 from regbench.reports.tables.table import (
     Column,
-    Filled,
     Table,
     cost_column,
     cost_in,
@@ -31,7 +28,7 @@ from regbench.reports.tables.table import (
     table_of_rows,
     text_columns,
 )
-from regbench.reports.tables.units import Unit, energy_units, largest, memory_unit, time_unit
+from regbench.reports.tables.units import energy_units, largest, memory_unit, time_unit
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -173,45 +170,11 @@ def _memory_kinds(row: Row) -> str:
     return ", ".join(sorted(filter(None, kinds))) or DASH
 
 
-def convergence_table(summary: Summary) -> Table | None:
-    """Set how soon an accuracy is reached while training; None where nothing was measured then."""
-    columns: list[Filled] = []
-    seeds: dict[int, int] = {}
-    for name, score in curve_scores(summary).items():
-        percent = threshold(summary, name)
-        if percent is None:
-            continue
-        found = {id(row): reached(row, name, percent) for row in summary.rows}  # rows hold dicts, and have no hash
-        seeds.update({row: each.seeds for row, each in found.items()})
-        seconds = [each.train_s.mean for each in found.values() if each.train_s]
-        unit = time_unit(max(seconds, default=0.0))
-        epochs = Column(f"epochs to {percent} % {score.title}")
-        columns.append((epochs, partial(_reached_text, found, "epochs", Unit("", 1, 1))))
-        time = Column(f"time to {percent} % {score.title} ({unit.name})")
-        columns.append((time, partial(_reached_text, found, "train_s", unit)))
-    if not columns:
-        return None
-    columns.insert(0, (Column("n"), lambda row: str(seeds[id(row)])))
-    notes = [
-        *curve_notes(summary),
-        "Each accuracy is the highest multiple of 5 % that at least half of the rows reach with all of their seeds. "
-        "Numbers are of the first epoch after which it was measured: mean ± sample standard deviation over the seeds.",
-        f"{DASH}: no seed reached it. Where only some did, the mean is over those, and n says how many.",
-    ]
-    return table_of_rows(summary, "convergence", "Convergence", columns, notes)
-
-
-def _reached_text(found: Mapping[int, Reached], quantity: str, unit: Unit, row: Row) -> str:
-    """Write when a row reached an accuracy, and how many of its seeds did if not all."""
-    each = found[id(row)]
-    when: Stat | None = getattr(each, quantity)
-    some = f" (n={when.n} of {each.seeds})" if when and when.n < each.seeds else ""
-    return spread(when, unit.decimals, unit.divisor) + some
-
-
 def tables_of(summary: Summary) -> dict[str, Table]:
     """Set all tables of a task, by their slugs."""
     made = [leaderboard(summary), accuracy_table(summary), cost_table(summary), significance_table(summary)]
     made += [hyperparameters_table(summary), *factors_tables(summary)]
-    made += filter(None, [convergence_table(summary), effort_table(summary)])
+    effort = effort_table(summary)
+    if effort is not None:
+        made.append(effort)
     return {table.slug: table for table in made}

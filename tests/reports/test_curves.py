@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from regbench.reports import write_report
-from regbench.reports.tables.details import convergence_table, cost_table
+from regbench.reports.rows.curves import curve_notes
+from regbench.reports.tables.details import cost_table
 from tests.reports.conftest import score, settings
 from tests.reports.reading import Drawn, Make, grid, task
 
 EVALUATION = settings("VICReg")["evaluation"]
-EPOCHS_TO, TIME_TO = "epochs to 60 % kNN top-1", "time to 60 % kNN top-1 (min)"
 
 
 def history(*knn: float, epoch_s: float = 600.0, every: int = 1, split: str = "tuning") -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def watched(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def curves(record: Make) -> None:
-    """Three methods of two seeds: one is soon at 60 % and later at 66 %, one late, one has a seed that stays below."""
+    """Three methods of two seeds, and a network that nobody trained."""
     record("VICReg", 0, cell=watched(), linear=80.0, history=history(30, 50, 67, 63))
     record("VICReg", 1, cell=watched(), linear=80.0, history=history(30, 60, 59, 66, epoch_s=900))
     record("AUH", 0, cell=watched(), linear=79.0, history=history(10, 20, 40, 61))
@@ -44,63 +44,23 @@ def curves(record: Make) -> None:
     record("untrained", 0, linear=50.0)
 
 
-def test_how_soon_an_accuracy_is_reached(curves: None, runs: Path) -> None:
-    """60 % is what two of three rows reach with all seeds; of linear probing it is 40 %, at the same epochs."""
-    table = convergence_table(task(runs))
-    assert table is not None
-    rows = grid(table)
-    assert [[row[EPOCHS_TO], row[TIME_TO]] for row in rows.values()] == [
-        ["2.5 ± 0.7", "30.0 ± 0.0"],
-        ["4.0 ± 0.0", "40.0 ± 0.0"],
-        ["4.0 (n=1 of 2)", "40.0 (n=1 of 2)"],
-    ]
-    assert [row["n"] for row in rows.values()] == ["2", "2", "2"]
-    assert [row["epochs to 40 % linear top-1"] for row in rows.values()] == [row[EPOCHS_TO] for row in rows.values()]
-    notes = " ".join(table.notes)
-    assert "of the tuning split, after each epoch." in notes
-    assert "without checkpoints and evaluations, on 1 x Example CPU with 1 threads, ffcv loader." in notes
-
-
-def test_who_never_reaches_it_has_a_dash(runs: Path, record: Make) -> None:
-    """The highest that half of the rows reach; of four rows that are two."""
-    tops = {"VICReg": 71, "AUH": 61, "SimCLR": 59.9, "RBF kernel": 20}
-    for label, top in tops.items():
-        record(label, cell=watched(every_epochs=2), linear=top, history=history(top / 2, top, top - 1, every=2))
-    table = convergence_table(task(runs))
-    assert table is not None
-    assert {label: row[EPOCHS_TO] for label, row in grid(table).items()} == {
-        **dict.fromkeys(("VICReg", "AUH"), "4.0"),
-        **dict.fromkeys(("SimCLR", "RBF kernel"), "–"),
-    }
-    assert any("after every 2 epochs and after the last" in note for note in table.notes)
-
-
-def test_what_diverged_or_has_no_curve_does_not_count(runs: Path, record: Make) -> None:
-    record("VICReg", 0, cell=watched(), history=history(30, 64))
-    record("VICReg", 1, cell=watched(), history=history(62), status="diverged", knn=None, linear=None)
-    table = convergence_table(task(runs))
-    assert table is not None
-    assert [grid(table)["VICReg †"][column] for column in ("n", EPOCHS_TO)] == ["1", "2.0"]
-
-
 def test_unequal_machines_are_told(runs: Path, record: Make) -> None:
-    record("VICReg", 0, cell=watched(), history=history(30, 64))
-    record("AUH", 0, cell=watched(), history=history(30, 64), environment={"hardware": "1 x GPU"})
-    table = convergence_table(task(runs))
-    assert table is not None
-    assert any("on unequal machines, so compare within one: 1 x Example CPU" in note for note in table.notes)
+    record("VICReg", 0, cell=watched(every_epochs=2), history=history(30, 64, every=2))
+    record(
+        "AUH", 0, cell=watched(every_epochs=2), history=history(30, 64, every=2), environment={"hardware": "1 x GPU"}
+    )
+    how_often, where = curve_notes(task(runs))
+    assert how_often.endswith("after every 2 epochs and after the last.")
+    assert "on unequal machines, so compare within one: 1 x Example CPU" in where
 
 
 def test_nothing_shows_where_nothing_was_measured(runs: Path, record: Make, tmp_path: Path) -> None:
-    """Or where nobody gets to 5 %, or what is in the history is no score."""
+    """Or where what is in the history is no score."""
     record("VICReg")
+    record("SimCLR", cell=watched(), history=[{"epoch": 1, "epoch_s": 1.0, "scores": [{"name": "knn_top1"}]}])
     report = write_report(runs, tmp_path / "report")
-    assert not any("convergence" in file.name for file in report.files)
     assert "while training" not in report.page.read_text()
     assert "evaluation while training (s)" not in grid(cost_table(task(runs)))["VICReg"]
-    record("AUH", cell=watched(), history=history(4.9, 4.9))
-    record("SimCLR", cell=watched(), history=[{"epoch": 1, "epoch_s": 1.0, "scores": [{"name": "knn_top1"}]}])
-    assert convergence_table(task(runs)) is None
 
 
 def test_the_report_shows_curves_by_epoch_and_by_time(curves: None, runs: Path, record: Make, tmp_path: Path) -> None:
@@ -108,8 +68,6 @@ def test_the_report_shows_curves_by_epoch_and_by_time(curves: None, runs: Path, 
         cost = {"monitor_s": 40.0 + seed}
         record("VICReg", seed, cell=watched(), linear=80.0, history=history(30, 50, 64, 64), cost=cost)
     report = write_report(runs, tmp_path / "report")
-    assert EPOCHS_TO in (tmp_path / "report" / "convergence.md").read_text()
-    assert EPOCHS_TO in report.page.read_text().split('id="s1-convergence"')[1].split("</table>")[0]
     assert grid(cost_table(task(runs)))["VICReg"]["evaluation while training (s)"] == "42.5 ± 0.7"
     page = report.page.read_text()
     by_epoch = Drawn(page, "kNN top-1 while training, by epoch")
@@ -128,6 +86,4 @@ def test_curves_on_the_test_split_stand_with_what_it_chose(runs: Path, record: M
     record("VICReg", cell=watched(select_on="test"), history=history(30, 64, split="test"))
     summary = task(runs)
     assert summary.on_test
-    table = convergence_table(summary)
-    assert table is not None
-    assert any("of the test split" in note for note in table.notes)
+    assert "of the test split, after each epoch." in curve_notes(summary)[0]
