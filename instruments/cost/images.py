@@ -31,9 +31,8 @@ class Scenario:
         name: On the command line.
         height: px; every second JPEG stands upright.
         width: px.
-        quality: JPEG quality; None for raw images.
+        quality: JPEG quality.
         image_size: Side of the crops, px.
-        augmentation: Preset of the two views.
         distinct: Number of different images.
         copies: How often each is in the file, which makes an epoch long enough.
     """
@@ -41,28 +40,17 @@ class Scenario:
     name: str
     height: int
     width: int
-    quality: int | None
+    quality: int
     image_size: int = 224
-    augmentation: str = "imagenet"
     distinct: int = 256
     copies: int = 8
 
 
-# ImageNet shrunk to shorter sides of 256 px, ImageNet as it is, and CIFAR. The qualities of the
-# JPEGs give as many bytes a pixel as ImageNet has.
+# ImageNet shrunk to shorter sides of 256 px, and ImageNet as it is. The qualities give as many bytes a pixel as
+# ImageNet has.
 SCENARIOS = {
     "256": Scenario(name="256", height=256, width=341, quality=90),
     "500x375": Scenario(name="500x375", height=375, width=500, quality=96),
-    "raw32": Scenario(
-        name="raw32",
-        height=32,
-        width=32,
-        quality=None,
-        image_size=32,
-        augmentation="small_color",
-        distinct=1024,
-        copies=48,
-    ),
 }
 
 
@@ -117,8 +105,7 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = np.inf
     shape = (3, *frequency.shape)
-    # Photographs fall about as 1/f; a little steeper, and with shapes on top, gives JPEGs of their
-    # size.
+    # Photographs fall about as 1/f; a little steeper, and with shapes on top, gives JPEGs of their size.
     spectrum = (rng.normal(size=shape) + 1j * rng.normal(size=shape)) / frequency**1.3
     planes = np.fft.irfft2(spectrum, (height, width))
     light, u, v = 30 * planes / planes.std(axis=(1, 2), keepdims=True)
@@ -137,18 +124,13 @@ def photo(seed: int, height: int, width: int) -> npt.NDArray[np.uint8]:
 
 def _write(scenario: Scenario, number: int, folder: Path) -> None:
     """Write an image and its copies."""
-    upright = scenario.quality is not None and number % 2 == 1
+    upright = number % 2 == 1
     size = (scenario.width, scenario.height) if upright else (scenario.height, scenario.width)
-    image = Image.fromarray(photo(number, *size))
-    if scenario.quality is None:
-        first = folder / f"{number:04}_0.png"  # stored as pixels, since it is small
-        image.save(first)
-    else:
-        first = folder / f"{number:04}_0.jpg"
-        image.save(first, quality=scenario.quality, subsampling="4:2:0")
+    first = folder / f"{number:04}_0.jpg"
+    Image.fromarray(photo(number, *size)).save(first, quality=scenario.quality, subsampling="4:2:0")
     # Links, since copies are there to make an epoch long, not to fill a disk.
     for copy in range(1, scenario.copies):
-        first.with_name(f"{number:04}_{copy}{first.suffix}").hardlink_to(first)
+        first.with_name(f"{number:04}_{copy}.jpg").hardlink_to(first)
 
 
 def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
@@ -157,7 +139,7 @@ def make_images(scenario: Scenario, data_dir: Path) -> PreparedImages:
     # A name of digits alone would be a number in an override.
     settings = ["dataset=imagefolder", f"dataset.name=made_{scenario.name}", f"dataset.image_size={side_px}"]
     settings += [f"dataset.eval_resize={side_px}", "dataset.num_classes=1", "dataset.source.held_out=null"]
-    settings += [f"augmentation={scenario.augmentation}", f"runtime.data_dir={data_dir}"]
+    settings += ["augmentation=imagenet", f"runtime.data_dir={data_dir}"]
     images = PreparedImages.of(settings)
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:
         train, test = Path(folder, "train", "made"), Path(folder, "val", "made")

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 from torch import Tensor
 
 from regbench.cli import main
 from regbench.datasets.beton import Beton
+from regbench.datasets.prepare import prepare
 from regbench.instruments.cost.harness import to_csv
-from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images
+from regbench.instruments.cost.images import SCENARIOS, PreparedImages, make_images, photo
 from regbench.instruments.cost.loader_speed import CONTESTANTS, Contestant, measure, tables
 
 FFCV = importlib.util.find_spec("ffcv") is not None
 JPEGS = replace(SCENARIOS["256"], height=40, width=56, image_size=24, distinct=6, copies=4)
-RAW = replace(SCENARIOS["raw32"], height=28, width=28, image_size=20, distinct=6, copies=4)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,19 @@ def jpegs(data_dir: Path) -> PreparedImages:
 
 
 @pytest.fixture(scope="module")
-def raws(data_dir: Path) -> PreparedImages:
-    return make_images(RAW, data_dir)
+def raws(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedImages:
+    """Small images, stored as pixels."""
+    folder = tmp_path_factory.mktemp("raws")
+    for split, count in (("train", 24), ("val", 1)):
+        (folder / split / "made").mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(photo(number, 28, 28)).save(folder / split / "made" / f"{number}.png")
+    settings = ["dataset=imagefolder", "dataset.name=raws", "dataset.image_size=20", "dataset.eval_resize=20"]
+    settings += ["dataset.num_classes=1", "dataset.source.held_out=null", "augmentation=small_color"]
+    images = PreparedImages.of([*settings, f"runtime.data_dir={data_dir}"])
+    prepare(images.dataset, data_dir, source_dir=folder, progress=False)
+    assert str(images) == "raws: 24 images, 28 x 28 px, raw"
+    return images
 
 
 # ---------------------------------------------------------------------------------------------------------- images
@@ -141,7 +153,7 @@ def test_the_command(tiny_data_dir: Path, tmp_path: Path) -> None:
         (["--workers", "1000"], "--workers is 1000; choose 1 to "),
         (["--rounds", "0"], "0 is not in the range"),
         (["--seconds", "0"], "0 is not a number above 0"),
-        (["--scenario", "512"], "'512' is not one of '256', '500x375', 'raw32'"),
+        (["--scenario", "512"], "'512' is not one of '256', '500x375'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: Sequence[str], said: str) -> None:

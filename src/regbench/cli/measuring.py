@@ -91,7 +91,7 @@ def cost(
 @click.option(
     "--scenario",
     multiple=True,
-    type=click.Choice(("256", "500x375", "raw32")),
+    type=click.Choice(("256", "500x375")),
     help="Images to make; may be repeated.  [default: all]",
 )
 @click.option("--data", metavar="DATASET", help="A prepared data set instead.", shell_complete=complete_dataset)
@@ -112,8 +112,8 @@ def loader_bench(
     r"""Compare the speed of image loaders.
 
     torchvision's usual code and regbench, with and without FFCV. All deliver two views of the same images with the
-    same cores and take turns. The images are made, photo-like JPEGs of 256 px and 500 x 375 px to crops of 224 px and
-    raw ones of 32 px, or come from a prepared data set. With a GPU, the photometric part is also measured there.
+    same cores and take turns. The images are made, photo-like JPEGs of 256 px and 500 x 375 px to crops of 224 px, or
+    come from a prepared data set. With a GPU, the photometric part is also measured there.
 
     \b
       regbench loader-bench --scenario 256
