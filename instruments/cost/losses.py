@@ -182,16 +182,14 @@ LEGEND = """\
 Time of value and gradient: median over rounds and range; of several ranks the slowest one's. `*`: what `auto` is.
 vs textbook, vs 1 rank: median of the ratios within rounds to the textbook form and to the same form on one rank, where
 every process computes the whole batch alone at the same time. vs 2 views: to the same form with two views.
-vs GEMM: to the time of the matrix products that a loss over all pairs needs at least: for each view half of a Gram
-matrix (n² q FLOP) and the gradient (2 n² q FLOP); for q < n with n and q exchanged; divided by the ranks.
 extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
 
 
 _HEADS = (
     *("method", "form", "n", "q", "views", "ranks", "median ms", "min–max"),
-    *("vs textbook", "vs 1 rank", "vs 2 views", "vs GEMM", "extra MiB", ""),
+    *("vs textbook", "vs 1 rank", "vs 2 views", "extra MiB", ""),
 )
-_ALIGN = ("left", "left", *["right"] * 11, "left")
+_ALIGN = ("left", "left", *["right"] * 10, "left")
 
 
 def table(rows: Sequence[LossCost], style: str = "simple") -> str:
@@ -200,7 +198,7 @@ def table(rows: Sequence[LossCost], style: str = "simple") -> str:
     for row in rows:
         sizes = (row.n, row.q, row.views, row.ranks)
         range_ms = None if row.low_ms is None or row.high_ms is None else (row.low_ms, row.high_ms)
-        compared = (row.vs_textbook, row.vs_one_rank, row.vs_two_views, row.vs_gemm)
+        compared = (row.vs_textbook, row.vs_one_rank, row.vs_two_views)
         line = [row.method, row.form + "*" * row.auto, *sizes, number(row.median_ms), span(range_ms)]
         cells.append([*line, *map(number, compared), _mib(row.extra_bytes), row.note])
     return tabulate(cells, _HEADS, style, disable_numparse=True, colalign=_ALIGN if rows else None)

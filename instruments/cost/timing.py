@@ -27,7 +27,7 @@ _RUNTIME_BYTES = 2**28
 
 Run = Callable[[], Sequence[Tensor]]
 Key = tuple[str, str, int]
-"""What takes turns: "shared", "alone" or "floor"; the form; the number of views."""
+"""What takes turns: "shared" or "alone"; the form; the number of views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,6 @@ class LossCost:
         vs_textbook: Median over rounds of the time divided by that of `textbook` on one rank, at the same load.
         vs_one_rank: The same ratio to the same form on one rank; 1 for one rank.
         vs_two_views: The same ratio to the same form with two views, on as many ranks.
-        vs_gemm: Median over rounds of the time divided by the GEMM floor.
         extra_bytes: Peak memory of the rank that needs most, beyond embeddings and gradients.
         note: Why something was not measured; empty if nothing.
     """
@@ -66,7 +65,6 @@ class LossCost:
     vs_textbook: float | None = None
     vs_one_rank: float | None = None
     vs_two_views: float | None = None
-    vs_gemm: float | None = None
     extra_bytes: int | None = None
     note: str = ""
 
@@ -129,34 +127,6 @@ def value_and_gradient(method: methods.Regularizer, views: Sequence[Tensor], eng
     def run() -> Sequence[Tensor]:
         # The leaves keep no gradients, which would count as memory that was there before the next call.
         return torch.autograd.grad(method.loss(*leaves_NQ, engine=engine, global_views=2), leaves_NQ)
-
-    return run
-
-
-def gemm_floor(views: Sequence[Tensor]) -> Run:
-    """Make a call of the matrix products that value and gradient of a loss over all pairs need at least.
-
-    For each of two views these are half of a Gram matrix and one product for the gradient: with n <= q and h = ⌈n/2⌉,
-    (h × q)(q × n) and (n × n)(n × q), together about 3 n² q FLOP; with q < n the same with n and q exchanged.
-    """
-    # Losses compute half precision in float32.
-    dtype = torch.promote_types(views[0].dtype, torch.float32)
-    wide = []
-    for view in views:
-        z_NQ = view.detach().to(dtype)
-        # With q < n the same products of the transposed embeddings.
-        wide.append(z_NQ if len(z_NQ) <= z_NQ.shape[1] else z_NQ.T)
-    small = len(wide[0])
-    half = -(-small // 2)
-    product, gradient = wide[0].new_empty(half, small), torch.empty_like(wide[0])
-    # It stands for the derivatives by the Gram matrix; their values do not matter for the time.
-    square = wide[0].new_full((small, small), 1e-3)
-
-    def run() -> Sequence[Tensor]:
-        for view in wide:
-            torch.mm(view[:half], view.T, out=product)
-            torch.mm(square, view, out=gradient)
-        return []
 
     return run
 
@@ -232,8 +202,6 @@ def measure_rows(
             alone = value_and_gradient(method, whole[: row.views], Engine(form=row.form))
             calls["alone", row.form, row.views] = alone
     if repeats and calls:
-        # It takes turns with the rest, so that its ratios are of one round, too.
-        calls["floor", "", 2] = gemm_floor(whole[:2])
         # The slowest rank decides how often a call is repeated: all have to repeat it as often, or would wait forever.
         warm_ms = _largest([_milliseconds(here, run, 1) for run in calls.values()], here)
         round_ms = max(_ROUND_MS[0], min(_ROUND_MS[1], 0.1 * max(warm_ms)))
@@ -252,8 +220,6 @@ def with_times(row: LossCost, times_ms: Mapping[Key, list[float]]) -> LossCost:
     if own_ms is None:
         return row
     one_rank = "shared" if row.ranks == 1 else "alone"
-    # The floor was measured for two views and the whole batch.
-    floor_ms = [ms * row.views / 2 / row.ranks for ms in times_ms["floor", "", 2]]
     return replace(
         row,
         median_ms=median(own_ms),
@@ -262,5 +228,4 @@ def with_times(row: LossCost, times_ms: Mapping[Key, list[float]]) -> LossCost:
         vs_textbook=median(ratios(own_ms, times_ms.get((one_rank, "textbook", row.views)))),
         vs_one_rank=median(ratios(own_ms, times_ms.get((one_rank, row.form, row.views)))),
         vs_two_views=median(ratios(own_ms, times_ms.get(("shared", row.form, 2)))),
-        vs_gemm=median(ratios(own_ms, floor_ms)),
     )

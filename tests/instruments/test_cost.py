@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from regbench import RegbenchError, methods
 from regbench.instruments.cost import timing
@@ -24,7 +23,6 @@ from regbench.instruments.cost.losses import Grid, cases, measure, table
 from regbench.instruments.cost.timing import (
     LossCost,
     draw_embeddings,
-    gemm_floor,
     measure_rows,
     value_and_gradient,
     with_times,
@@ -90,15 +88,6 @@ def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
     assert sorted(freed) == [0, 1]
 
 
-@pytest.mark.parametrize(("n", "q"), [(6, 10), (9, 4)])
-def test_gemm_floor(n: int, q: int) -> None:
-    small = min(n, q)
-    run = gemm_floor([torch.randn(n, q), torch.randn(n, q)])
-    with FlopCounterMode(display=False) as counter:
-        assert not run()
-    assert counter.get_total_flops() == 2 * 2 * (math.ceil(small / 2) + small) * n * q
-
-
 def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ValueError("no\nluck")
@@ -118,7 +107,7 @@ def test_every_form_is_timed_in_every_round_though_one_fails(monkeypatch: pytest
     assert all(row.median_ms and row.extra_bytes for row in found[2:])
     assert not any(row.median_ms or row.extra_bytes for row in found[:2])
     (of_all,) = rounds
-    assert len(of_all) == 5  # and the floor
+    assert len(of_all) == 4
     assert all(len(times) == 3 and min(times) > 0 for times in of_all.values())
 
 
@@ -168,7 +157,7 @@ def test_everything_is_measured(rows: list[LossCost]) -> None:
     ]
     for row in rows:
         assert not row.note
-        assert row.median_ms and row.low_ms and row.high_ms and row.vs_gemm and row.extra_bytes
+        assert row.median_ms and row.low_ms and row.high_ms and row.extra_bytes
         assert 0 < row.low_ms <= row.median_ms <= row.high_ms
         assert row.vs_textbook and row.vs_one_rank
         if row.ranks == 1:
@@ -178,7 +167,7 @@ def test_everything_is_measured(rows: list[LossCost]) -> None:
 
 def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     shared_ms = {("textbook", 2): 8.0, ("gram", 2): 4.0, ("textbook", 4): 24.0, ("gram", 4): 6.0}
-    times_ms = {("floor", "", 2): [3.0]}
+    times_ms: dict[tuple[str, str, int], list[float]] = {}
     for variant, ms in shared_ms.items():
         times_ms["shared", *variant], times_ms["alone", *variant] = [ms], [10 * ms]
     found = {}
@@ -186,17 +175,16 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
         timed = with_times(row, times_ms)
         ms = shared_ms[row.form, row.views]
         assert timed.median_ms == timed.low_ms == timed.high_ms == ms
-        floor_ms = ms / (timed.vs_gemm or math.nan)
-        found[row.ranks, row.form, row.views] = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views, floor_ms)
+        found[row.ranks, row.form, row.views] = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views)
     assert found == {
-        (1, "textbook", 2): (1.0, 1.0, 1.0, 3.0),
-        (1, "gram", 2): (0.5, 1.0, 1.0, 3.0),
-        (1, "textbook", 4): (1.0, 1.0, 3.0, 6.0),
-        (1, "gram", 4): (0.25, 1.0, 1.5, 6.0),
-        (3, "textbook", 2): (0.1, 0.1, 1.0, 1.0),
-        (3, "gram", 2): (0.05, 0.1, 1.0, 1.0),
-        (3, "textbook", 4): (0.1, 0.1, 3.0, 2.0),
-        (3, "gram", 4): (0.025, 0.1, 1.5, 2.0),
+        (1, "textbook", 2): (1.0, 1.0, 1.0),
+        (1, "gram", 2): (0.5, 1.0, 1.0),
+        (1, "textbook", 4): (1.0, 1.0, 3.0),
+        (1, "gram", 4): (0.25, 1.0, 1.5),
+        (3, "textbook", 2): (0.1, 0.1, 1.0),
+        (3, "gram", 2): (0.05, 0.1, 1.0),
+        (3, "textbook", 4): (0.1, 0.1, 3.0),
+        (3, "gram", 4): (0.025, 0.1, 1.5),
     }
 
 
