@@ -6,19 +6,14 @@ al., ICLR 2023): SFRIK sets a few of them, every other kernel has all of them se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from regbench import methods
-from regbench.errors import RegbenchError
 from regbench.methods.kernel import KernelEnergy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
 
@@ -91,59 +86,7 @@ def kernel_spectrum(method: methods.Regularizer, q: int, order: int) -> tuple[fl
     return tuple(expand(lambda t: method.kernel(torch.from_numpy(t), q).numpy(), q, order).tolist())
 
 
-def spectra_of(names: Sequence[str], q: int, order: int) -> dict[str, tuple[float, ...]]:
-    """Expand the kernels of registered methods.
-
-    Args:
-        names: Of the methods, at least one.
-        q: Dimension, at least 2.
-        order: Highest order, at least 1.
-
-    Returns:
-        b_0 … b_order of each, by the method's label.
-
-    Raises:
-        RegbenchError: If a name is unknown, its method has no kernel, or a number is too small.
-    """
-    if not names:
-        raise RegbenchError("which kernels? Give their names: regbench methods sfrik rbf --spectrum")
-    if q < 2 or order < 1:
-        raise RegbenchError(f"--embedding-dim must be >= 2 and --orders >= 1, not {q} and {order}")
-    spectra = {}
-    for name in names:
-        method = methods.build(name)
-        if (found := kernel_spectrum(method, q, order)) is None:
-            kernels = [other for other in methods.names() if isinstance(methods.build(other), KernelEnergy)]
-            raise RegbenchError(f"{name} is no kernel of inner products and has no spectrum; {', '.join(kernels)} have")
-        spectra[method.label] = found
-    return spectra
-
-
 def spectrum_rows(coefficients: Sequence[float]) -> list[tuple[int, float, float]]:
     """List (ℓ, b_ℓ, share of Σ_{ℓ≥1} b_ℓ) for ℓ >= 1: b_0 is a constant that no embedding changes."""
     total = sum(coefficients[1:])
     return [(order, b, b / total) for order, b in enumerate(coefficients) if order]
-
-
-def spectrum_figure(spectra: Mapping[str, Sequence[float]], q: int) -> Figure:
-    """Draw bars of each kernel's share b_ℓ / Σ_{ℓ≥1} b_ℓ against the order ℓ.
-
-    Args:
-        spectra: b_0, b_1, … of each kernel, by label.
-        q: The dimension they hold in.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    width = 0.8 / len(spectra)
-    for number, (label, coefficients) in enumerate(spectra.items()):
-        orders, _, shares = zip(*spectrum_rows(coefficients), strict=True)
-        # The bars of an order stand side by side, centred at it.
-        offset = (number - (len(spectra) - 1) / 2) * width
-        axes.bar(np.array(orders) + offset, shares, width, label=label)
-    axes.set(xlabel="order ℓ", ylabel="share of the kernel's weight", yscale="log", title=f"Kernel spectra at q = {q}")
-    axes.set_ylim(1e-6, 2)
-    axes.legend()
-    axes.grid(axis="y", alpha=0.3)
-    return figure

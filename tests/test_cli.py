@@ -126,8 +126,6 @@ def test_help_is_quick() -> None:
         (["cost", "--out", __file__], ["--out", "is a file"]),
         (["cost", "--out", "/proc/nowhere"], ["cannot make the folder /proc/nowhere", "--out"]),
         (["plan", "method=vicreg", "--fits", "nan"], ["--fits", "nan is not a number above 0"]),
-        (["methods", "vicreg", "--out", "x.png"], ["--out", "--spectrum"]),
-        (["methods", "sfrik", "--spectrum", "--out", "x.foo"], ["x.foo", ".png or .svg"]),
         (["train", "--config", "nowhere.yaml"], ["--config", "nowhere.yaml"]),
         (["train", "--config", __file__], ["test_cli.py is not YAML"]),
         (["train", "--name", "../x"], ["--name", "a folder's name"]),

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from matplotlib.patches import Rectangle
 
 from regbench import methods
-from regbench.cli import main
 from regbench.methods.kernel import KernelEnergy, legendre, legendre_series
-from regbench.methods.spectrum import Array, expand, log_harmonics, quadrature, spectrum_figure, spectrum_rows
+from regbench.methods.spectrum import Array, expand, kernel_spectrum, log_harmonics, quadrature, spectrum_rows
 
 
 def harmonics(q: int, order: int) -> int:
@@ -146,49 +141,11 @@ def test_spectral_rows_leave_the_constant_out() -> None:
     assert spectrum_rows([5.0, 1.0, 3.0]) == [(1, 1.0, 0.25), (2, 3.0, 0.75)]
 
 
-def test_figure_has_a_bar_for_each_order_and_kernel() -> None:
-    figure = spectrum_figure({"a": [0.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0]}, 16)
-    axes = figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)] == [0.25, 0.75, 0.5, 0.5]
-    assert axes.get_legend_handles_labels()[1] == ["a", "b"]
-
-
-def test_command(tmp_path: Path) -> None:
-    out = tmp_path / "spectra.png"
-    arguments = [
-        "methods",
-        "sfrik",
-        "quadratic",
-        "--spectrum",
-        "--embedding-dim",
-        "512",
-        "--orders",
-        "4",
-        "--out",
-        str(out),
-    ]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.output.splitlines() if line.startswith("SFRIK")]
-    assert [float(row[3]) for row in rows] == pytest.approx([1, 40, 40, 0], abs=1e-6)
-    assert "quadratic kernel" in result.output
-    assert out.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "which kernels"),
-        (["vicreg"], "vicreg is no kernel of inner products and has no spectrum; .*quadratic"),
-        (["sfrik", "--embedding-dim", "1"], "--embedding-dim must be >= 2"),
-        (["sfrik", "--orders", "0"], "--orders >= 1"),
-    ],
-)
-def test_command_refuses_clearly(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, ["methods", *arguments, "--spectrum"])
-    assert result.exit_code == 2
-    assert len(result.output.splitlines()) == 1
-    assert re.search(message, result.output)
+def test_sfrik_weighs_the_orders_that_it_sets() -> None:
+    found = kernel_spectrum(methods.build("sfrik"), 512, 4)
+    assert found is not None
+    assert found[1:] == pytest.approx([1, 40, 40, 0], abs=1e-6)
+    assert kernel_spectrum(methods.build("vicreg"), 512, 4) is None
 
 
 # Spherical MMD and KSD.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from regbench.cli.completion import complete_method
 from regbench.cli.group import main
-from regbench.cli.options import make_folder
 from regbench.errors import RegbenchError
 
 if TYPE_CHECKING:
@@ -25,26 +23,11 @@ KINDS = {
 
 @main.command()
 @click.argument("names", nargs=-1, shell_complete=complete_method)
-@click.option("--spectrum", is_flag=True, help="Show which orders of spherical harmonics the kernels NAMES weigh.")
-@click.option("--embedding-dim", default=8192, show_default=True, help="Dimension q of the spectrum.")
-@click.option("--orders", default=6, show_default=True, help="Highest order of the spectrum.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the spectrum's figure (.png, .svg).")
-def methods(names: Sequence[str], spectrum: bool, embedding_dim: int, orders: int, out: Path | None) -> None:
-    r"""List the regularizers, or show those of NAMES in full.
-
-    In full: formula, reference, hyperparameters, search space.
-
-    \b
-      regbench methods vicreg
-      regbench methods sfrik rbf quadratic --spectrum --embedding-dim 512 --out spectra.png
-    """
+def methods(names: Sequence[str]) -> None:
+    """List the regularizers, or show those of NAMES in full: formula, reference, hyperparameters, search space."""
     from regbench import methods as registry
 
-    if spectrum:
-        _show_spectra(names, embedding_dim, orders, out)
-    elif out:
-        raise RegbenchError("--out saves the figure of a spectrum; give --spectrum too")
-    elif names:
+    if names:
         for name in names:
             _show_method(registry.build(name), registry.defaults(name))
     else:
@@ -107,28 +90,6 @@ def _show_space(method: Regularizer) -> None:
     for name in OPTIMIZERS.names():
         for key, values in (OPTIMIZERS.of(name).space or {}).items():
             click.echo(f"    optimizer.{key} of {name}: {values}")
-
-
-def _show_spectra(names: Sequence[str], q: int, order: int, out: Path | None) -> None:
-    from tabulate import tabulate
-
-    from regbench.methods.spectrum import spectra_of, spectrum_figure, spectrum_rows
-
-    if out and out.suffix not in (".png", ".svg"):
-        raise RegbenchError(f"--out: {out} must end in .png or .svg")
-    spectra = spectra_of(names, q, order)
-    rows = []
-    for label, coefficients in spectra.items():
-        for degree, b, share in spectrum_rows(coefficients):
-            # Rounding may leave a zero with a sign.
-            rows.append([label, degree, f"{b:.6g}", f"{share:.2%}".replace("-0.00%", "0.00%")])
-    share_of = "the share is that of b_ℓ in the orders shown, without the constant b_0"
-    click.echo(f"φ(t) = Σ b_ℓ P_ℓ(q; t) at q = {q}; {share_of}.\n")
-    click.echo(tabulate(rows, headers=["kernel", "order ℓ", "b_ℓ", "share"], disable_numparse=True))
-    if out:
-        make_folder(out.parent)
-        spectrum_figure(spectra, q).savefig(out, dpi=150)
-        click.echo(f"\nfigure: {out}")
 
 
 @main.command()
