@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("name", required=False, shell_complete=complete_started)
 @runs_dir_option
-@click.option("--watch", "follow", is_flag=True, help="Show it anew every few seconds while a cell runs or is queued.")
 @click.option("--all", "everything", is_flag=True, help="List all cells, also when there are more than a hundred.")
-def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> None:
+def status(name: str | None, runs_dir: Path, everything: bool) -> None:
     """Show how the cells of a sweep stand.
 
     Without NAME, a line for each sweep. What the run directories say counts first, and what Slurm says of the jobs
-    after that: it works on any machine that sees the folder, also without Slurm.
+    after that: it works on any machine that sees the folder, also without Slurm. `regbench watch NAME` follows it.
     """
     from regbench.slurm.manage import statuses, sweep_folder, sweep_folders
     from regbench.sweeps.status import counts, status_table
@@ -42,11 +41,7 @@ def status(name: str | None, runs_dir: Path, follow: bool, everything: bool) -> 
             except RegbenchError as error:  # one that is damaged hides no other
                 click.echo(f"{folder.name}: {error}")
         return
-    folder = sweep_folder(runs_dir, name)
-    if follow:
-        watch(folder)
-    else:
-        click.echo(status_table(statuses(folder), everything=everything))
+    click.echo(status_table(statuses(sweep_folder(runs_dir, name)), everything=everything))
 
 
 def watch(folder: Path) -> list[CellStatus]:
