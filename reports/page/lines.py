@@ -16,7 +16,7 @@ from regbench.reports.page.drawing import Drawing, Label, Marks, Style, Styles, 
 from regbench.reports.page.figures import LABELLED, LABELLED_OF_MANY, capital, stat_text
 from regbench.reports.rows.curves import curve, curve_scores
 from regbench.reports.rows.deviations import Stat, stat
-from regbench.reports.rows.effort import efforts
+from regbench.reports.rows.expected_best import efforts
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.units import largest, memory_unit, time_unit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from regbench.reports.rows.effort import Effort, efforts, luck
+from regbench.reports.rows.expected_best import Effort, efforts, luck
 from regbench.reports.rows.summary import DASH, Row, Summary
 from regbench.reports.tables.table import Column, Filled, Table, table_of_rows
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regbench.reports import write_report
-from regbench.reports.rows.effort import Effort, efforts, expected_best, luck
+from regbench.reports.rows.expected_best import Effort, efforts, expected_best, luck
 from regbench.reports.tables.effort import effort_table
 from tests.records import chosen, ranked, tuning_choice
 from tests.reports.conftest import GIVEN, score
