@@ -39,6 +39,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.assembly import build_teacher
 from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetwork
 from regbench.benchmark.training.step import PARTS, Step
+from regbench.benchmark.training.teacher import Teacher
 from regbench.errors import RegbenchError
 from regbench.methods import Engine
 from regbench.methods.pairwise import panels_of
@@ -94,25 +95,8 @@ def predict(
             f"batch_size={cell.batch_size} cannot be shared equally by {world_size} GPUs; choose a multiple"
         )
     with _ranks(world_size) as group, panels_of("cuda"), FakeTensorMode(), Accounts(world_size) as accounts:
-        network = (PlainSiameseNetwork if plain_network else SiameseNetwork)(
-            cell.network,
-            cell.embedding_dim,
-            cell.dataset.input_channels,
-            cell.dataset.image_size,
-            cell.seed,
-            prototypes=cell.method.prototypes,
-        )
+        network, teacher = _networks(cell, accounts, plain=plain_network, in_group=group is not None)
         parameters = list(network.parameters())
-        accounts.file("weights", network.state_dict().values())
-        teacher = build_teacher(cell, network)
-        of_teacher = [] if teacher is None else list(teacher.state_dict().values())
-        accounts.file("teacher", of_teacher)
-        layers = list(network.modules())
-        if teacher is not None:
-            layers += teacher.modules()
-        for layer in layers:
-            if group is not None and isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.register_forward_hook(accounts.synchronize_statistics)
         optimizer = cell.optimizer.build_clipping(parameters)
         step = Step(
             network=network,
@@ -132,6 +116,7 @@ def predict(
         accounts.file("images", views)
         ddp_gradients = [torch.zeros_like(p) for p in parameters] if group is not None else []
         accounts.file("gradients", ddp_gradients)
+        # The name keeps them alive: what is freed does not count.
         buckets = [torch.empty_like(gradient) for gradient in ddp_gradients if not ddp_bucket_view]
         accounts.file("DDP buckets", buckets)
         for p in parameters:
@@ -145,10 +130,10 @@ def predict(
             for state in optimizer.state.values():
                 accounts.file("optimizer state", _tensors(state))
         # The all-reduce of the gradients, which DDP would do in backward.
-        weights_bytes = sum(p.nbytes for p in parameters)
-        accounts.all_reduce(weights_bytes if group is not None else 0)
-        checkpoint_bytes = sum(tensor.nbytes for tensor in (*network.state_dict().values(), *of_teacher))
-        checkpoint_bytes += sum(entry.nbytes for entry in _tensors(optimizer.state))
+        accounts.all_reduce(sum(gradient.nbytes for gradient in ddp_gradients))
+        kept = [*network.state_dict().values(), *_tensors(optimizer.state)]
+        if teacher is not None:
+            kept += teacher.state_dict().values()
         return Needs(
             peak_bytes=accounts.peak_bytes,
             moment=accounts.moment,
@@ -156,8 +141,30 @@ def predict(
             parameters=sum(p.numel() for p in parameters),
             flop_per_step=accounts.flop * world_size,
             sent_bytes_per_step=round(accounts.sent_bytes),
-            checkpoint_bytes=checkpoint_bytes,
+            checkpoint_bytes=sum(tensor.nbytes for tensor in kept),
         )
+
+
+def _networks(cell: Cell, accounts: Accounts, *, plain: bool, in_group: bool) -> tuple[SiameseNetwork, Teacher | None]:
+    """Build the network and its teacher, if it has one; in a group of ranks, count what BatchNorm sends."""
+    network = (PlainSiameseNetwork if plain else SiameseNetwork)(
+        cell.network,
+        cell.embedding_dim,
+        cell.dataset.input_channels,
+        cell.dataset.image_size,
+        cell.seed,
+        prototypes=cell.method.prototypes,
+    )
+    accounts.file("weights", network.state_dict().values())
+    layers = list(network.modules())
+    teacher = build_teacher(cell, network)
+    if teacher is not None:
+        accounts.file("teacher", teacher.state_dict().values())
+        layers += teacher.modules()
+    for layer in layers:
+        if in_group and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_hook(accounts.synchronize_statistics)
+    return network, teacher
 
 
 def _tensors(tree: Any) -> list[Tensor]:
