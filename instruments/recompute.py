@@ -61,15 +61,18 @@ def recompute(record: Record, folder: Path, *, weights: bool, overrides: Sequenc
             raise RegbenchError(f"{override}: settings of the cell are the record's; give runtime.* settings only")
     write_config(folder, record.cell)
     said = record.environment
+    # Threads and loader decide the last bits of sums and of images.
     own = []
     for name in ("threads", "loader", "loss_form", "compile"):
         if name in said:
             own.append(f"runtime.{name}={said[name]}")
     cell, runtime = load_config(folder / "config.yaml", [*own, *overrides])
     compute = resolve(runtime)
+    # A GPU adds up in an order of its own.
     on_cpu = compute.device.type == "cpu"
     _refuse_other_images(record, Manifest.load(compute.data_dir, cell.dataset))
     small = record.cost.train_s is not None and record.cost.train_s <= SMALL_S
+    # Hours of training are nothing to begin unasked.
     if not small and not weights:
         raise RegbenchError(
             f"{record.path}: its training took {(record.cost.train_s or 0) / 3600:.1f} h, and the bundle has no "

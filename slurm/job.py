@@ -28,6 +28,7 @@ log = logging.getLogger("regbench")
 _FRUITLESS_ATTEMPTS = 10
 # Slurm ends what it has requeued, cancelled or preempted; if not within this time, the job ends by itself.
 _PATIENCE_S = 600
+# A controller that restarts is back no sooner for being asked more often.
 _RETRY_S = 1.0
 
 

@@ -26,6 +26,7 @@ from regbench.sweeps.status import FINISHED, CellStatus, cell_status, ends, log_
 
 log = logging.getLogger("regbench")
 
+# Cells take minutes, so a second without a new one costs nothing.
 POLL_S = 1.0
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FINISHED = ("done", "diverged", "tuned")
 # As of runs: an attempt whose process has been silent for so long is taken for dead.
 _LEASE_S = 60.0
+# A traceback ends in the place and the error.
 _LOG_LINES = 3
 _HEADS = ("cell", "method", "seed", "state", "epochs", "img/s", "left", "job", "")
 _NEED_A_LOOK = ("failed", "lost", "cancelled", "damaged", "interrupted", "diverged", "running")

@@ -36,6 +36,7 @@ _HEADS = (
     *("projector", "projection", "projection_head", "expander", "predictor", "prediction_head"),
     *("head", "heads", "fc", "classifier", "prototypes"),
 )
+# A refusal is one line, and timm knows hundreds of names.
 _SHOWN = 5
 
 

@@ -59,6 +59,7 @@ class FactorProbes(Evaluation):
             train = self._split(probed, "train")
             ridge = _Ridge(train[0])
             selection = probed.task.splits(name)
+            # With no split to choose on, training images choose, which nearly always takes the smallest penalty.
             chosen_on = self._split(probed, selection[0]) if selection else train
             regressions, penalties = {}, {}
             for factor, target in train[1].items():
@@ -103,6 +104,7 @@ class _Target:
         """Read a column; see `regbench.datasets.factor_tables` for what its name and type say."""
         column_N = torch.from_numpy(values)
         if name.endswith("_turns"):
+            # The angle itself jumps where a turn is full; its sine and cosine do not.
             angle_N = 2 * torch.pi * column_N
             return cls(torch.stack([angle_N.sin(), angle_N.cos()], dim=1))
         if column_N.is_floating_point():
@@ -138,6 +140,7 @@ class _Ridge:
 
     def of(self, target: _Target) -> _Regression:
         """Return the regression of a factor at any penalty."""
+        # Centred, so that the penalty does not shrink the mean.
         centre_T = target.y_NT.mean(dim=0)
         product_DT = self.vectors_DD.T @ (self._x_ND.T @ (target.y_NT - centre_T)) / len(self._x_ND)
         return _Regression(self, product_DT, centre_T)

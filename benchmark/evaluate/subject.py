@@ -123,6 +123,7 @@ class Subject:
 
     def views(self, split: str, *, images: int, views: int) -> Tensor:
         """Return the representations (n, views, d) of augmented views of images of a split."""
+        # Not kept: measures take unequal numbers of them.
         views_NVD, self.backend = self.images().views(
             self.encoder,
             self.augmentation,

@@ -34,6 +34,7 @@ Presence = npt.NDArray[np.int8]
 
 _EPSILON = 1e-5  # added to the norm that features are divided by, as VISSL does
 _POSITIVE_WEIGHT = 2  # as VISSL does
+# VOC2007 defines average precision by these eleven recalls; later years take the area under the whole curve.
 _RECALLS = np.linspace(0, 1, 11)
 
 

@@ -283,6 +283,7 @@ def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row of a history that means can be taken of, by name."""
     found = {}
     for name, value in row.items():
+        # To Python, True is an int.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and abs(value) <= LARGEST:
             found[name] = float(value)

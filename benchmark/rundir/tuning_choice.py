@@ -86,6 +86,7 @@ class ChosenConfiguration:
 
     def owns(self, seed: int) -> bool:
         """Tell whether a seed is of its search."""
+        # Searches share no seed, so that their results are independent.
         return self.search in (None, seed // APART)
 
 

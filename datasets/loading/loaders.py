@@ -68,6 +68,7 @@ class PretrainingLoader(EpochLoader):
                 f"choose at most {self.num_samples // world_size}"
             )
         self._labels = torch.from_numpy(beton.labels) if labels else None
+        # An image without a label has a negative one.
         if labels and beton.labels[self._indices].min() < 0:
             raise RegbenchError(
                 f"data set {dataset.name!r} trains on images without labels; leave out baseline=supervised"

@@ -42,6 +42,7 @@ _LISTS = ("records.jsonl", "evaluations.jsonl", "choices.jsonl", "histories.json
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _WEIGHTS = re.compile(r"weights/([0-9a-f]{64})\.pt")
+# Weights may be larger than the memory, so they are copied in parts.
 _CHUNK_BYTES = 2**20
 
 LIST_BYTES = 2**31

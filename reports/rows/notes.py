@@ -76,6 +76,7 @@ def _choice_notes(summary: Summary) -> list[str]:
 def _missing_notes(summary: Summary) -> list[str]:
     """Say what is planned and not finished, and what failed."""
     notes = []
+    # Rows of the table lack seeds; of other rows no cell has ended yet.
     absent = sum(row.missing for row in summary.rows) + sum(row.seeds for row in summary.missing)
     if absent:
         notes.append(f"Planned and not finished: {absent} {'cell' if absent == 1 else 'cells'}; n says of how many.")
@@ -94,6 +95,7 @@ def _missing_notes(summary: Summary) -> list[str]:
 def _origin_notes(summary: Summary) -> list[str]:
     """Say where numbers do not compare, because machines, ways of measuring or the code differ."""
     notes = []
+    # References have no times to compare.
     trained = [record for record in summary.records if not record.is_reference]
     finished = [record for record in trained if record.status == "done"]
     machines = set(map(machine, finished))
@@ -145,6 +147,7 @@ def _budget_notes(summary: Summary) -> list[str]:
     budgets: dict[int | None, dict[str, None]] = {}
     per_searched: dict[int | None, set[int | None]] = {}
     for row in summary.rows:
+        # Nobody says how much published weights were tuned.
         if not row.is_reference and "external" not in row.first.cell:
             budget, entry = summary.budget(row), summary.chosen(row)
             budgets.setdefault(budget, {})[row.name] = None

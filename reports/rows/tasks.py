@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from regbench.reports.rows.significance import LEVEL, critical_range
 from regbench.reports.rows.summary import Summary
 
+# The ranks of one task are the order of its leaderboard.
 MIN_TASKS = 2
 MIN_METHODS = 3  # Friedman's test knows no fewer
 

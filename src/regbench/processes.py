@@ -30,6 +30,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 FORKED = multiprocessing.get_context("forkserver")
+# A process that is idle ends at once; one that is still there by then hangs and is killed.
 _END_TIMEOUT_S = 10.0
 
 

@@ -82,6 +82,7 @@ def audit(
     with tqdm(found, total=len(losses), desc="audit", leave=False, disable=None) as bar:
         for report in bar:
             reports.append(report)
+            # By way of the bar: a plain echo would land in its line.
             bar.write(f"{report.loss} ({report.version}): {len(report.findings)} found in {report.seconds_s:.1f} s")
     if any(report.findings for report in reports):
         click.echo(f"\n{table(reports)}\n")

@@ -58,6 +58,7 @@ def cost(
     by commas. Each form of a method is held against the textbook's; they are timed alternately, small sizes first; what
     does not fit the budget or the memory is left out and says so. Prints a table and writes cost.csv and cost.png.
     """
+    # Here, as in every command: torch takes seconds to import, and --help should not wait for it.
     from dataclasses import asdict
 
     from regbench.files import write_bytes, write_text
@@ -129,6 +130,7 @@ def loader_bench(
 
     if overrides and not data:
         raise RegbenchError("settings as key=value are for a prepared data set; name it: --data DATASET")
+    # A job or a container may have fewer cores than the machine.
     there = len(os.sched_getaffinity(0))
     cores = there if workers is None else workers
     if not 1 <= cores <= there:
@@ -136,6 +138,7 @@ def loader_bench(
     if out:
         make_folder(out.parent)
     images = [PreparedImages.of([f"dataset={data}", *overrides])] if data else []
+    # A prepared data set is measured alone, unless scenarios are named too.
     made = dict.fromkeys(scenario) if scenario or data else SCENARIOS
     with tempfile.TemporaryDirectory(prefix="regbench-loader-") as folder:
         images += [make_images(SCENARIOS[name], Path(folder)) for name in made]

@@ -15,7 +15,9 @@ from regbench.cli.group import main
 from regbench.cli.options import runs_dir_option, started_sweep
 from regbench.errors import RegbenchError
 
+# Each look reads files of every cell, on a cluster over the network.
 _LOOK_S = 2.0
+# A report of thousands of cells takes longer than a look.
 _REPORT_S = 30.0
 _ON_THEIR_WAY = ("running", "queued", "pending", "interrupted")
 
