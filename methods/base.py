@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -220,8 +221,10 @@ class Regularizer(ABC):
         if engine.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn_of_local_rows()
         dtype = torch.float64 if views_NQ[0].dtype == torch.float64 else torch.float32
+        kind = views_NQ[0].device.type
         # A cast of the inputs would not do: autocast would still round the factors of every matrix product.
-        with torch.autocast(views_NQ[0].device.type, enabled=False):
+        has_autocast = torch.amp.is_autocast_available(kind)
+        with torch.autocast(kind, enabled=False) if has_autocast else nullcontext():
             if engine.form == "textbook":
                 shard = Shard.of(views_NQ[0], engine)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]

@@ -87,7 +87,8 @@ class RDMReg(Native):
         dtype = torch.float64 if like_NQ.device.type == "cpu" else torch.float32
         # |g|ᵖ/p has the gamma distribution of shape 1/p.
         shape = torch.full((), 1 / self.power, dtype=dtype, device=like_NQ.device)
-        gamma = torch.distributions.Gamma(shape, 1.0, validate_args=False)  # A plan has no values to validate.
+        # A plan has no values to validate. A number for the rate would be copied to a GPU, whose host waits for that.
+        gamma = torch.distributions.Gamma(shape, torch.ones_like(shape), validate_args=False)
         magnitude_NQ = (self.power * gamma.sample(like_NQ.shape)) ** (1 / self.power)
         sign_NQ = torch.randint(2, like_NQ.shape, device=like_NQ.device) * 2 - 1
         sigma = self.power ** (-1 / self.power) * math.sqrt(math.gamma(1 / self.power) / math.gamma(3 / self.power))

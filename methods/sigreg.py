@@ -73,9 +73,10 @@ class SIGReg(Sliced):
     def _statistic(self, projections_NK: Tensor) -> Tensor:
         step = self.largest_frequency / (self.knots - 1)
         total = projections_NK.new_zeros(projections_NK.shape[1])
-        for knot, frequency in enumerate(torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64)):
-            normal = (-(frequency**2) / 2).exp().item()
-            angles_NK = projections_NK * frequency.item()
+        frequencies = torch.linspace(0, self.largest_frequency, self.knots, dtype=torch.float64)
+        normals = (-(frequencies**2) / 2).exp().tolist()
+        for knot, (frequency, normal) in enumerate(zip(frequencies.tolist(), normals, strict=True)):
+            angles_NK = projections_NK * frequency
             error_K = (angles_NK.cos().mean(dim=0) - normal).square() + angles_NK.sin().mean(dim=0).square()
             # The trapezoid rule halves its two ends. All is doubled because the integrand is even.
             total = total + (step if knot in (0, self.knots - 1) else 2 * step) * normal * error_K

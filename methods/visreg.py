@@ -79,7 +79,7 @@ class VISReg(Sliced):
         deviation_Q = torch.linalg.vector_norm(centred_NQ, dim=0) / math.sqrt(n) + self.epsilon
         projections_NK = centred_NQ / deviation_Q.detach() @ directions_QK
         # Float32 quantiles of 1,024 images would be off by 6e-7.
-        positions_N = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+        positions_N = torch.arange(1, n + 1, dtype=torch.float64, device=u_NQ.device) / (n + 1)
         quantiles_N = torch.special.ndtri(positions_N).to(u_NQ)
         shape = (projections_NK.sort(dim=0).values - quantiles_N[:, None]).square().mean()
         return {

@@ -21,7 +21,7 @@ from regbench.benchmark.training.network import PlainSiameseNetwork, SiameseNetw
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.benchmark.training.step import Step
-from regbench.methods import Engine, build
+from regbench.methods import Engine, build, names
 
 CONFIG = NetworkConfig(backbone=BACKBONES.build("resnet18"), projector=ProjectorConfig(hidden_dim=48))
 SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-6, "momentum": 0.9, "trust_coefficient": 0.001}
@@ -192,8 +192,11 @@ def test_micro_batches_count_once_in_bns_running_statistics() -> None:
             torch.testing.assert_close(found, expected)
 
 
-# They return a number, or as much as the data say.
-WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "_linalg_check_errors"}
+# They return a number, or as much as the data say; the last one, of `trace`'s derivative, reads a number within.
+WAITING = {
+    *("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "_linalg_check_errors"),
+    *("index_fill.int_Tensor", "index_fill_.int_Tensor"),
+}
 
 
 class Waits(TorchDispatchMode):
@@ -204,13 +207,16 @@ class Waits(TorchDispatchMode):
         self.found: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        by_mask = name.startswith("index") and any(
-            isinstance(each, Tensor) and each.dtype == torch.bool for each in tree_leaves(args[1:])
-        )
-        if by_mask or name in WAITING:
+        name, overload = func.overloadpacket.__name__, func._overloadname
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        by_mask = name.startswith("index") and any(each.dtype == torch.bool for each in tensors[1:])
+        out = func(*args, **(kwargs or {}))
+        # A number of the CPU's goes to a GPU with the operation; a tensor is copied before.
+        copied = [each for each in tensors if each.device.type == "cpu" and each.ndim]
+        goes_over = copied and any(isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out))
+        if by_mask or goes_over or name in WAITING or f"{name}.{overload}" in WAITING:
             self.found.add(name)
-        return func(*args, **(kwargs or {}))
+        return out
 
 
 @pytest.mark.parametrize(
@@ -231,3 +237,19 @@ def test_a_step_has_no_operation_that_a_gpus_host_waits_for(method: str, optimiz
     with Waits() as waits:
         step(*torch.randn(2, 8, 3, 8, 8))
     assert not waits.found
+
+
+def _refuse_to_copy(number: object, *, device: object = None, **kwargs: Any) -> Tensor:
+    """Be torch.tensor, which copies numbers of the host to a device, and waits for it."""
+    raise AssertionError(f"torch.tensor({number}, device={device}) makes a GPU's host wait")
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_loss_has_an_operation_that_a_gpus_host_waits_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors of a device that has shapes but no data: what is on the CPU beside them would have to be copied."""
+    z1, z2 = torch.empty(2, 48, 96, device="meta").requires_grad_()
+    monkeypatch.setattr(torch, "tensor", _refuse_to_copy)
+    with Waits() as waits:
+        build(name).loss(z1, z2, engine=Engine(draw_seed=lambda: 0)).backward()
+    # Whether a Cholesky factor was found.
+    assert waits.found <= {"_linalg_check_errors"}
